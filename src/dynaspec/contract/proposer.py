@@ -1,0 +1,110 @@
+"""The protocol between the engine and whoever drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .step import ProposerTraits, SpecPlan
+
+if TYPE_CHECKING:
+    import torch
+
+Ints = npt.NDArray[np.int64]
+
+
+class DecodeBatch(Protocol):
+    """What a proposer may read of the requests that decode in this step. Columns have one entry a request.
+
+    A *lane* is the row that a running request keeps in all per-request tables until it ends or is preempted.
+    """
+
+    ids: Sequence[str]
+    lanes: Ints
+    """[B]"""
+    lengths: Ints
+    """[B] committed tokens, the last of which no model has processed yet."""
+    tokens: npt.NDArray[np.int32]
+    """[lanes, max_model_len] committed tokens of every lane; columns from ``lengths`` on are undefined."""
+    block_tables: npt.NDArray[np.int32]
+    """[lanes, max blocks] KV blocks of every lane, reserved for ``lengths`` + granted depth."""
+
+
+class TargetStep(Protocol):
+    """What a target pass has committed, as proposers see it after the pass."""
+
+    lanes: Ints
+    """[N] lanes that had rows in the pass, decoding and prefilling ones."""
+    lengths: Ints
+    """[N] committed tokens before the pass."""
+    accepted: Ints
+    """[N] draft tokens accepted; 0 for prefill chunks."""
+    computed: Ints
+    """[N] tokens whose target KV is valid after the pass."""
+    taps: dict[int, Any]
+    """Hidden states [rows, hidden] by target layer, as far as ``Proposer.needs`` asked for them."""
+
+
+@dataclass(slots=True)
+class Drafts:
+    """Proposed tokens of one step; chains unless ``parents`` is set."""
+
+    tokens: npt.NDArray[np.int64]
+    """[B, max depth], zero-padded. Padding is neither verified nor counted."""
+    lens: Ints
+    """[B]"""
+    confidence: npt.NDArray[np.float32] | None = None
+    """[B, max depth] signal of each token; None where the proposer has none."""
+    q: torch.Tensor | None = None
+    """[B, max depth, vocabulary] the very distributions drawn from; None for deterministic drafts."""
+    parents: npt.NDArray[np.int64] | None = None
+    early_exit: npt.NDArray[np.bool_] | None = None
+    """[B] drafting stopped before the granted depth because of the stop rule."""
+    rows_per_pass: tuple[int, ...] = ()
+    skipped: dict[str, str] | None = None
+    """Request id → reason, where a granted depth came to nothing (``catching_up``, ``no_match``, …)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerNeeds:
+    """What a proposer wants from the engine."""
+
+    taps: tuple[int, ...] = ()
+    """Target layers whose hidden states it reads in ``advance``."""
+    kv: bool = False
+    """Keeps its own KV under the target's block tables."""
+
+
+class Proposer(Protocol):
+    """Drafts tokens. Keeps a watermark for each lane: the committed tokens that its state has seen."""
+
+    traits: ProposerTraits
+    needs: ProposerNeeds
+
+    def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
+        """Committed tokens, but the last, that its state has not seen, for each request."""
+        ...
+
+    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
+        """For lookup proposers: (match length, tokens on offer) for each request. Others: None."""
+        ...
+
+    def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
+        """Drafts at most ``plan.depth`` tokens a request, honouring ``plan.stop`` between passes."""
+        ...
+
+    def advance(self, step: TargetStep) -> None:
+        """Called after every target pass, prefill chunks too."""
+        ...
+
+    def admit(self, lane: int, cached_blocks: Sequence[int]) -> None:
+        """A request takes a lane; its first blocks came from the prefix cache."""
+        ...
+
+    def evict(self, lane: int) -> None:
+        """The lane's request was preempted or has ended: its KV is gone."""
+        ...

@@ -1,0 +1,167 @@
+"""What a caller may ask of one request's decoding. Names, defaults and meaning are vLLM's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from .errors import RequestError
+
+_MAX_SEED = 2**63 - 1
+_MAX_STOP_STRINGS = 64
+
+
+class RequestOutputKind(Enum):
+    """What a streamed output carries."""
+
+    CUMULATIVE = "cumulative"  # all text and tokens so far
+    DELTA = "delta"  # what is new since the previous output
+    FINAL_ONLY = "final_only"  # one output, at the end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Decoding parameters of one request; validated when built.
+
+    Raises:
+        RequestError: a value out of its range, or two values that contradict each other.
+    """
+
+    n: int = 1
+    """Number of independent continuations of the prompt."""
+    temperature: float = 1.0
+    """0 = greedy."""
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 or −1 = all."""
+    top_p: float = 1.0
+    """Keep a token while the probability mass before it is < top_p."""
+    min_p: float = 0.0
+    """Keep tokens with at least min_p times the largest probability."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output (CTRL, 1909.05858)."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of a token that the output contains."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logit once for each occurrence in the output."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to logits, by token id; each value within −100 … 100."""
+    allowed_token_ids: Sequence[int] | None = None
+    """Only these tokens may be produced."""
+    bad_words: Sequence[str] | None = None
+    """Strings whose token sequences may not be produced."""
+    min_tokens: int = 0
+    """No end-of-sequence or stop token before this many output tokens."""
+    max_tokens: int | None = 16
+    """Most output tokens; None = as many as the model's length allows."""
+    stop: str | Sequence[str] | None = None
+    """The output ends before the first of these strings."""
+    stop_token_ids: Sequence[int] | None = None
+    """The output ends with any of these tokens."""
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    """Go on after the model's end-of-sequence token."""
+    seed: int | None = None
+    """Makes sampling a function of (prompt, parameters, seed) alone, with or without speculation."""
+    logprobs: int | None = None
+    """Report this many most probable tokens and the chosen one at each output position; −1 = all."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's positions."""
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    """Keep only the last this many prompt tokens."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    max_draft_tokens: int | None = None
+    """Upper limit on this request's draft length; 0 = no speculation, None = the engine decides."""
+
+    def __post_init__(self) -> None:
+        for name in ("logit_bias", "allowed_token_ids", "bad_words", "stop", "stop_token_ids"):
+            object.__setattr__(self, name, _plain(getattr(self, name)))
+        self._check_ranges()
+        self._check_lists()
+        self._check_together()
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """``stop`` as a tuple."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def _check_ranges(self) -> None:
+        _integer("n", self.n, 1, 1024)
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _integer("top_k", self.top_k, -1, 2**31)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise RequestError("top_p is 0; expected a number above 0 and at most 1")
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
+        if self.repetition_penalty == 0.0:
+            raise RequestError("repetition_penalty is 0; expected a number above 0")
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _integer("min_tokens", self.min_tokens, 0, 2**31)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 2**31)
+        if self.seed is not None:
+            _integer("seed", self.seed, -_MAX_SEED, _MAX_SEED)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), -1, 2**31)
+        if self.truncate_prompt_tokens is not None:
+            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31)
+        if self.max_draft_tokens is not None:
+            _integer("max_draft_tokens", self.max_draft_tokens, 0, 2**31)
+
+    def _check_lists(self) -> None:
+        for token, bias in (self.logit_bias or {}).items():
+            _integer("a key of logit_bias", token, 0, 2**31)
+            _number(f"logit_bias[{token}]", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids is empty; expected at least one token id, or None")
+        for token in (*(self.allowed_token_ids or ()), *(self.stop_token_ids or ())):
+            _integer("a token id", token, 0, 2**31)
+        if len(self.stop_strings) > _MAX_STOP_STRINGS:
+            raise RequestError(f"{len(self.stop_strings)} stop strings given; expected at most {_MAX_STOP_STRINGS}")
+        for name, strings in (("stop", self.stop_strings), ("bad_words", self.bad_words or ())):
+            for string in strings:
+                if not isinstance(string, str) or not string:
+                    raise RequestError(f"{name} holds {string!r}; expected non-empty strings")
+
+    def _check_together(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}; expected min_tokens ≤ max_tokens"
+            )
+        if self.stop_strings and not self.detokenize:
+            raise RequestError("stop strings need text, but detokenize is False; expected detokenize=True or no stop")
+        if self.greedy and self.n > 1:
+            raise RequestError(f"n is {self.n} with temperature 0; expected n=1, as greedy continuations are all alike")
+
+
+def _plain(value: object) -> object:
+    """Containers copied into immutable ones, so that the caller's later changes do not reach the engine."""
+    if isinstance(value, Mapping):
+        return {int(k) if isinstance(k, str) and k.isdigit() else k: v for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(value)
+    return value
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise RequestError(f"{name} is {value!r}; expected an integer from {low} to {high}")
+
+
+def _number(name: str, value: object, low: float, high: float) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type, operator]
+        raise RequestError(f"{name} is {value!r}; expected a number from {low} to {high}")

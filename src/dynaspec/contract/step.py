@@ -1,0 +1,159 @@
+"""The seam between a host and a controller: StepView → SpecPlan → (DraftView → SpecPlan) → StepOutcome.
+
+Plain values: no tensors, no clocks. A field about requests is a *column*, a tuple with one entry a request, in
+the order of ``ids``; 256 small objects would cost 240 µs a step, a column costs 1 µs. A recorded view always
+gives the same plan again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+Signal = Literal["confidence", "token_prob", "survival"]
+Scope = Literal["request", "batch_mean"]
+Ended = Literal["none", "rejected", "all_accepted", "stopped", "invalid"]
+"""Why the accepted run of one request ended. ``none``: nothing was drafted. ``all_accepted`` is a censored
+observation, not a miss. ``stopped``: the request ended inside the run. ``invalid``: a grammar refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerTraits:
+    """What a configured proposer is, as far as a controller must know."""
+
+    name: str
+    passes_per_draft: Literal["none", "one", "per_token"] = "per_token"
+    """Model passes for a draft of k tokens: 0 (lookup), 1 (parallel heads), k (autoregressive)."""
+    has_confidence: bool = True
+    trees: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the host can carry out. Constant while the host runs."""
+
+    draft_lens: tuple[int, ...]
+    """Draft lengths that can run, ascending from 0."""
+    proposers: tuple[ProposerTraits, ...] = ()
+    ragged: bool = True
+    """Requests of one step may have different lengths."""
+    can_stop: bool = True
+    """The proposer honours a StopRule between its passes."""
+    can_trim: bool = True
+    """Rows may be dropped between drafting and verification."""
+    verify_budget: int | None = None
+    """Most target rows in a step; None = no limit."""
+    plan_lag: int = 0
+    """Steps between planning and running; > 0: asynchronous host."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """What is known before a step. Columns hold decoding requests only."""
+
+    step: int
+    ids: tuple[str, ...]
+    context_len: tuple[int, ...]
+    """Committed tokens, prompt included."""
+    room_depth: tuple[int, ...]
+    """Most draft tokens this request can still use (max_tokens, model length)."""
+    room_nodes: tuple[int, ...]
+    """The same for tree nodes; equals room_depth for chains."""
+    max_draft: tuple[int | None, ...]
+    """What the request asked for: None = no wish, 0 = no speculation."""
+    temperature: tuple[float, ...]
+    lag: tuple[tuple[int, ...], ...]
+    """One column a proposer: committed tokens that its state has not seen yet."""
+    offers: tuple[tuple[tuple[int, int], ...] | None, ...]
+    """One entry a proposer: None, or for lookup proposers a column of (match length, tokens on offer)."""
+    prefill_tokens: int
+    """Prompt tokens computed in this step beside the decoding rows."""
+    waiting: int
+    """Requests in the queue."""
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """When to stop drafting, evaluated after each drafter pass, on the device if there is one.
+
+    After pass j (0-based) drafting ends where the signal is < ``below[j]``: for every request by itself
+    (``request``) or for all when the mean over the rows still drafting is (``batch_mean``). The token that fell
+    below is kept and verified.
+    """
+
+    below: tuple[float, ...]
+    scope: Scope = "request"
+    signal: Signal = "confidence"
+
+
+@dataclass(frozen=True, slots=True)
+class SpecPlan:
+    """What to draft and verify in one step."""
+
+    step: int
+    depth: tuple[int, ...]
+    """Draft length granted to each request; 0 = plain decoding."""
+    proposer: tuple[int, ...]
+    """Index into ``Limits.proposers``, for each request."""
+    nodes: tuple[int, ...]
+    """Tree nodes granted; equals depth for chains."""
+    stop: StopRule | None = None
+    verify_nodes: int | None = None
+    """Most drafted tokens verified in this step over all requests; None = all."""
+    gate_kv_below: float = 0.0
+    """The drafter keeps no KV of a token with confidence below this."""
+
+    def with_depth(self, depth: tuple[int, ...]) -> SpecPlan:
+        """The same plan for chains of other lengths."""
+        return replace(self, depth=depth, nodes=depth)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftView:
+    """What was drafted, before verification."""
+
+    length: tuple[int, ...]
+    confidence: tuple[tuple[float, ...], ...]
+    """For each request, the drafter's confidence in each of its tokens; empty where it has none."""
+    parents: tuple[tuple[int, ...], ...] | None = None
+    """For trees, each node's parent (−1: the last committed token); None for chains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work that a step really did, which is what its time is explained by."""
+
+    rows_per_pass: tuple[int, ...] = ()
+    """Rows of each drafter pass; its length is the number of drafter passes."""
+    verify_rows: int = 0
+    """Rows of the target pass that belong to decoding requests."""
+    kv_tokens: int = 0
+    """Σ over the target pass's rows of the KV entries each attended to."""
+    prefill_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What came of a plan: counts and seconds, never ratios. May reach the controller a step or two late."""
+
+    plan_step: int
+    ids: tuple[str, ...]
+    proposer: tuple[int, ...]
+    requested: tuple[int, ...]
+    """Draft length granted."""
+    drafted: tuple[int, ...]
+    """Tokens proposed."""
+    verified: tuple[int, ...]
+    """Drafted tokens that the target pass tested."""
+    accepted: tuple[int, ...]
+    emitted: tuple[int, ...]
+    """Tokens committed, the target's own included."""
+    ended: tuple[Ended, ...]
+    early_exit: tuple[bool, ...]
+    """Drafting stopped before the granted length because of the stop rule."""
+    confidence: tuple[tuple[float, ...], ...]
+    work: Work = field(default_factory=Work)
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    step_s: float = 0.0

@@ -1,0 +1,53 @@
+"""The rows of one model pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+BLOCK_SIZE = 16
+"""Tokens in a KV block."""
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """Ragged rows of S sequences, R in all. Slot, position and parent are independent of each other.
+
+    Sequence s owns rows ``query_start[s]`` … ``query_start[s + 1]`` − 1. Each of them attends to the sequence's
+    first ``context_lens[s]`` KV entries (in block-table order), and, of the sequence's rows in this pass, to
+
+    * itself and all before it, if ``ancestors`` is None (a chain, or a prefill chunk);
+    * those whose bit is set in its ``ancestors``, bit i being the sequence's i-th row (trees; at most 64 rows).
+
+    Row i of sequence s has its KV entry at index ``context_lens[s] + i`` of the block table. A row with slot −1
+    writes no KV and is visible to no row, itself included (padding); its output is undefined.
+    """
+
+    tokens: torch.Tensor
+    """[R] int64, on the model's device."""
+    positions: Int64
+    """[R] position of each row in its text, which rotary or learned embeddings see."""
+    slots: Int64
+    """[R] block · BLOCK_SIZE + offset where the row's KV goes; −1 = nowhere."""
+    query_start: Int32
+    """[S + 1]"""
+    context_lens: Int32
+    """[S]"""
+    block_tables: Int32
+    """[S, max blocks]"""
+    ancestors: Int64 | None = None
+    """[R] bit sets, or None."""
+
+    @property
+    def rows(self) -> int:
+        return int(self.slots.shape[0])
+
+    @property
+    def sequences(self) -> int:
+        return int(self.context_lens.shape[0])

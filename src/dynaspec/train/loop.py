@@ -1,0 +1,186 @@
+"""The training loop: batches in, steps, checkpoints out; resumes where it stopped."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dynaspec.train.data import RowSampler
+from dynaspec.contract.errors import ConfigError
+from dynaspec.train.files import write_atomically
+from dynaspec.train.optimizer import Optimizers
+from dynaspec.train.schedule import Budget, Schedule
+
+STANDSTILL = 5.0  # a step this many times longer than usual was a pause, not work
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run has done so far; seconds are those of training, pauses left out."""
+
+    step: int = 0
+    rows: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    loss: float = math.nan  # smoothed training loss, nats a token
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One line of progress for people."""
+
+    progress: Progress
+    share: float
+    factor: float
+    tokens_per_second: float
+    seconds_left: float
+
+
+class Listener(Protocol):
+    """Hears how a run goes."""
+
+    def __call__(self, report: Report) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """How to train, whatever the model and the loss."""
+
+    batch_rows: int = 8
+    schedule: Schedule = field(default_factory=lambda: Schedule(warmup_steps=20, decay_share=0.25))
+    save_seconds: float = 180.0
+    clip: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Where a run keeps its state: ``latest``, and ``stable``, the last one before the decay."""
+
+    folder: Path
+
+    @property
+    def latest(self) -> Path:
+        """State of the last save."""
+        return self.folder / "latest.pt"
+
+    @property
+    def stable(self) -> Path:
+        """State just before the learning rate began to fall."""
+        return self.folder / "stable.pt"
+
+
+class Loop:
+    """Trains ``model`` on rows of ``sampler`` with ``loss(model, batch)`` until the budget is spent."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Optimizers,
+        sampler: RowSampler,
+        loss: Callable[[Tensor], Tensor],
+        settings: LoopSettings,
+        checkpoints: Checkpoints | None,
+        identity: dict[str, Any],
+        device: torch.device,
+    ) -> None:
+        """``loss`` maps a batch [rows, seq_len + 1] on ``device`` to a scalar.
+
+        ``identity`` says what makes two runs the same run (shape, data, seed); a checkpoint of
+        another run is refused.
+        """
+        self._model = model
+        self._optimizers = optimizers
+        self._sampler = sampler
+        self._loss = loss
+        self._settings = settings
+        self._checkpoints = checkpoints
+        self._identity = identity
+        self._device = device
+        self.progress = Progress()
+
+    def resume(self, path: Path) -> bool:
+        """Continue from ``path`` if it exists; whether it did.
+
+        Raises:
+            ConfigError: the checkpoint belongs to another run.
+        """
+        if not path.is_file():
+            return False
+        state = torch.load(path, map_location=self._device, weights_only=True)
+        for key, value in self._identity.items():
+            if state["identity"].get(key) != value:
+                raise ConfigError(
+                    f"resume: {str(path)!r} was trained with {key} = {state['identity'].get(key)!r}, "
+                    f"expected {value!r}; use another work folder or start afresh"
+                )
+        self._model.load_state_dict(state["model"])
+        self._optimizers.load_state_dict(state["optimizers"])
+        self.progress = Progress(**state["progress"])
+        return True
+
+    def save(self, path: Path) -> None:
+        """Write the whole state to ``path``, atomically."""
+        state = {
+            "identity": self._identity,
+            "model": self._model.state_dict(),
+            "optimizers": self._optimizers.state_dict(),
+            "progress": asdict(self.progress),
+        }
+        write_atomically(path, lambda temporary: torch.save(state, temporary))
+
+    def run(self, budget: Budget, listener: Listener | None = None) -> Progress:
+        """Train until ``budget`` is spent and save; returns what was done in all."""
+        settings, schedule, progress = self._settings, self._settings.schedule, self.progress
+        self._model.train()
+        usual = math.inf
+        saved = time.monotonic()
+        decaying = schedule.decaying(budget.progress(progress.step, progress.seconds))
+        while (share := budget.progress(progress.step, progress.seconds)) < 1.0:
+            if not decaying and schedule.decaying(share):
+                decaying = True
+                self._save("stable")
+            began = time.monotonic()
+            factor = schedule.factor(progress.step, share)
+            loss = self._step(factor)
+            spent = time.monotonic() - began
+            worked = spent if spent < STANDSTILL * usual else usual
+            usual = worked if usual == math.inf else 0.9 * usual + 0.1 * worked
+            progress.seconds += worked
+            smooth = 0.0 if math.isnan(progress.loss) else min(0.95, progress.step / (progress.step + 10))
+            progress.loss = smooth * (progress.loss if smooth else 0.0) + (1 - smooth) * loss
+            if listener is not None:
+                speed = progress.tokens / progress.seconds
+                left = budget.seconds_left(progress.step, progress.seconds)
+                listener(Report(progress, share, factor, speed, left))
+            if time.monotonic() - saved > settings.save_seconds:
+                self._save("latest")
+                saved = time.monotonic()
+        self._save("latest")
+        return progress
+
+    def _save(self, which: str) -> None:
+        if self._checkpoints is not None:
+            self.save(getattr(self._checkpoints, which))
+
+    def _step(self, factor: float) -> float:
+        rows, progress = self._settings.batch_rows, self.progress
+        batch = self._sampler.batch(progress.rows, rows).to(self._device)
+        loss = self._loss(batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.clip)
+        self._optimizers.set_factor(factor)
+        self._optimizers.step()
+        progress.step += 1
+        progress.rows += rows
+        progress.tokens += rows * (batch.shape[1] - 1)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise ConfigError(f"loss: got {value} at step {progress.step}, expected a finite number; lower the rates")
+        return value
