@@ -70,7 +70,6 @@ class SamplingParams:
     """The same for the prompt's positions."""
     detokenize: bool = True
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     """Keep only the last this many prompt tokens."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE

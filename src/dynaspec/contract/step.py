@@ -7,8 +7,9 @@ gives the same plan again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 Signal = Literal["confidence", "token_prob", "survival"]
 Scope = Literal["request", "batch_mean"]
@@ -72,6 +73,15 @@ class StepView:
     """Requests in the queue."""
     limits: Limits
 
+    def select(self, keep: Sequence[int]) -> StepView:
+        """The same view of some of its requests."""
+        per_proposer = {
+            "lag": tuple(tuple(column[i] for i in keep) for column in self.lag),
+            "offers": tuple(c if c is None else tuple(c[i] for i in keep) for c in self.offers),
+        }
+        columns = ("ids", "context_len", "room_depth", "room_nodes", "max_draft", "temperature")
+        return replace(self, **_selected(self, columns, keep), **per_proposer)
+
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
@@ -107,6 +117,10 @@ class SpecPlan:
     def with_depth(self, depth: tuple[int, ...]) -> SpecPlan:
         """The same plan for chains of other lengths."""
         return replace(self, depth=depth, nodes=depth)
+
+    def select(self, keep: Sequence[int]) -> SpecPlan:
+        """The same plan for some of its requests."""
+        return replace(self, **_selected(self, ("depth", "proposer", "nodes"), keep))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +171,7 @@ class StepOutcome:
     draft_s: float = 0.0
     verify_s: float = 0.0
     step_s: float = 0.0
+
+
+def _selected(value: object, columns: Sequence[str], keep: Sequence[int]) -> dict[str, Any]:
+    return {name: tuple(getattr(value, name)[i] for i in keep) for name in columns}

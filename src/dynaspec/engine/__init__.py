@@ -1,0 +1,1 @@
+"""The engine: configuration, construction, the step, and what surrounds it."""

@@ -1,0 +1,10 @@
+"""What the engine tells about itself: counters and log lines. No torch, no clocks."""
+
+from __future__ import annotations
+
+from .counts import SpecCounts
+from .format import format_table, log_line
+from .periodic import PeriodicLog
+from .stats import SpecStats
+
+__all__ = ["PeriodicLog", "SpecCounts", "SpecStats", "format_table", "log_line"]

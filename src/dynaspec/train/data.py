@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
-from dynaspec.train.corpus import Document
 from dynaspec.contract.errors import ConfigError
+from dynaspec.train.corpus import Document
 from dynaspec.train.files import write_atomically
 from dynaspec.train.tokenizer import END_OF_TEXT_ID
 
@@ -46,7 +47,9 @@ class TokenSet:
     def load(cls, path: Path) -> TokenSet:
         """Read what :meth:`save` wrote."""
         if not path.is_file():
-            raise ConfigError(f"tokens: {str(path)!r} does not exist, expected what the stage 'prepare' writes")
+            raise ConfigError(
+                f"tokens: {str(path)!r} does not exist, expected what the stage 'prepare' writes"
+            )
         with np.load(path) as stored:
             return cls(stored["tokens"], stored["starts"])
 
@@ -68,6 +71,14 @@ def token_set(pieces: Sequence[Tokens]) -> TokenSet:
     starts = np.zeros(len(pieces) + 1, dtype=np.int64)
     np.cumsum([len(p) for p in pieces], out=starts[1:])
     return TokenSet(np.concatenate(pieces) if pieces else np.zeros(0, np.uint16), starts)
+
+
+class Sampler(Protocol):
+    """Rows to train on, addressed by a running number."""
+
+    def batch(self, first_row: int, rows: int) -> torch.Tensor:
+        """Rows ``first_row`` … as int64 [rows, seq_len + 1]."""
+        ...
 
 
 class RowSampler:
@@ -108,3 +119,24 @@ class RowSampler:
             start = self._order[row] * self._seq_len
             out[i] = self._stream[start : start + self._seq_len + 1]
         return torch.from_numpy(out)
+
+
+class Mixture:
+    """Batches of which a fixed number of rows comes from a second sampler."""
+
+    def __init__(self, main: Sampler, other: Sampler, other_share: float) -> None:
+        if not 0.0 <= other_share <= 1.0:
+            raise ConfigError(f"share: got {other_share}, expected 0 to 1")
+        self._main = main
+        self._other = other
+        self._share = other_share
+
+    def batch(self, first_row: int, rows: int) -> torch.Tensor:
+        """Like :meth:`RowSampler.batch`; the size of the batches must not change between calls."""
+        step, others = first_row // rows, round(self._share * rows)
+        parts = [
+            sampler.batch(step * count, count)
+            for sampler, count in ((self._main, rows - others), (self._other, others))
+            if count
+        ]
+        return torch.cat(parts)

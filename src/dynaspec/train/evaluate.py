@@ -43,7 +43,12 @@ class Loss:
 
 @torch.no_grad()
 def held_out_loss(
-    model: LlamaForCausalLM, tokens: TokenSet, utf8_bytes: int, seq_len: int, device: torch.device, rows: int = 8
+    model: LlamaForCausalLM,
+    tokens: TokenSet,
+    utf8_bytes: int,
+    seq_len: int,
+    device: torch.device,
+    rows: int = 8,
 ) -> Loss:
     """Score every token once, in rows of ``seq_len`` of the joined documents (context: its row)."""
     stream = np.concatenate([[END_OF_TEXT_ID], tokens.tokens]).astype(np.int64)
@@ -137,6 +142,11 @@ class Agreement:
     steps: int
     emitted: int
 
+    @classmethod
+    def nothing(cls, draft_len: int) -> Agreement:
+        """No positions at all."""
+        return cls(0, 0, (0,) * draft_len, 0, 0, 0)
+
     def __add__(self, other: Agreement) -> Agreement:
         return Agreement(
             self.first_equal + other.first_equal,
@@ -178,7 +188,7 @@ def drafter_agreement(
     device: torch.device,
 ) -> Agreement:
     """Sum of :func:`agreement` over the target's continuations, one drafter pass each."""
-    total = Agreement(0, 0, (0,) * draft_len, 0, 0, 0)
+    total = Agreement.nothing(draft_len)
     for prompt, tail in zip(prompts, continuations, strict=True):
         ids = torch.from_numpy(np.concatenate([prompt, tail]).astype(np.int64))[None].to(device)
         guesses = logits(drafter, ids[:, :-1]).argmax(-1).cpu().numpy()
@@ -202,6 +212,10 @@ class Behaviour:
 
     agreement: dict[str, Agreement]
     completions: Completions
+    prompts: dict[str, int]
+    new_tokens: int
+    draft_len: int
+    longest_prompt: int
 
 
 def behaviour(
@@ -218,16 +232,20 @@ def behaviour(
     """Let the target continue ``per_kind`` prompts of each kind and see what drafter and parser say."""
 
     def encode(text: str) -> Tokens:
-        return np.array(tokenizer.encode(text, add_special_tokens=False).ids[-longest_prompt:], dtype=np.uint16)
+        return np.array(
+            tokenizer.encode(text, add_special_tokens=False).ids[-longest_prompt:], dtype=np.uint16
+        )
 
     code = code_prompts(held_out, per_kind)
     maths = [maths_prompt(d) for d in held_out if d.kind == "maths"][:per_kind]
     by_kind: dict[str, Agreement] = {}
+    counts: dict[str, int] = {}
     parsed = closed = both = 0
     for kind, texts in (("code", [p.text for p in code]), ("maths", maths)):
         if not texts:
             continue
         prompts = [encode(text) for text in texts]
+        counts[kind] = len(prompts)
         tails = continue_greedily(target, prompts, new_tokens, device)
         by_kind[kind] = drafter_agreement(drafter, prompts, tails, draft_len, device)
         if kind == "code":
@@ -236,4 +254,5 @@ def behaviour(
                 text = tokenizer.decode(tail.tolist(), skip_special_tokens=True)
                 good, whole = parses(prompt.header, text, ended)
                 parsed, closed, both = parsed + good, closed + whole, both + (good and whole)
-    return Behaviour(by_kind, Completions(len(code), parsed, closed, both))
+    completions = Completions(len(code), parsed, closed, both)
+    return Behaviour(by_kind, completions, counts, new_tokens, draft_len, longest_prompt)

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dynaspec.train.data import RowSampler
 from dynaspec.contract.errors import ConfigError
+from dynaspec.train.data import Sampler
 from dynaspec.train.files import write_atomically
 from dynaspec.train.optimizer import Optimizers
 from dynaspec.train.schedule import Budget, Schedule
@@ -83,7 +83,7 @@ class Loop:
         self,
         model: nn.Module,
         optimizers: Optimizers,
-        sampler: RowSampler,
+        sampler: Sampler,
         loss: Callable[[Tensor], Tensor],
         settings: LoopSettings,
         checkpoints: Checkpoints | None,
@@ -173,14 +173,16 @@ class Loop:
         rows, progress = self._settings.batch_rows, self.progress
         batch = self._sampler.batch(progress.rows, rows).to(self._device)
         loss = self._loss(batch)
-        loss.backward()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"loss: got {value} at step {progress.step + 1}, expected a finite number; lower the rates"
+            )
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.clip)
         self._optimizers.set_factor(factor)
         self._optimizers.step()
         progress.step += 1
         progress.rows += rows
         progress.tokens += rows * (batch.shape[1] - 1)
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise ConfigError(f"loss: got {value} at step {progress.step}, expected a finite number; lower the rates")
         return value

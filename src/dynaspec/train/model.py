@@ -28,9 +28,20 @@ class Shape:
     rms_eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "heads", "kv_heads", "intermediate", "head_dim", "vocab", "positions"):
+        for name in (
+            "hidden",
+            "layers",
+            "heads",
+            "kv_heads",
+            "intermediate",
+            "head_dim",
+            "vocab",
+            "positions",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: got {getattr(self, name)}, expected at least 1")
+        if not 257 <= self.vocab <= 65_536:  # token files hold 16 bits
+            raise ConfigError(f"vocab: got {self.vocab}, expected 257 to 65536")
         if self.heads % self.kv_heads:
             raise ConfigError(f"kv_heads: got {self.kv_heads}, expected a divisor of the {self.heads} heads")
 

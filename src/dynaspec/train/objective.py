@@ -45,7 +45,8 @@ class NextToken:
     def __call__(self, batch: Tensor) -> Tensor:
         """Scalar loss of a batch [rows, seq_len + 1]."""
         scores = logits(self._model, batch[:, :-1], self._backbone)
-        return F.cross_entropy(scores, batch[:, 1:].flatten())
+        loss: Tensor = F.cross_entropy(scores, batch[:, 1:].flatten())
+        return loss
 
 
 class Distillation:
@@ -72,4 +73,5 @@ class Distillation:
         # the entropy is put back so that the figure reads as a divergence.
         entropy = torch.special.entr(wanted).sum(-1).mean()
         divergence = -(wanted * given).sum(-1).mean() - entropy
-        return self._weight * divergence + (1.0 - self._weight) * F.nll_loss(given, labels)
+        loss: Tensor = self._weight * divergence + (1.0 - self._weight) * F.nll_loss(given, labels)
+        return loss

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from dynaspec.contract.errors import ConfigError
@@ -50,6 +50,26 @@ class Budget:
     def __post_init__(self) -> None:
         if self.max_steps is None and self.max_seconds is None and self.until is None:
             raise ConfigError("budget: got none, expected a number of steps, minutes or a time of day")
+
+    def part(self, share: float) -> Budget:
+        """The first ``share`` of this budget, as seen from now."""
+        until = None if self.until is None else self.now() + share * max(0.0, self.until - self.now())
+        return replace(
+            self,
+            max_steps=None if self.max_steps is None else max(1, round(share * self.max_steps)),
+            max_seconds=None if self.max_seconds is None else share * self.max_seconds,
+            until=until,
+        )
+
+    def after(self, share: float) -> Budget:
+        """What is left once the first ``share`` is used; a time of day stays what it is."""
+        return replace(
+            self,
+            max_steps=None
+            if self.max_steps is None
+            else max(1, self.max_steps - round(share * self.max_steps)),
+            max_seconds=None if self.max_seconds is None else (1.0 - share) * self.max_seconds,
+        )
 
     def progress(self, step: int, trained_seconds: float) -> float:
         """Share of the run that is over before step ``step``; 1 or more: stop."""

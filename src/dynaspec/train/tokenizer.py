@@ -23,7 +23,8 @@ CHAT_TEMPLATE = (
     "{%- if message['role'] == 'system' -%}{{- message['content'] + '\n\n' -}}"
     "{%- elif message['role'] == 'user' -%}{{- 'Question: ' + message['content'] + '\n' -}}"
     "{%- elif message['role'] == 'assistant' -%}{{- 'Answer: ' + message['content'] + eos_token -}}"
-    "{%- else -%}{{- raise_exception('role: got ' + message['role'] + ', expected system, user or assistant') -}}"
+    "{%- else -%}{{- raise_exception('role: got ' + message['role']"
+    " + ', expected system, user or assistant') -}}"
     "{%- endif -%}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- 'Answer:' -}}{%- endif -%}"
@@ -82,5 +83,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(f"tokenizer: {str(path)!r} does not exist, expected what the stage 'prepare' writes")
+        raise ConfigError(
+            f"tokenizer: {str(path)!r} does not exist, expected what the stage 'prepare' writes"
+        )
     return Tokenizer.from_file(str(path))

@@ -1,0 +1,1 @@
+"""Exact acceptance of drafted tokens."""

@@ -1,0 +1,28 @@
+# Two commands: `make demo` shows what dynaspec does, `make test` runs every test and static check.
+# Both set up .venv first. Needs Python 3.11-3.13 and a package index; no compiler.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check clean
+
+demo: .venv/ready
+	$(BIN)/dynaspec demo
+
+test: check
+	$(BIN)/pytest
+
+check: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 14) else f"dynaspec needs Python 3.11-3.13, but {sys.executable} is {v[0]}.{v[1]}; choose another with make PYTHON=...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist demo-out .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,172 @@
+"""``dynaspec train``: make a small target and a drafter for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from dynaspec.contract.errors import ConfigError, DynaspecError
+
+if TYPE_CHECKING:
+    from dynaspec.train.model import Shape
+    from dynaspec.train.optimizer import Rates
+    from dynaspec.train.schedule import Budget
+
+N = TypeVar("N", int, float)
+
+app = typer.Typer(help="Train models for speculative decoding.", no_args_is_help=True)
+
+
+@app.callback()
+def train() -> None:
+    """Train models for speculative decoding."""
+
+
+@app.command()
+def lm(
+    stage: Annotated[
+        str,
+        typer.Option(help="What to do: prepare, target, draft, export, evaluate, or all of them in order."),
+    ] = "all",
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="Folder of Python sources; default: this interpreter's standard library."),
+    ] = None,
+    gsm8k: Annotated[
+        Path | None, typer.Option(help="GSM8K's training problems, JSON lines; default: no maths.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder that receives target/, draft/ and the fact files.")
+    ] = Path("models"),
+    work: Annotated[Path, typer.Option(help="Folder for tokens and checkpoints; keep it to resume.")] = Path(
+        "train-state"
+    ),
+    target_steps: Annotated[
+        int | None, typer.Option(min=1, help="Train the target for so many steps.")
+    ] = None,
+    target_minutes: Annotated[
+        float | None, typer.Option(min=0, help="Train the target for so long, pauses left out; default 105.")
+    ] = None,
+    target_until: Annotated[
+        str | None, typer.Option(help="Finish the target at a time of day, HH:MM or ISO date and time.")
+    ] = None,
+    draft_steps: Annotated[
+        int | None, typer.Option(min=1, help="Train the drafter for so many steps.")
+    ] = None,
+    draft_minutes: Annotated[
+        float | None, typer.Option(min=0, help="Train the drafter for so long; default 18.")
+    ] = None,
+    draft_until: Annotated[
+        str | None, typer.Option(help="Finish the drafter at a time of day, HH:MM or ISO date and time.")
+    ] = None,
+    target_size: Annotated[
+        str, typer.Option(help="Target's hidden size, layers, heads, KV heads, intermediate size.")
+    ] = "512,8,8,2,1408",
+    draft_size: Annotated[str, typer.Option(help="The same of the drafter.")] = "192,2,3,1,512",
+    vocab: Annotated[int, typer.Option(help="Entries of the shared vocabulary (257 to 65536).")] = 4096,
+    seq_len: Annotated[int, typer.Option(help="Tokens a training row.")] = 512,
+    batch_rows: Annotated[int, typer.Option(help="Rows a step.")] = 8,
+    target_lr: Annotated[str, typer.Option(help="Target's peak rates: Muon, AdamW.")] = "0.01,0.004",
+    draft_lr: Annotated[str, typer.Option(help="The same of the drafter.")] = "0.015,0.01",
+    decay_share: Annotated[
+        float, typer.Option(help="Last part of the target's training in which rates fall.")
+    ] = 0.25,
+    kl_weight: Annotated[
+        float, typer.Option(help="Weight of the divergence in the distillation loss.")
+    ] = 0.8,
+    prompts: Annotated[
+        int, typer.Option(min=1, help="Training prompts for the target to continue, at most.")
+    ] = 2048,
+    prompts_per_kind: Annotated[
+        int, typer.Option(min=1, help="Held-out prompts a kind in the evaluation.")
+    ] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="Of the weights and of the order of the data.")] = 1234,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    compile_model: Annotated[
+        bool, typer.Option("--compile", help="Compile the target's decoder (needs a C++ compiler on a CPU).")
+    ] = False,
+    resume: Annotated[bool, typer.Option(help="Continue from the work folder's checkpoints.")] = True,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="Train the target on from the checkpoint before its decay.")
+    ] = False,
+    note: Annotated[str, typer.Option(help="A sentence for the model cards.")] = "",
+) -> None:
+    """Train a language model and a drafter for it, from Python sources and maths problems.
+
+    Stages can be run one at a time; each reads what the one before has left in --work.
+    """
+    # A waiting thread that spins slows every other process; torch reads this when it is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from transformers.utils.logging import disable_progress_bar
+
+    from dynaspec.train.console import progress
+    from dynaspec.train.corpus import standard_library
+    from dynaspec.train.distill import DistillSettings
+    from dynaspec.train.pipeline import Pipeline
+    from dynaspec.train.settings import LmSettings, Places, parse_stage
+
+    disable_progress_bar()  # of files that load in a moment
+    try:
+        settings = LmSettings(
+            places=Places(work, out),
+            library=corpus or standard_library(),
+            gsm8k=gsm8k,
+            target=_shape("target_size", target_size, vocab),
+            draft=_shape("draft_size", draft_size, vocab),
+            seq_len=seq_len,
+            batch_rows=batch_rows,
+            seed=seed,
+            target_budget=_budget(target_steps, target_minutes, target_until, default_minutes=105),
+            draft_budget=_budget(draft_steps, draft_minutes, draft_until, default_minutes=18),
+            target_rates=_rates("target_lr", target_lr),
+            draft_rates=_rates("draft_lr", draft_lr),
+            decay_share=decay_share,
+            distill=DistillSettings(kl_weight=kl_weight, prompts=prompts),
+            device=device,
+            compile=compile_model,
+            resume=resume,
+            extend=extend,
+            prompts_per_kind=prompts_per_kind,
+            note=note,
+        )
+        Pipeline(settings, progress, typer.echo).run(parse_stage(stage))
+    except DynaspecError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+def _budget(steps: int | None, minutes: float | None, until: str | None, default_minutes: float) -> Budget:
+    from dynaspec.train.schedule import Budget, parse_until
+
+    if steps is None and minutes is None and until is None:
+        minutes = default_minutes
+    return Budget(
+        steps, None if minutes is None else 60 * minutes, None if until is None else parse_until(until)
+    )
+
+
+def _shape(option: str, text: str, vocab: int) -> Shape:
+    from dynaspec.train.model import Shape
+
+    hidden, layers, heads, kv_heads, intermediate = _numbers(option, text, int, 5)
+    return Shape(hidden, layers, heads, kv_heads, intermediate, vocab=vocab)
+
+
+def _rates(option: str, text: str) -> Rates:
+    from dynaspec.train.optimizer import Rates
+
+    matrix, other = _numbers(option, text, float, 2)
+    return Rates(matrix_lr=matrix, other_lr=other)
+
+
+def _numbers(option: str, text: str, kind: type[N], count: int) -> list[N]:
+    try:
+        numbers = [kind(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != count or min(numbers) <= 0:
+        raise ConfigError(f"{option}: got {text!r}, expected {count} positive numbers separated by commas")
+    return numbers

@@ -1,0 +1,153 @@
+"""What a user may configure about speculation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dynaspec.contract.errors import ConfigError
+
+from .environment import fill_in
+from .keys import canonical
+from .resolve import SCHEDULE_KEY, resolve
+
+MAX_DRAFT_TOKENS = 64
+"""Longest draft that any policy asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Says in words what a field takes; the second half of its error message."""
+
+    text: str
+
+
+Method = Annotated[Literal["draft_model", "ngram"], Expected("'draft_model' or 'ngram'")]
+Policy = Annotated[
+    Literal["constant", "heuristic", "heuristic_transient", "confidence"],
+    Expected("'constant', 'heuristic', 'heuristic_transient' or 'confidence'"),
+]
+Name = Annotated[Annotated[str, Field(min_length=1)] | None, Expected("a non-empty string")]
+DraftLength = Annotated[
+    int,
+    Field(strict=True, ge=1, le=MAX_DRAFT_TOKENS),
+    Expected(f"an integer from 1 to {MAX_DRAFT_TOKENS}"),
+]
+Count = Annotated[Annotated[int, Field(strict=True, ge=1)] | None, Expected("an integer of at least 1")]
+Probability = Annotated[float, Field(strict=True, ge=0.0, le=1.0, allow_inf_nan=False)]
+Threshold = Annotated[Probability | Literal["auto"] | None, Expected("a number from 0 to 1, or 'auto'")]
+ConfidenceScope = Annotated[Literal["batch_mean", "request"], Expected("'batch_mean' or 'request'")]
+ConfidenceSignal = Annotated[Literal["confidence", "token_prob"], Expected("'confidence' or 'token_prob'")]
+SampleMethod = Annotated[Literal["greedy", "probabilistic"], Expected("'greedy' or 'probabilistic'")]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    Expected("'auto', 'float32', 'bfloat16' or 'float16'"),
+]
+
+
+class SpeculativeConfig(BaseModel):
+    """A complete, consistent configuration: what the user left open has been decided when it is built.
+
+    Keys, aliases and defaults are those of ``docs/policies.md``. Every key of vLLM's SpeculativeConfig is
+    either a field here or refused by name.
+
+    Raises:
+        ConfigError: an unknown key, a value out of range, or keys that contradict each other.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    method: Method
+    """Who drafts."""
+    model: Name = None
+    """The draft model's checkpoint: a folder or a Hugging Face name. None for ``ngram``."""
+    revision: Name = None
+    """The checkpoint's branch, tag or commit."""
+    max_model_len: Count = None
+    """Longest context, in tokens, that the drafter is used for; None = as far as drafter and target go."""
+    dtype: Dtype = "auto"
+    """The drafter's dtype; ``auto`` = the target's."""
+    draft_sample_method: SampleMethod
+    """``greedy``: drafts are the drafter's most probable tokens; ``probabilistic``: sampled from it."""
+    prompt_lookup_max: Count = None
+    """Longest n-gram looked up in the context; set for ``ngram`` only."""
+    prompt_lookup_min: Count = None
+    """Shortest n-gram looked up; set for ``ngram`` only."""
+    num_speculative_tokens: DraftLength
+    """k: the length (constant), the first length (heuristics) or the longest (confidence)."""
+    policy: Policy
+    disable_by_batch_size: Count = None
+    """Plain decoding while more than this many requests decode; None = never."""
+    draft_confidence_threshold: Threshold = None
+    """Drafting stops after a token with less confidence; ``auto`` = fitted while running, 0 or None = off."""
+    draft_confidence_scope: ConfidenceScope = "batch_mean"
+    signal: ConfidenceSignal = "confidence"
+    """``confidence``: the drafter's largest probability; ``token_prob``: that of the token it drew."""
+
+    def __init__(self, **given: Any) -> None:
+        named = canonical(given, self._keys())
+        try:
+            super().__init__(**resolve(named))
+        except ValidationError as error:
+            raise ConfigError(_sentence(error, named)) from None
+        self._check_lookup()
+
+    @classmethod
+    def parse(
+        cls,
+        value: Mapping[str, Any] | str | SpeculativeConfig | None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Self | None:
+        """Builds a configuration from what an API or a command line was given.
+
+        Args:
+            value: keys and values, the same as JSON text, a finished configuration (returned as it is), or
+                None (no speculation).
+            environ: environment variables, which decide what ``value`` leaves open; None = none.
+
+        Raises:
+            ConfigError: one sentence that says what was given and what is expected.
+        """
+        if value is None or isinstance(value, cls):
+            return value
+        given = _decode(value) if isinstance(value, str) else value
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"speculative_config is {value!r}; expected a mapping, or a JSON object")
+        return cls(**fill_in(canonical(given, cls._keys()), environ or {}))
+
+    @property
+    def longest_draft(self) -> int:
+        """The longest draft that the policy may ever ask for; heuristics grow beyond their start."""
+        grows = self.policy in ("heuristic", "heuristic_transient")
+        return MAX_DRAFT_TOKENS if grows else self.num_speculative_tokens
+
+    @classmethod
+    def _keys(cls) -> tuple[str, ...]:
+        return (*cls.model_fields, SCHEDULE_KEY)
+
+    def _check_lookup(self) -> None:
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        if low is not None and high is not None and low > high:
+            raise ConfigError(
+                f"prompt_lookup_min is {low} but prompt_lookup_max is {high}; expected min ≤ max"
+            )
+
+
+def _decode(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"speculative_config is {text!r}, which is not JSON ({error.msg})") from None
+
+
+def _sentence(error: ValidationError, named: Container[str]) -> str:
+    """The first of the errors, if possible about a key that was given and not about one derived from it."""
+    errors = error.errors(include_url=False)
+    first = next((e for e in errors if e["loc"][0] in named), errors[0])
+    name = str(first["loc"][0])
+    expected = [e.text for e in SpeculativeConfig.model_fields[name].metadata if isinstance(e, Expected)]
+    return f"{name} is {first['input']!r}; expected {expected[0] if expected else first['msg']}"

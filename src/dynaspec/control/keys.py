@@ -1,0 +1,151 @@
+"""The keys of ``speculative_config``: which are known, under which other names, and which are refused.
+
+vLLM's and Transformers' names are accepted as they are documented there, so that existing configurations
+carry over. A key is honoured (a field of ``SpeculativeConfig``), or it is refused by name unless its value
+asks for nothing, or for what this version does anyway.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from dynaspec.contract.errors import ConfigError
+
+ALIASES: Mapping[str, str] = {
+    # Transformers' GenerationConfig
+    "num_assistant_tokens": "num_speculative_tokens",
+    "assistant_confidence_threshold": "draft_confidence_threshold",
+    # vLLM's engine arguments before they were gathered in speculative_config
+    "speculative_model": "model",
+    "speculative_model_quantization": "quantization",
+    "speculative_max_model_len": "max_model_len",
+    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+    "speculative_disable_by_batch_size": "disable_by_batch_size",
+    "speculative_disable_mqa_scorer": "disable_mqa_scorer",
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+    "spec_decoding_acceptance_method": "acceptance_method",
+    "typical_acceptance_sampler_posterior_threshold": "posterior_threshold",
+    "typical_acceptance_sampler_posterior_alpha": "posterior_alpha",
+    "disable_logprobs_during_spec_decoding": "disable_logprobs",
+}
+
+IMPLIED: Mapping[str, Mapping[str, str]] = {
+    # Transformers looks at the drawn token's probability, and has one request at a time.
+    "assistant_confidence_threshold": {"signal": "token_prob", "draft_confidence_scope": "request"},
+}
+"""What an alias says beyond its value; explicit keys win."""
+
+
+class Refusal(NamedTuple):
+    """A known key that this version has no use for."""
+
+    harmless: tuple[object, ...]
+    """Values that ask for nothing, or for what happens anyway."""
+    why: str
+
+
+_ONE_DEVICE = "the drafter runs on one device, without tensor parallelism"
+_PLANNED = "it is not available in this version"
+_NO_SUFFIX = "method 'suffix' is not available in this version"
+_NO_SCHEDULE = "policy 'schedule' is not available in this version"
+_ONE_VOCABULARY = "drafter and target must share one vocabulary in this version"
+_INTERNAL = "vLLM fills it in itself"
+_EXACT_ONLY = "acceptance is always exact here"
+_SAME_ATTENTION = "the drafter shares the target's attention backend"
+
+REFUSED: Mapping[str, Refusal] = {
+    "enforce_eager": Refusal((True, False), "expected a boolean"),
+    "disable_padded_drafter_batch": Refusal((True, False), "expected a boolean"),
+    "draft_tensor_parallel_size": Refusal((1,), _ONE_DEVICE),
+    "tensor_parallel_size": Refusal((1,), _ONE_DEVICE),
+    "quantization": Refusal((), "quantized drafters are not available in this version"),
+    "moe_backend": Refusal(("auto",), "mixture-of-experts drafters are not available in this version"),
+    "attention_backend": Refusal((), _SAME_ATTENTION),
+    "kv_cache_dtype": Refusal(("auto",), "the drafter's KV cache has the drafter's own dtype"),
+    "code_revision": Refusal((), "code from checkpoints is never run"),
+    "draft_load_config": Refusal((), "the drafter is loaded like the target"),
+    "index_share_for_mtp_iteration": Refusal((), "method 'mtp' is not available in this version"),
+    "disable_eagle_block_drop": Refusal((False,), "method 'eagle' is not available in this version"),
+    "dspark_draft_topk": Refusal((), "method 'dspark' is not available in this version"),
+    "use_local_argmax_reduction": Refusal((False,), _ONE_DEVICE),
+    "use_heterogeneous_vocab": Refusal((False,), _ONE_VOCABULARY),
+    "parallel_drafting": Refusal((False,), _PLANNED),
+    "speculative_token_tree": Refusal((), "drafts are chains in this version"),
+    "enable_adaptive_verification": Refusal((False,), _PLANNED),
+    "num_speculative_tokens_per_batch_size": Refusal((), _NO_SCHEDULE),
+    "dynamic_config_path": Refusal((), "policy 'goodput' is not available in this version"),
+    "draft_length_options": Refusal((), "policy 'elastic' is not available in this version"),
+    "kv_write_gating_threshold": Refusal((0, 0.0), "policy 'elastic' is not available in this version"),
+    "suffix_decoding_max_tree_depth": Refusal((24,), _NO_SUFFIX),
+    "suffix_decoding_max_cached_requests": Refusal((10000,), _NO_SUFFIX),
+    "suffix_decoding_max_spec_factor": Refusal((1, 1.0), _NO_SUFFIX),
+    "suffix_decoding_min_token_prob": Refusal((0.1,), _NO_SUFFIX),
+    "rejection_sample_method": Refusal(("standard",), _EXACT_ONLY + ", token by token ('standard')"),
+    "synthetic_acceptance_rates": Refusal((), _EXACT_ONLY),
+    "synthetic_acceptance_length": Refusal((), _EXACT_ONLY),
+    "acceptance_method": Refusal(("rejection_sampler",), _EXACT_ONLY + " ('rejection_sampler')"),
+    "posterior_threshold": Refusal((), _EXACT_ONLY),
+    "posterior_alpha": Refusal((), _EXACT_ONLY),
+    "disable_mqa_scorer": Refusal((False,), "all rows of a request are verified in one pass"),
+    "disable_logprobs": Refusal((False,), "log-probabilities are the same with and without speculation"),
+    "target_model_config": Refusal((), _INTERNAL),
+    "target_parallel_config": Refusal((), _INTERNAL),
+    "draft_model_config": Refusal((), _INTERNAL),
+    "draft_parallel_config": Refusal((), _INTERNAL),
+}
+
+
+def canonical(given: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
+    """The keys of ``given`` under their own names, without those that are None or ask for nothing.
+
+    Args:
+        given: keys with dashes or underscores, any alias.
+        fields: the keys that are honoured.
+
+    Raises:
+        ConfigError: an unknown or refused key, or one value given twice under different names.
+    """
+    known = frozenset(fields)
+    result: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    implied: dict[str, str] = {}
+    for spelling, value in given.items():
+        alias = str(spelling).lstrip("-").replace("-", "_")
+        name = ALIASES.get(alias, alias)
+        if name not in known and name not in REFUSED:
+            raise ConfigError(_unknown(str(spelling), known))
+        if value is None:
+            continue
+        if name in result and result[name] != value:
+            raise ConfigError(
+                f"{spelled[name]} is {result[name]!r} but {spelling} is {value!r}; expected one of the two, "
+                "as they name the same thing"
+            )
+        result[name], spelled[name] = value, str(spelling)
+        implied.update(IMPLIED.get(alias, {}))
+    for name in [name for name in result if name in REFUSED]:
+        _refuse(name, result.pop(name))
+    return implied | result
+
+
+def _refuse(name: str, value: object) -> None:
+    refusal = REFUSED[name]
+    # By type too: True == 1 would pass for a tensor-parallel size.
+    if any(type(value) is type(harmless) and value == harmless for harmless in refusal.harmless):
+        return
+    allowed = " or ".join(repr(harmless) for harmless in refusal.harmless)
+    expected = f"{allowed}, or no {name}" if allowed else f"no {name}"
+    raise ConfigError(f"{name} is {value!r}; expected {expected}: {refusal.why}")
+
+
+def _unknown(spelling: str, fields: frozenset[str]) -> str:
+    candidates = sorted(fields | REFUSED.keys() | ALIASES.keys())
+    near = difflib.get_close_matches(spelling.replace("-", "_"), candidates, n=2, cutoff=0.6)
+    if near:
+        hint = "did you mean " + " or ".join(near) + "?"
+    else:
+        hint = "expected keys among " + ", ".join(sorted(fields))
+    return f"speculative_config has no key {spelling!r}; {hint}"

@@ -1,0 +1,106 @@
+"""Turns the draft lengths a policy would like into a plan that requests and host can carry out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from dynaspec.contract.errors import ConfigError, IntegrityError
+from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepView, StopRule
+
+from .admission import admit
+
+
+class ChainPlanner:
+    """Clamps wished-for lengths; shared by all policies that draft chains with the host's first proposer.
+
+    A granted length is the least of: the wish, ``room_depth``, the request's own ``max_draft``; then the next
+    lower entry of ``limits.draft_lens``. Where the host cannot run ragged batches, every request gets the
+    largest length that all of them can run: rooms are hard, so a single request without room or without
+    speculation makes it a step of plain decoding.
+
+    Raises:
+        ConfigError: ``limits.draft_lens`` does not ascend from 0.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        lens = limits.draft_lens
+        if not lens or lens[0] != 0 or any(a >= b for a, b in pairwise(lens)):
+            raise ConfigError(f"draft_lens is {lens}; expected lengths ascending from 0")
+        self._limits = limits
+        self._next_lower = tuple(_next_lower(lens))
+
+    @property
+    def longest(self) -> int:
+        """The longest draft that the host can run."""
+        return self._limits.draft_lens[-1]
+
+    @property
+    def shortest(self) -> int:
+        """The shortest draft that the host can run, apart from none; 0 where it can run none."""
+        return self._limits.draft_lens[min(1, len(self._limits.draft_lens) - 1)]
+
+    def runnable(self, length: int) -> int:
+        """The largest length ≤ ``length`` that the host can run."""
+        return self._next_lower[min(length, self.longest)]
+
+    def plan(self, view: StepView, wanted: Sequence[int], stop: StopRule | None = None) -> SpecPlan:
+        """A plan of chains.
+
+        Args:
+            wanted: the policy's length for each request of ``view``, ≥ 0.
+            stop: when to end drafts early.
+        """
+        depth = self._clamp(view, wanted)
+        budget = self._draft_budget(view)
+        # Drafts that may end early are cut after drafting, when their true lengths are known.
+        if budget is not None and (stop is None or not self._limits.can_trim):
+            depth = self._round(admit(depth, budget, first=view.step))
+        return SpecPlan(
+            step=view.step,
+            depth=depth,
+            proposer=(0,) * len(depth),
+            nodes=depth,
+            stop=stop if any(depth) else None,
+            verify_nodes=budget,
+        )
+
+    def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
+        """The plan at the lengths actually drafted, within ``verify_nodes``, without looking at any token.
+
+        Slots are admitted in order of position over all requests (see ``admission.admit``). Hosts that cannot
+        trim had their budget respected when the step was planned.
+        """
+        drafted = tuple(map(min, plan.depth, drafts.length))
+        if plan.verify_nodes is not None and self._limits.can_trim:
+            drafted = admit(drafted, plan.verify_nodes, first=view.step)
+        return plan if drafted == plan.depth else plan.with_depth(drafted)
+
+    def _clamp(self, view: StepView, wanted: Sequence[int]) -> tuple[int, ...]:
+        longest = self.longest
+        asked = [longest if wish is None else min(wish, longest) for wish in view.max_draft]
+        depth = tuple(map(min, wanted, view.room_depth, view.room_nodes, asked))
+        if depth and min(depth) < 0:
+            raise IntegrityError(f"a room, wish or length is {min(depth)}; expected none below 0")
+        return self._round(depth)
+
+    def _round(self, depth: Sequence[int]) -> tuple[int, ...]:
+        lens = tuple(map(self._next_lower.__getitem__, depth))
+        if lens and not self._limits.ragged:
+            return (min(lens),) * len(lens)
+        return lens
+
+    def _draft_budget(self, view: StepView) -> int | None:
+        """Drafted tokens that the target pass has rows for, beside one a request and prefill chunks."""
+        if self._limits.verify_budget is None:
+            return None
+        return max(0, self._limits.verify_budget - len(view.ids) - view.prefill_tokens)
+
+
+def _next_lower(lens: Sequence[int]) -> list[int]:
+    table, entry = [], 0
+    for length in range(lens[-1] + 1):
+        if entry + 1 < len(lens) and lens[entry + 1] <= length:
+            entry += 1
+        table.append(lens[entry])
+    return table

@@ -1,0 +1,93 @@
+"""Everything that can be set about an engine. Each field is at once option, validation and documentation."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.control.config import SpeculativeConfig
+
+
+class EngineConfig(BaseModel):
+    """Configuration of one engine; frozen. Names are vLLM's where vLLM has the option."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+
+    model: str = Field(min_length=1, description="Checkpoint folder or hub id of the target model.")
+    tokenizer: str | None = Field(None, description="Folder or hub id of the tokenizer; default: the model's.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub checkpoint.")
+    trust_remote_code: bool = Field(False, description="Allow code that comes with a checkpoint to run.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Computation type; auto = float32 on CPU, the checkpoint's on CUDA."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto = CUDA where there is one, else CPU.")
+    seed: int = Field(0, ge=0, description="Seed of the random numbers of requests that bring none.")
+    max_model_len: int | None = Field(None, ge=2, description="Most tokens of a request; default: the model's.")
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="Most requests that run at once.")
+    max_num_batched_tokens: int = Field(1024, ge=16, description="Most rows in one target pass.")
+    kv_cache_memory: int | None = Field(
+        None,
+        ge=1,
+        description="Bytes of KV cache for target and drafter together; default: what max_num_seqs requests of full "
+        "length need, but at most a quarter of the memory available (CPU) or 90 % of what is free (CUDA).",
+    )
+    enable_prefix_caching: bool = Field(True, description="Reuse the KV of prompts that begin alike.")
+    async_scheduling: bool = Field(False, description="Schedule each step while the one before is running.")
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs a model is split over; 1 is what this engine has.")
+    speculative_config: SpeculativeConfig | None = Field(None, description="How to speculate; None = plain decoding.")
+
+    @classmethod
+    def build(cls, **options: Any) -> EngineConfig:
+        """From keyword arguments; ``speculative_config`` may be a dict, JSON text or an object.
+
+        Raises:
+            ConfigError: an unknown option or a value out of its range.
+        """
+        options["speculative_config"] = SpeculativeConfig.parse(options.get("speculative_config"))
+        try:
+            return cls(**options)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            if first["type"] == "extra_forbidden":
+                known = ", ".join(sorted(cls.model_fields))
+                raise ConfigError(f"unknown option {name!r}; expected one of {known}") from None
+            raise ConfigError(f"{name or 'options'}: {first['msg']} (given: {first.get('input')!r})") from None
+
+    @field_validator("kv_cache_memory", mode="before")
+    @classmethod
+    def _bytes(cls, value: object) -> object:
+        return parse_bytes(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> EngineConfig:
+        if self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"tensor_parallel_size is {self.tensor_parallel_size}, but this engine runs on one device; "
+                'expected 1, or backend="vllm", which splits models over GPUs'
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens} but max_num_seqs is {self.max_num_seqs}; "
+                "expected at least one row for each request"
+            )
+        return self
+
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """``512M``, ``4GiB``, ``1.5g`` or plain bytes → bytes.
+
+    Raises:
+        ValueError: not a size.
+    """
+    number = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = number[-1:] if number[-1:] in _UNITS else ""
+    try:
+        return int(float(number.removesuffix(unit)) * _UNITS[unit])
+    except ValueError:
+        raise ValueError(f"{text!r} is not a size; expected bytes or a number with K, M, G or T") from None

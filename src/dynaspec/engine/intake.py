@@ -1,0 +1,107 @@
+"""From what a caller hands in to requests that the scheduler can run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dynaspec.contract.errors import RequestError
+from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.sampling.rules import Rules
+from dynaspec.schedule.request import Request
+
+from .detokenize import Detokenizer
+from .tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, object]
+"""Text, token ids, or a mapping with ``prompt`` or ``prompt_token_ids``."""
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """A prompt and its ``n`` continuations."""
+
+    id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    requests: list[Request]
+
+    @property
+    def finished(self) -> bool:
+        return all(request.finished for request in self.requests)
+
+
+class Intake:
+    """Checks a prompt and its parameters against the model, and gives every continuation its seed."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...], max_model_len: int, seed: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._max_model_len = max_model_len
+        self._seeds = np.random.default_rng(seed)
+
+    def make(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Group:
+        """
+        Raises:
+            RequestError: a prompt or parameters that the model cannot serve.
+        """
+        text, tokens = self._tokens(prompt)
+        if params.truncate_prompt_tokens is not None:
+            tokens = tokens[-params.truncate_prompt_tokens :]
+        self._check_prompt(tokens)
+        bad_words = self._tokenizer.bad_words(params.bad_words or ())
+        Rules.of(params, vocab_size=self._vocab_size, eos_token_ids=self._eos_ids, bad_words=bad_words)
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(params, name)
+            if asked is not None and asked > self._vocab_size:
+                raise RequestError(f"{name} is {asked} but the vocabulary has {self._vocab_size} tokens; expected no more")
+        requests = [self._request(request_id, i, tokens, params, bad_words) for i in range(params.n)]
+        return Group(request_id, text, tuple(tokens), params, requests)
+
+    def _request(
+        self, request_id: str, index: int, tokens: list[int], params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]
+    ) -> Request:
+        wanted = self._max_model_len if params.max_tokens is None else len(tokens) + params.max_tokens
+        eos_ids = () if params.ignore_eos else self._eos_ids
+        return Request(
+            id=request_id if params.n == 1 else f"{request_id}-{index}",
+            prompt=np.asarray(tokens, dtype=np.int32),
+            params=params,
+            max_length=min(wanted, self._max_model_len),
+            seed=int(self._seeds.integers(2**63)) if params.seed is None else params.seed,
+            n_index=index,
+            stop_ids=frozenset((*eos_ids, *(params.stop_token_ids or ()))),
+            eos_ids=self._eos_ids,
+            bad_words=bad_words,
+            text=Detokenizer(self._tokenizer, params, tokens) if params.detokenize else None,
+            arrival_s=time.monotonic(),
+        )
+
+    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            given = [key for key in ("prompt", "prompt_token_ids") if prompt.get(key) is not None]
+            if len(given) != 1:
+                raise RequestError(f"the prompt has the keys {sorted(prompt)}; expected either 'prompt' or 'prompt_token_ids'")
+            prompt = prompt[given[0]]  # type: ignore[assignment]  # checked below like any other
+        if isinstance(prompt, str):
+            return prompt, self._tokenizer.encode(prompt)
+        if isinstance(prompt, Sequence) and all(isinstance(t, int | np.integer) for t in prompt):
+            return None, [int(t) for t in prompt]
+        raise RequestError(f"the prompt is a {type(prompt).__name__}; expected text, token ids, or a mapping with one of them")
+
+    def _check_prompt(self, tokens: list[int]) -> None:
+        if not tokens:
+            raise RequestError("the prompt is empty; expected at least one token")
+        if len(tokens) >= self._max_model_len:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens but max_model_len is {self._max_model_len}; "
+                f"expected at most {self._max_model_len - 1}"
+            )
+        outside = [token for token in tokens if not 0 <= token < self._vocab_size]
+        if outside:
+            raise RequestError(f"the prompt holds token id {outside[0]}; expected ids from 0 to {self._vocab_size - 1}")

@@ -1,0 +1,147 @@
+"""One step of the engine. Only this file knows all the parts.
+
+    schedule   who runs, how much to draft, which KV blocks          ┐ may run while the step
+    run        draft, trim, verify                                   │ before is still running
+    commit     tokens become output, the controller learns           ┘ (``async_scheduling``)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dynaspec.contract.controller import Controller
+from dynaspec.contract.proposer import Drafts
+from dynaspec.contract.step import Limits, SpecPlan, StepView
+from dynaspec.observe.stats import SpecStats
+from dynaspec.propose.guard import Guard
+from dynaspec.sampling.state import SamplerState
+from dynaspec.schedule.batch import StepBatch
+from dynaspec.schedule.request import Request
+from dynaspec.schedule.result import Committed
+from dynaspec.schedule.scheduler import Scheduler
+
+from .outcome import build_outcome, build_view, draft_view
+from .target import TargetVerifier, Verified
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """A step that has been planned."""
+
+    batch: StepBatch
+    view: StepView
+    plan: SpecPlan
+
+
+@dataclass(slots=True)
+class Ran:
+    """A step that has been run, but not committed."""
+
+    scheduled: Scheduled
+    drafts: Drafts
+    plan: SpecPlan
+    """After the trim."""
+    verified: Verified
+    draft_s: float
+    verify_s: float
+    started_s: float
+
+
+class Step:
+    """The story of a step in three acts."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        controller: Controller,
+        proposer: Guard,
+        verifier: TargetVerifier,
+        sampler: SamplerState,
+        limits: Limits,
+        stats: SpecStats,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._controller = controller
+        self._proposer = proposer
+        self._verifier = verifier
+        self._sampler = sampler
+        self._limits = limits
+        self._stats = stats
+        self._clock = clock
+        self._last_end = 0.0
+
+    def schedule(self) -> Scheduled | None:
+        """Plans the next step; None if nobody could run."""
+        batch = self._scheduler.next_batch()
+        if batch.empty:
+            return None
+        view = build_view(batch, self._limits, self._proposer.lag(batch), self._proposer.peek(batch))
+        plan = self._scheduler.reserve(batch, self._controller.plan(view))
+        return Scheduled(batch, view, plan)
+
+    def settle(self, scheduled: Scheduled) -> Scheduled | None:
+        """Brings a step that was planned ahead up to date; None if all its requests have left."""
+        keep = self._scheduler.settle(scheduled.batch)
+        if scheduled.batch.empty:
+            return None
+        if keep is not None:
+            scheduled.view, scheduled.plan = scheduled.view.select(keep), scheduled.plan.select(keep)
+        return scheduled
+
+    def run(self, scheduled: Scheduled) -> Ran:
+        """Drafts and verifies. Touches tensors, but no queue and no request."""
+        batch, started = scheduled.batch, self._clock()
+        self._take_lanes(batch)
+        drafts = self._proposer.propose(batch, scheduled.plan)
+        plan = self._controller.trim(scheduled.view, scheduled.plan, draft_view(drafts))
+        drafted = self._clock()
+        verified = self._verifier.verify(batch, drafts, plan)
+        self._proposer.advance(verified.target)
+        return Ran(scheduled, drafts, plan, verified, drafted - started, self._clock() - drafted, started)
+
+    def commit(self, ran: Ran) -> list[Request]:
+        """Makes the tokens output; returns the requests that got any, or ended."""
+        batch = ran.scheduled.batch
+        committed = self._scheduler.commit(batch, ran.verified.result)
+        touched = self._follow(batch, committed)
+        now = self._clock()
+        outcome = build_outcome(ran, committed, step_s=now - max(ran.started_s, self._last_end))
+        self._last_end = now
+        self._controller.observe(outcome)
+        self._stats.record(outcome)
+        for reason in (*(reason for _, reason in batch.skipped), *(ran.drafts.skipped or {}).values()):
+            self._stats.skip(reason)
+        self._controller.forget([request.id for request in touched if request.finished])
+        return touched
+
+    def _follow(self, batch: StepBatch, committed: Committed) -> list[Request]:
+        """Tells the sampler what became output of requests that go on; returns all that got something."""
+        chunks = [chunk for chunk in batch.chunks if chunk.completes]
+        requests = [*batch.requests, *(chunk.request for chunk in chunks)]
+        lanes = [*batch.lanes.tolist(), *(chunk.lane for chunk in chunks)]
+        emitted = [*committed.emitted.tolist(), *(1 for _ in chunks)]
+        for request, lane, count in zip(requests, lanes, emitted, strict=True):
+            if request.lane == lane:
+                self._sampler.commit(lane, request.output[-count:])
+        return requests
+
+    def _take_lanes(self, batch: StepBatch) -> None:
+        """Lanes that changed hands get their new request's sampling state."""
+        for lane in batch.vacated:
+            self._sampler.remove(lane)
+            self._proposer.evict(lane)
+        for admission in batch.admitted:
+            request = admission.request
+            self._sampler.add(
+                admission.lane,
+                request.params,
+                seed=request.seed,
+                n_index=request.n_index,
+                eos_token_ids=request.eos_ids,
+                bad_words=request.bad_words,
+                prompt=request.prompt.tolist(),
+                output=request.output,
+            )
+            self._proposer.admit(admission.lane, admission.cached_blocks)

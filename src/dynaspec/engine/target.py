@@ -1,0 +1,98 @@
+"""The target pass of a step: one forward over all rows, then exact acceptance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dynaspec.contract.proposer import Drafts, Ints
+from dynaspec.contract.step import SpecPlan
+from dynaspec.kv.arena import Arena
+from dynaspec.model.base import Model
+from dynaspec.sampling.state import SamplerState
+from dynaspec.schedule.batch import StepBatch
+from dynaspec.schedule.result import StepResult
+from dynaspec.verify.chain import accept_chain
+
+from .layout import PassLayout, lay_out
+from .logprobs import collect_logprobs
+
+
+@dataclass(slots=True)
+class TargetPass:
+    """What proposers are told of the pass; satisfies ``contract.proposer.TargetStep``."""
+
+    lanes: Ints
+    lengths: Ints
+    accepted: Ints
+    computed: Ints
+    taps: dict[int, torch.Tensor]
+
+
+@dataclass(slots=True)
+class Verified:
+    """A step's result, and the work of its target pass."""
+
+    result: StepResult
+    target: TargetPass
+    verify_rows: int
+    prefill_rows: int
+    kv_tokens: int
+
+
+class TargetVerifier:
+    """Runs the target over decoding requests' drafts and over prefill chunks, in one pass."""
+
+    def __init__(self, model: Model, arena: Arena, sampler: SamplerState, block_size: int, taps: tuple[int, ...]) -> None:
+        self._model = model
+        self._arena = arena
+        self._sampler = sampler
+        self._block_size = block_size
+        self._taps = taps
+
+    def verify(self, batch: StepBatch, drafts: Drafts, plan: SpecPlan) -> Verified:
+        """Tests each request's first ``plan.depth`` drafts (no more than were drafted)."""
+        lens = np.minimum(np.array(plan.depth, dtype=np.int64), drafts.lens)
+        layout = lay_out(batch, drafts, lens, self._block_size)
+        output = self._model.forward(layout.forward_batch(batch, self._model.device), self._arena.layers, self._taps)
+        result = self._sample(batch, layout, output.hidden)
+        return Verified(
+            result=result,
+            target=_target_pass(batch, layout, result, output.taps),
+            verify_rows=layout.decode_rows,
+            prefill_rows=len(layout.rows.slots) - layout.decode_rows,
+            kv_tokens=int(layout.rows.positions.sum()) + len(layout.rows.positions),
+        )
+
+    def _sample(self, batch: StepBatch, layout: PassLayout, hidden: torch.Tensor) -> StepResult:
+        requests = len(batch.requests)
+        if layout.sampled_at.size == 0:
+            none = np.zeros(0, dtype=np.int64)
+            result = StepResult(none, none, np.zeros((0, 1), dtype=np.int64), [None] * len(batch.chunks))
+            collect_logprobs(batch, layout, self._model, hidden, None, result)
+            return result
+        logits = self._model.logits(hidden[torch.from_numpy(layout.sampled_at).to(hidden.device)])
+        scores = self._sampler.process(logits, layout.sampled)
+        verdict = accept_chain(scores, layout.sampled, layout.drafts, layout.drafts.lens, self._sampler)
+        completing = iter(verdict.tokens[requests:, 0].tolist())
+        result = StepResult(
+            verified=layout.drafts.lens[:requests],
+            accepted=verdict.accepted[:requests],
+            tokens=verdict.tokens[:requests],
+            chunk_tokens=[next(completing) if chunk.completes else None for chunk in batch.chunks],
+        )
+        collect_logprobs(batch, layout, self._model, hidden, logits, result)
+        return result
+
+
+def _target_pass(batch: StepBatch, layout: PassLayout, result: StepResult, taps: dict[int, torch.Tensor]) -> TargetPass:
+    requests = len(batch.requests)
+    accepted = np.zeros(len(layout.lanes), dtype=np.int64)
+    accepted[:requests] = result.accepted
+    computed = layout.starts + layout.counts
+    computed[:requests] = batch.lengths + result.accepted
+    lengths = layout.starts.copy()
+    lengths[:requests] = batch.lengths
+    return TargetPass(layout.lanes, lengths, accepted, computed, taps)

@@ -1,0 +1,55 @@
+"""What the engine and the proposers see of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from .batch import ForwardBatch
+from .config import DecoderConfig
+
+
+@dataclass(slots=True)
+class ForwardOutput:
+    """What one pass computes."""
+
+    hidden: torch.Tensor
+    """[R, hidden] after the final norm, in the model's dtype."""
+    taps: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Layer → [R, hidden]: the residual stream after that layer (0-based)."""
+
+
+class Model(Protocol):
+    """A decoder that reads and writes a paged KV cache, which the caller owns."""
+
+    config: DecoderConfig
+    device: torch.device
+    dtype: torch.dtype
+    kv_bytes_per_block: int
+    """Bytes of one KV block over all layers."""
+
+    def kv_shapes(self, num_blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the key and of the value cache of one layer; their dtype is the model's."""
+        ...
+
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        taps: Sequence[int] = (),
+    ) -> ForwardOutput:
+        """Runs all rows of the batch and writes their KV.
+
+        Args:
+            batch: the rows; token ids within the vocabulary, positions below ``config.max_position``.
+            kv: key and value cache of every layer.
+            taps: layers whose residual stream is wanted.
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [r, hidden] → logits [r, vocabulary], float32."""
+        ...

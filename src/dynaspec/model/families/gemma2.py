@@ -1,0 +1,45 @@
+"""Gemma 2: norms before and after each part, soft caps, every other layer with a sliding window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynaspec.model.config import DecoderConfig
+from dynaspec.model.decoder import Layer, Weights
+from dynaspec.model.reader import Reader
+
+from .common import windows_by_type
+from .llama import assemble, projections, shape
+
+ARCHITECTURES = ("Gemma2ForCausalLM",)
+
+
+def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
+    return DecoderConfig(
+        **shape(hf, max_model_len),
+        norm="rms_plus_one",
+        qkv_bias=bool(hf.attention_bias),
+        out_bias=bool(hf.attention_bias),
+        windows=windows_by_type(hf),
+        attention_scale=hf.query_pre_attn_scalar**-0.5,
+        attention_softcap=hf.attn_logit_softcapping,
+        logits_softcap=hf.final_logit_softcapping,
+        embedding_scale=hf.hidden_size**0.5,
+    )
+
+
+def weights(reader: Reader, config: DecoderConfig) -> Weights:
+    layers = (_layer(reader, config, index) for index in range(config.num_layers))
+    return assemble(reader, config, tuple(layers))
+
+
+def _layer(reader: Reader, config: DecoderConfig, index: int) -> Layer:
+    prefix = f"model.layers.{index}"
+    return Layer(
+        attention_norm=reader.norm(f"{prefix}.input_layernorm"),
+        post_attention_norm=reader.norm(f"{prefix}.post_attention_layernorm"),
+        mlp_norm=reader.norm(f"{prefix}.pre_feedforward_layernorm"),
+        post_mlp_norm=reader.norm(f"{prefix}.post_feedforward_layernorm"),
+        window=config.window(index),
+        **projections(reader, config, prefix),
+    )

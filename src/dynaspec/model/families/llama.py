@@ -1,0 +1,83 @@
+"""Llama 1 to 3 and Mistral; their names and shapes are what many later families build on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynaspec.model.config import DecoderConfig
+from dynaspec.model.decoder import Layer, Weights
+from dynaspec.model.reader import Reader
+
+from .common import activation, length, rope, special_tokens, windows_everywhere
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+
+
+def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
+    bias = bool(getattr(hf, "attention_bias", False))
+    return DecoderConfig(
+        **shape(hf, max_model_len),
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bool(getattr(hf, "mlp_bias", False)),
+        windows=windows_everywhere(hf),
+    )
+
+
+def shape(hf: Any, max_model_len: int | None) -> dict[str, Any]:
+    """The fields that mean the same in all of Llama's descendants."""
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    max_position = length(hf.max_position_embeddings, max_model_len)
+    return {
+        "family": hf.model_type,
+        "num_layers": hf.num_hidden_layers,
+        "hidden_size": hf.hidden_size,
+        "vocab_size": hf.vocab_size,
+        "num_heads": hf.num_attention_heads,
+        "num_kv_heads": hf.num_key_value_heads,
+        "head_dim": head_dim,
+        "intermediate_size": hf.intermediate_size,
+        "max_position": max_position,
+        "norm_eps": hf.rms_norm_eps,
+        "mlp": activation(getattr(hf, "hidden_activation", None) or hf.hidden_act, gated=True),
+        "rope": rope(hf, head_dim, max_position),
+        "tied_embeddings": bool(hf.tie_word_embeddings),
+        **special_tokens(hf),
+    }
+
+
+def weights(reader: Reader, config: DecoderConfig) -> Weights:
+    layers = (layer(reader, config, index) for index in range(config.num_layers))
+    return assemble(reader, config, tuple(layers))
+
+
+def assemble(reader: Reader, config: DecoderConfig, layers: tuple[Layer, ...]) -> Weights:
+    """Layers with Llama's embedding, final norm and head."""
+    embedding = reader.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    return Weights(embedding, None, layers, reader.norm("model.norm"), reader.head("lm_head", embedding))
+
+
+def layer(reader: Reader, config: DecoderConfig, index: int) -> Layer:
+    prefix = f"model.layers.{index}"
+    return Layer(
+        attention_norm=reader.norm(f"{prefix}.input_layernorm"),
+        mlp_norm=reader.norm(f"{prefix}.post_attention_layernorm"),
+        window=config.window(index),
+        **projections(reader, config, prefix),
+    )
+
+
+def projections(reader: Reader, config: DecoderConfig, prefix: str) -> dict[str, Any]:
+    """The linear layers of one decoder layer, and the norms of query and key heads."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    qkv = [f"{attention}.{name}_proj" for name in "qkv"]
+    gate_up = [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
+    return {
+        "qkv": reader.linear(qkv, config.qkv_sizes, hidden, config.qkv_bias),
+        "out": reader.linear([f"{attention}.o_proj"], [hidden], config.qkv_sizes[0], config.out_bias),
+        "up": reader.linear(gate_up, [inner, inner], hidden, config.mlp_bias),
+        "down": reader.linear([f"{mlp}.down_proj"], [hidden], inner, config.mlp_bias),
+        "query_norm": reader.norm(f"{attention}.q_norm", config.head_dim) if config.qk_norm else None,
+        "key_norm": reader.norm(f"{attention}.k_norm", config.head_dim) if config.qk_norm else None,
+    }

@@ -1,0 +1,1 @@
+"""Compiled kernels: numba for CPU, Triton for CUDA."""

@@ -1,0 +1,237 @@
+"""A 16-lane float32 vector for numba.
+
+LLVM's loop vectoriser runs the body of a loop in vector registers and its tail in scalar ones, with other bits as
+the result. Kernels written on explicit vectors do the same operations in the same order for every row, wherever
+the row lies, which is what makes logits independent of the rest of a batch. LLVM splits the vector on machines
+with narrower registers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, overload, register_model
+
+LANES = 16
+
+_F32 = ir.FloatType()
+_I32 = ir.IntType(32)
+_VEC = ir.VectorType(_F32, LANES)
+_INTS = ir.VectorType(_I32, LANES)
+_MASK = ir.VectorType(ir.IntType(1), LANES)
+
+
+class _F32x16(types.Type):
+    def __init__(self) -> None:
+        super().__init__(name="f32x16")
+
+
+f32x16 = _F32x16()
+
+
+@register_model(_F32x16)
+class _F32x16Model(models.PrimitiveModel):
+    def __init__(self, manager: Any, fe_type: Any) -> None:
+        super().__init__(manager, fe_type, _VEC)
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
+    """Address ``offset`` elements behind the array's first one, whatever its strides."""
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [offset]), _VEC.as_pointer())
+
+
+def _splat(builder: Any, scalar: Any, vector: Any = _VEC) -> Any:
+    undefined = ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(_INTS, [0] * LANES))
+
+
+def _first_lanes(builder: Any, count: Any) -> Any:
+    """Mask of the first ``count`` lanes."""
+    lanes = ir.Constant(_INTS, list(range(LANES)))
+    return builder.icmp_signed("<", lanes, _splat(builder, builder.trunc(count, _I32), _INTS))
+
+
+def _llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
+    function = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function, name), args)
+
+
+@intrinsic
+def load(typingctx: Any, array: Any, offset: Any) -> Any:
+    """16 consecutive elements from ``offset`` on, counted from the array's first element."""
+    signature = f32x16(array, types.intp)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value = builder.load(_pointer(context, builder, sig.args[0], *args))
+        value.align = 4
+        return value
+
+    return signature, generate
+
+
+@intrinsic
+def load_first(typingctx: Any, array: Any, offset: Any, count: Any) -> Any:
+    """Like ``load``, but only ``count`` elements; the other lanes are 0."""
+    signature = f32x16(array, types.intp, types.intp)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = _pointer(context, builder, sig.args[0], *args[:2])
+        zero = ir.Constant(_VEC, [0.0] * LANES)
+        operands = [pointer, ir.Constant(_I32, 4), _first_lanes(builder, args[2]), zero]
+        return _llvm(builder, "llvm.masked.load.v16f32.p0", _VEC, operands)
+
+    return signature, generate
+
+
+@intrinsic
+def store(typingctx: Any, array: Any, offset: Any, value: Any) -> Any:
+    """Writes 16 consecutive elements."""
+    signature = types.void(array, types.intp, f32x16)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.store(args[2], _pointer(context, builder, sig.args[0], *args[:2])).align = 4
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def store_first(typingctx: Any, array: Any, offset: Any, value: Any, count: Any) -> Any:
+    """Writes the first ``count`` lanes."""
+    signature = types.void(array, types.intp, f32x16, types.intp)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = _pointer(context, builder, sig.args[0], *args[:2])
+        operands = [args[2], pointer, ir.Constant(_I32, 4), _first_lanes(builder, args[3])]
+        _llvm(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), operands)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def splat(typingctx: Any, scalar: Any) -> Any:
+    """All lanes equal to a float32."""
+    return f32x16(types.float32), lambda context, builder, sig, args: _splat(builder, args[0])
+
+
+@intrinsic
+def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """a · b + c, rounded once."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _llvm(builder, "llvm.fma.v16f32", _VEC, list(args))
+
+    return f32x16(f32x16, f32x16, f32x16), generate
+
+
+@intrinsic
+def nearest(typingctx: Any, a: Any) -> Any:
+    """The nearest integer, ties to even."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _llvm(builder, "llvm.rint.v16f32", _VEC, list(args))
+
+    return f32x16(f32x16), generate
+
+
+@intrinsic
+def power_of_two(typingctx: Any, exponent: Any) -> Any:
+    """2 to an integral exponent within −126 … 127, by writing the exponent bits."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        whole = builder.fptosi(args[0], _INTS)
+        biased = builder.add(whole, ir.Constant(_INTS, [127] * LANES))
+        return builder.bitcast(builder.shl(biased, ir.Constant(_INTS, [23] * LANES)), _VEC)
+
+    return f32x16(f32x16), generate
+
+
+@intrinsic
+def where_less(typingctx: Any, a: Any, b: Any, yes: Any, no: Any) -> Any:
+    """``yes`` in lanes where a < b, otherwise ``no``; NaN is not less."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered("<", args[0], args[1]), args[2], args[3])
+
+    return f32x16(f32x16, f32x16, f32x16, f32x16), generate
+
+
+@intrinsic
+def lane_sum(typingctx: Any, a: Any) -> Any:
+    """Sum of the lanes, in a fixed tree."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _fold(builder, args[0], builder.fadd)
+
+    return types.float32(f32x16), generate
+
+
+@intrinsic
+def lane_max(typingctx: Any, a: Any) -> Any:
+    """Largest lane."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def larger(x: Any, y: Any) -> Any:
+            return builder.select(builder.fcmp_ordered(">", x, y), x, y)
+
+        return _fold(builder, args[0], larger)
+
+    return types.float32(f32x16), generate
+
+
+def _fold(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    width = LANES
+    while width > 1:
+        width //= 2
+        halves = [ir.Constant(ir.VectorType(_I32, width), list(range(at, at + width))) for at in (0, width)]
+        low, high = (builder.shuffle_vector(vector, vector, half) for half in halves)
+        vector = combine(low, high)
+    return builder.extract_element(vector, ir.Constant(_I32, 0))
+
+
+def _arithmetic(operation: Callable[..., Any], instruction: str) -> None:
+    """Gives the vector one of Python's arithmetic operators."""
+
+    @intrinsic
+    def apply(typingctx: Any, a: Any, b: Any) -> Any:
+        def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return getattr(builder, instruction)(*args)
+
+        return f32x16(f32x16, f32x16), generate
+
+    @overload(operation)
+    def implementation(a: Any, b: Any) -> Any:
+        def call(a: Any, b: Any) -> Any:
+            return apply(a, b)
+
+        return call if a is f32x16 and b is f32x16 else None
+
+
+for _operation, _instruction in (
+    (operator.add, "fadd"),
+    (operator.sub, "fsub"),
+    (operator.mul, "fmul"),
+    (operator.truediv, "fdiv"),
+):
+    _arithmetic(_operation, _instruction)
+
+
+@njit(cache=True, nogil=True)
+def const(x: float) -> Any:
+    """All lanes equal to a number, rounded to float32."""
+    return splat(np.float32(x))
+
+
+@njit(cache=True, nogil=True)
+def maximum(a: Any, b: Any) -> Any:
+    """Lane-wise maximum; b where a is NaN."""
+    return where_less(b, a, a, b)

@@ -1,0 +1,154 @@
+"""From a checkpoint to a model."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynaspec.contract.errors import CheckpointError, ConfigError
+
+from .attention.base import AttentionBackend, AttentionSpec
+from .attention.reference import ReferenceAttention
+from .base import Model
+from .config import DecoderConfig
+from .decoder import Decoder
+from .families import FAMILIES
+from .families.common import UnsupportedVariantError, token_ids
+from .ops import Ops, TorchOps
+from .reader import Reader
+from .weights import Checkpoint, find_checkpoint, read_json
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+
+
+def load_model(
+    path_or_id: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+    max_model_len: int | None = None,
+    trust_remote_code: bool = False,
+) -> Model:
+    """Loads a decoder-only checkpoint in the Hugging Face layout (config.json, *.safetensors).
+
+    Args:
+        path_or_id: a directory or a repository of the Hugging Face hub.
+        revision: branch, tag or commit of the repository.
+        dtype: ``auto`` is float32 on CPU and the checkpoint's own elsewhere; or float32, bfloat16, float16.
+        device: ``cpu``, ``cuda`` or ``cuda:<n>``.
+        max_model_len: longest context that will be run; None = what the checkpoint was made for.
+        trust_remote_code: let the checkpoint's own Python code run, for architectures that Transformers lacks.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, incomplete, corrupt or cannot be run.
+        ConfigError: an argument that cannot be right.
+    """
+    target = _device(device)
+    directory = find_checkpoint(path_or_id, revision)
+    hf = _read_config(directory, trust_remote_code)
+    wanted = _dtype(dtype, target, hf)
+    name = _architecture(hf, directory)
+    try:
+        if name not in FAMILIES:
+            raise UnsupportedVariantError("it is not among the supported families")
+        config = _with_generation_config(FAMILIES[name].config(hf, max_model_len), directory)
+    except UnsupportedVariantError as reason:
+        from .fallback import load_fallback
+
+        logger.warning("%s runs on Transformers' own modelling code, which is slower: %s", name, reason)
+        return load_fallback(directory, hf, target, wanted, max_model_len, trust_remote_code)
+    checkpoint = Checkpoint(directory)
+    weights = FAMILIES[name].weights(Reader(checkpoint, config, target, wanted), config)
+    checkpoint.check_all_taken()
+    return Decoder(config, weights, attention_backend(config, target, wanted), _ops(target, wanted), target, wanted)
+
+
+def attention_backend(config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+    """The fastest paged attention for a device and dtype."""
+    scale = config.attention_scale or config.head_dim**-0.5
+    spec = AttentionSpec(
+        config.num_heads, config.num_kv_heads, config.head_dim, scale, config.attention_softcap
+    )
+    if device.type == "cuda":
+        from .attention.cuda import CudaAttention
+
+        return CudaAttention(spec, device, dtype)
+    if device.type == "cpu" and dtype == torch.float32:
+        from .attention.cpu import CpuAttention
+
+        return CpuAttention(spec, torch.get_num_threads())
+    return ReferenceAttention(spec, device)
+
+
+def _ops(device: torch.device, dtype: torch.dtype) -> Ops:
+    if device.type == "cpu" and dtype == torch.float32:
+        from .cpu_ops import CpuOps  # compiles its kernels when imported
+
+        return CpuOps()
+    return TorchOps()
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {name!r}; expected cpu, cuda or cuda:<n>") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {name!r}, but PyTorch finds no CUDA device here")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}; expected cpu, cuda or cuda:<n>")
+    return device
+
+
+def _dtype(name: str, device: torch.device, hf: Any) -> torch.dtype:
+    if name == "auto":
+        stored = getattr(hf, "dtype", None) or torch.float32
+        return torch.float32 if device.type == "cpu" else stored
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype is {name!r}; expected auto, float32, bfloat16 or float16")
+    if device.type == "cpu" and _DTYPES[name] != torch.float32:
+        logger.warning("dtype %s on CPU uses reference kernels, which are slow; float32 is fast and exact", name)
+    return _DTYPES[name]
+
+
+def _read_config(directory: Path, trust_remote_code: bool) -> Any:
+    """The checkpoint's config as Transformers reads it, which fills in each family's defaults."""
+    raw = read_json(directory / "config.json")
+    from transformers import AutoConfig  # here, because it takes seconds to import
+
+    try:
+        return AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    except Exception as error:  # Transformers' validation raises nearly anything
+        kind = raw.get("model_type", "none")
+        raise CheckpointError(
+            f"{directory / 'config.json'} (model_type {kind}) is not a config that Transformers can read: {error}"
+        ) from error
+
+
+def _architecture(hf: Any, directory: Path) -> str:
+    names = getattr(hf, "architectures", None) or []
+    if len(names) != 1:
+        raise CheckpointError(f"{directory / 'config.json'} names {len(names)} architectures; expected one")
+    return names[0]
+
+
+def _with_generation_config(config: DecoderConfig, directory: Path) -> DecoderConfig:
+    """Adds the end-of-sequence tokens that generation_config.json names."""
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return config
+    more = token_ids(read_json(path).get("eos_token_id"))
+    return replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))

@@ -1,0 +1,67 @@
+"""Turns a checkpoint's tensors into the parts of a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .config import DecoderConfig
+from .linear import Linear, LinearFactory
+from .ops import Norm
+from .weights import Checkpoint
+
+
+class Reader:
+    """Reads tensors by name, checks their shapes, and builds linear layers and norms in the model's dtype."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, config: DecoderConfig, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._config = config
+        self._device = device
+        self._dtype = dtype
+        self._linear = LinearFactory(device, dtype)
+
+    def prefix(self, candidates: Sequence[str], anchor: str) -> str:
+        """The first prefix under which ``anchor`` exists: checkpoints of the bare model leave out the outer one."""
+        found = (prefix for prefix in candidates if prefix + anchor in self._checkpoint)
+        return next(found, candidates[0])
+
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        return self._checkpoint.take(name, shape).to(device=self._device, dtype=self._dtype)
+
+    def positions(self, name: str, offset: int = 0) -> torch.Tensor:
+        """A table of learned positions, [positions, hidden], without its first ``offset`` rows."""
+        return self.tensor(name, self._config.learned_positions + offset, self._config.hidden_size)[offset:]
+
+    def norm(self, name: str, width: int | None = None) -> Norm:
+        """Norm ``name``.weight (and ``name``.bias for layer norms), as wide as the model if no width is given."""
+        width = width or self._config.hidden_size
+        weight = self._checkpoint.take(f"{name}.weight", (width,)).to(self._device)
+        bias = self.tensor(f"{name}.bias", width) if self._config.norm == "layer" else None
+        if self._config.norm == "rms_plus_one":
+            weight = 1 + weight.float()  # stays float32: 1 + w does not fit into half precision
+        else:
+            weight = weight.to(self._dtype)
+        return Norm(weight, bias, self._config.norm_eps)
+
+    def linear(self, names: Sequence[str], outs: Sequence[int], width: int, bias: bool = False) -> Linear:
+        """The layers ``names``, each [out, width], fused into one in this order."""
+        weights = [self.tensor(f"{name}.weight", out, width) for name, out in zip(names, outs, strict=True)]
+        biases = [self.tensor(f"{name}.bias", out) for name, out in zip(names, outs, strict=True)] if bias else []
+        return self.build(torch.cat(weights), torch.cat(biases) if bias else None)
+
+    def build(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """A layer from weight [out, in] and bias [out] that the family has put in order."""
+        return self._linear(weight, bias)
+
+    def head(self, name: str, embedding: torch.Tensor, bias: bool = False) -> Linear:
+        """The output layer: the embedding itself where the config ties them."""
+        if self._config.tied_embeddings:
+            self._checkpoint.ignore([f"{name}.weight"])
+            weight = embedding
+        else:
+            weight = self.tensor(f"{name}.weight", *embedding.shape)
+        return self.build(weight, self.tensor(f"{name}.bias", embedding.shape[0]) if bias else None)

@@ -1,0 +1,138 @@
+"""Finding a checkpoint and reading its tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynaspec.contract.errors import CheckpointError
+
+_FILES = ("*.safetensors", "*.json", "tokenizer*", "*.txt", "*.model")
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_HARMLESS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias",
+             "causal_mask")  # fmt: skip
+"""Ends of names of constants that older checkpoints carry and nothing needs."""
+
+
+def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
+    """A local directory as it is, or a snapshot of a Hugging Face repository.
+
+    Raises:
+        CheckpointError: there is no such directory and the hub has no such repository or cannot be reached.
+    """
+    path = Path(path_or_id).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"{path_or_id} is a file; expected a directory with config.json and *.safetensors")
+    if path.is_absolute() or path_or_id.startswith((".", "~")) or path_or_id.count("/") > 1:
+        raise CheckpointError(f"there is no directory {path_or_id}; expected a checkpoint's directory or a hub id")
+    return _download(path_or_id, revision)
+
+
+def _download(repo: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(_FILES)))
+    except Exception as error:  # the client's own, HTTP and file errors, all of them final
+        raise CheckpointError(
+            f"{repo!r} (revision {revision or 'main'}) is neither a local directory nor could it be fetched from the "
+            f"Hugging Face hub: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        CheckpointError: no such file, or not a JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path.parent} has no {path.name}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds {type(value).__name__}; expected a JSON object")
+    return value
+
+
+class Checkpoint:
+    """The tensors of a directory of safetensors files; keeps account of what was taken.
+
+    Raises:
+        CheckpointError: no safetensors files, a file that the index names is missing, or a file is corrupt.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._handles = {name: _open(directory / name) for name in _file_names(directory)}
+        self._home = {tensor: handle for handle in self._handles.values() for tensor in handle.keys()}  # noqa: SIM118
+        self._taken: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._home
+
+    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """A tensor, in the file's dtype.
+
+        Raises:
+            CheckpointError: it is not there or has another shape.
+        """
+        if name not in self._home:
+            raise CheckpointError(f"{self.directory} lacks the tensor {name}, of shape {list(shape)}")
+        handle = self._home[name]
+        found = list(handle.get_slice(name).get_shape())
+        if found != list(shape):
+            raise CheckpointError(f"{name} has shape {found} in {self.directory}; its config needs {list(shape)}")
+        self._taken.add(name)
+        return handle.get_tensor(name)
+
+    def ignore(self, names: Iterable[str]) -> None:
+        """These tensors may be there without being needed."""
+        self._taken.update(names)
+
+    def check_all_taken(self) -> None:
+        """Raises CheckpointError if a tensor is left that nobody asked for: it is not the model it says it is."""
+        left = sorted(name for name in self._home if name not in self._taken and not name.endswith(_HARMLESS))
+        if left:
+            raise CheckpointError(
+                f"{self.directory} holds {len(left)} tensors that its config has no place for, such as {left[0]}"
+            )
+
+
+def _file_names(directory: Path) -> list[str]:
+    if (directory / _INDEX).is_file():
+        index = read_json(directory / _INDEX)
+        weight_map = index.get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{directory / _INDEX} has no weight_map; expected tensor names and their files")
+        return sorted(set(weight_map.values()))
+    if (directory / _SINGLE).is_file():
+        return [_SINGLE]
+    names = sorted(path.name for path in directory.glob("*.safetensors"))
+    if not names:
+        raise CheckpointError(f"{directory} has no *.safetensors files; other weight formats are not read")
+    return names
+
+
+def _open(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} lacks {path.name}, which its index names")
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is not a readable safetensors file: {_first_line(error)}") from error

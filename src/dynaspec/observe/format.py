@@ -1,0 +1,65 @@
+"""Speculation counts as people read them, in vLLM's terms."""
+
+from __future__ import annotations
+
+from .counts import SpecCounts
+
+
+def log_line(counts: SpecCounts, elapsed_s: float) -> str:
+    """One line about a span of ``elapsed_s`` seconds."""
+    return (
+        f"Mean acceptance length: {_number(counts.mean_acceptance_length)}, "
+        f"Accepted throughput: {_per_second(counts.accepted, elapsed_s)} tokens/s, "
+        f"Drafted throughput: {_per_second(counts.draft_tokens, elapsed_s)} tokens/s, "
+        f"Accepted: {counts.accepted} tokens, Drafted: {counts.draft_tokens} tokens, "
+        f"Per-position acceptance rate: {_rates(counts)}, "
+        f"Avg draft acceptance rate: {_percent(counts.draft_acceptance_rate)}, "
+        f"Plain request-steps: {counts.request_steps - counts.drafts} of {counts.request_steps}"
+    )
+
+
+def format_table(counts: SpecCounts, elapsed_s: float | None = None) -> str:
+    """Two columns, one quantity a line.
+
+    Args:
+        elapsed_s: the span's wall time; None leaves the throughputs out.
+    """
+    rows = [
+        ("mean acceptance length", _number(counts.mean_acceptance_length)),
+        ("draft acceptance rate", _percent(counts.draft_acceptance_rate)),
+        ("acceptance rate per position", _rates(counts)),
+        ("drafts", str(counts.drafts)),
+        ("drafted / verified / accepted", f"{counts.draft_tokens} / {counts.verified} / {counts.accepted}"),
+        ("early exits / proposals", f"{counts.early_exits} / {counts.proposals}"),
+        ("tokens emitted", str(counts.emitted)),
+        ("tokens per request and step", _number(counts.tokens_per_request_step)),
+        ("target / drafter passes", f"{counts.target_passes} / {counts.drafter_passes}"),
+        (
+            "draft / verify / step time",
+            f"{counts.draft_s:.3f} / {counts.verify_s:.3f} / {counts.step_s:.3f} s",
+        ),
+        ("preemptions / proposer faults", f"{counts.preemptions} / {counts.proposer_faults}"),
+    ]
+    if elapsed_s is not None:
+        rows.append(("accepted tokens/s", _per_second(counts.accepted, elapsed_s)))
+        rows.append(("drafted tokens/s", _per_second(counts.draft_tokens, elapsed_s)))
+        rows.append(("emitted tokens/s", _per_second(counts.emitted, elapsed_s)))
+    rows.extend((f"skipped: {reason}", str(count)) for reason, count in sorted(counts.skipped.items()))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
+def _rates(counts: SpecCounts) -> str:
+    return ", ".join(f"{rate:.3f}" for rate in counts.rate_per_position) or "-"
+
+
+def _per_second(count: int, elapsed_s: float) -> str:
+    return f"{count / elapsed_s:.2f}" if elapsed_s > 0 else "-"

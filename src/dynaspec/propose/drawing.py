@@ -1,0 +1,97 @@
+"""Drawing draft tokens from a drafter's logits, and the columns they are collected in."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dynaspec.contract.proposer import Drafts, Ints
+from dynaspec.contract.step import StopRule
+from dynaspec.sampling import ops
+from dynaspec.sampling.draw import draw
+from dynaspec.sampling.rng import Purpose
+from dynaspec.sampling.rows import Rows
+from dynaspec.sampling.state import SamplerState
+
+
+class DraftColumns:
+    """Tokens, signals and distributions of one propose call, filled one draft position a pass."""
+
+    def __init__(
+        self, sampler: SamplerState, lanes: Ints, width: int, vocab_size: int, *, probabilistic: bool
+    ) -> None:
+        """
+        Args:
+            lanes: [B] of the whole batch.
+            width: longest draft.
+        """
+        self._sampler = sampler
+        self._lanes = lanes
+        self._vocab_size = vocab_size
+        self._probabilistic = probabilistic
+        self._tokens = np.zeros((lanes.size, width), dtype=np.int64)
+        self._signal = np.zeros((lanes.size, width), dtype=np.float32)
+        self._q: torch.Tensor | None = None
+
+    def draw(self, logits: torch.Tensor, requests: Ints, position: int, rule: StopRule | None) -> torch.Tensor:
+        """Draws token ``position`` (0-based) of each request.
+
+        The signal is the largest probability of the raw softmax, before temperature or any processor; or the drawn
+        token's, where the rule asks for that.
+
+        Args:
+            logits: [r, V] of the drafter, raw.
+            requests: [r] places in the batch.
+
+        Returns:
+            The signal [r] float32, on the logits' device.
+        """
+        depth = np.full(requests.size, position, dtype=np.int64)
+        rows = Rows(self._lanes[requests], requests, depth, self._tokens)
+        scores = self._sampler.process(logits, rows)
+        if self._probabilistic:
+            tokens, q = draw(scores, rows, self._sampler, Purpose.DRAFT)
+        else:
+            tokens, q = ops.argmax(scores), None
+        self._tokens[requests, position] = tokens
+        if q is not None:
+            self._keep(q, requests, position)
+        raw = logits.softmax(-1)
+        if rule is not None and rule.signal == "token_prob":
+            signal = raw[torch.arange(requests.size), torch.from_numpy(tokens)]
+        else:
+            signal = raw.amax(-1)
+        self._signal[requests, position] = signal.cpu().numpy()
+        return signal
+
+    def tokens(self, requests: Ints, position: int) -> torch.Tensor:
+        """[r] int64 drafted at ``position``, on the host."""
+        return torch.from_numpy(self._tokens[requests, position])
+
+    def finish(self, requests: Ints, lengths: Ints, granted: Ints, rows_per_pass: tuple[int, ...]) -> Drafts:
+        """The drafts, cut to their final lengths.
+
+        Args:
+            requests: [A] places of those that drafted; others have length 0.
+            lengths: [A]
+            granted: [B] lengths asked for.
+        """
+        lens = np.zeros(self._lanes.size, dtype=np.int64)
+        lens[requests] = lengths
+        early_exit = np.zeros(self._lanes.size, dtype=np.bool_)
+        early_exit[requests] = lengths < granted[requests]
+        padding = np.arange(self._tokens.shape[1]) >= lens[:, None]
+        self._tokens[padding] = 0
+        return Drafts(
+            tokens=self._tokens,
+            lens=lens,
+            confidence=self._signal,
+            q=self._q,
+            early_exit=early_exit,
+            rows_per_pass=rows_per_pass,
+        )
+
+    def _keep(self, q: torch.Tensor, requests: Ints, position: int) -> None:
+        if self._q is None:
+            self._q = q.new_zeros(*self._tokens.shape, self._vocab_size)
+        self._q[torch.from_numpy(requests), position] = q

@@ -1,0 +1,120 @@
+"""Keeps a proposer's faults away from requests: they go on as plain decoding.
+
+A fault that can be laid at a request's door (nonsense in its row) switches speculation off for that request; one that
+cannot (an exception) for all that were to draft. After ``max_faults`` the proposer is switched off for good.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from dynaspec.contract.errors import ProposerFault
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Proposer, TargetStep
+from dynaspec.contract.step import SpecPlan
+
+from .none import no_drafts
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class Guard:
+    """A proposer's calls, with what they return checked."""
+
+    def __init__(
+        self, proposer: Proposer, vocab_size: int, on_fault: Callable[[], None], *, max_faults: int = 3
+    ) -> None:
+        """
+        Args:
+            on_fault: called once a fault, for the metrics.
+            max_faults: faults after which nothing is drafted any more.
+        """
+        self.proposer = proposer
+        self.enabled = True
+        self._vocab_size = vocab_size
+        self._on_fault = on_fault
+        self._faults_left = max_faults
+        self._off: set[int] = set()
+        """Lanes whose request is not drafted for any more."""
+
+    def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
+        return self._call(lambda: self.proposer.lag(batch), (0,) * len(batch.ids))
+
+    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
+        return self._call(lambda: self.proposer.peek(batch), None)
+
+    def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
+        """Drafts that are safe to verify."""
+        allowed = [self.enabled and lane not in self._off for lane in batch.lanes.tolist()]
+        barred = {i: "proposer_fault" for i, depth, ok in zip(batch.ids, plan.depth, allowed, strict=True) if depth and not ok}
+        if barred:
+            plan = plan.with_depth(tuple(d if ok else 0 for d, ok in zip(plan.depth, allowed, strict=True)))
+        if not any(plan.depth):
+            return self._with_skipped(no_drafts(len(plan.depth)), barred)
+        try:
+            drafts = self.proposer.propose(batch, plan)
+            bad = self._nonsense(drafts, plan)
+        except Exception as error:  # whatever a proposer does, its requests go on
+            self._fault("raised", error)
+            self._off.update(lane for lane, depth in zip(batch.lanes.tolist(), plan.depth, strict=True) if depth)
+            return self._with_skipped(no_drafts(len(plan.depth)), barred)
+        if bad.any():
+            self._fault(f"returned nonsense for {', '.join(np.array(batch.ids)[bad])}", None)
+            self._off.update(batch.lanes[bad].tolist())
+            drafts.lens = np.where(bad, 0, drafts.lens)
+        return self._with_skipped(drafts, barred)
+
+    def advance(self, step: TargetStep) -> None:
+        self._call(lambda: self.proposer.advance(step), None)
+
+    def admit(self, lane: int, cached_blocks: Sequence[int]) -> None:
+        self._call(lambda: self.proposer.admit(lane, cached_blocks), None)
+
+    def evict(self, lane: int) -> None:
+        self._off.discard(lane)
+        self._call(lambda: self.proposer.evict(lane), None)
+
+    def _nonsense(self, drafts: Drafts, plan: SpecPlan) -> np.ndarray:
+        """[B] which rows cannot be verified.
+
+        Raises:
+            ProposerFault: the answer as a whole has the wrong shape.
+        """
+        depth = np.array(plan.depth, dtype=np.int64)
+        shapes_fit = drafts.lens.shape == depth.shape and drafts.tokens.shape[0] == len(depth)
+        if not shapes_fit or drafts.tokens.shape[1] < drafts.lens.max(initial=0):
+            raise ProposerFault(f"drafts have shape {drafts.tokens.shape}; expected [{len(depth)}, {depth.max(initial=0)}]")
+        drafted = np.arange(drafts.tokens.shape[1]) < drafts.lens[:, None]
+        outside = ((drafts.tokens < 0) | (drafts.tokens >= self._vocab_size)) & drafted
+        bad = (drafts.lens < 0) | (drafts.lens > depth) | outside.any(axis=1)
+        if drafts.confidence is not None:
+            bad |= (~np.isfinite(drafts.confidence) & drafted).any(axis=1)
+        return bad
+
+    def _call(self, call: Callable[[], _T], otherwise: _T) -> _T:
+        """Runs bookkeeping of a proposer that is still trusted; a fault in it makes its state worthless."""
+        if self.enabled:
+            try:
+                return call()
+            except Exception as error:
+                self._faults_left = 0
+                self._fault("raised", error)
+        return otherwise
+
+    def _fault(self, what: str, error: Exception | None) -> None:
+        self._faults_left -= 1
+        self._on_fault()
+        name = self.proposer.traits.name
+        _log.error("the proposer %s %s; its requests go on as plain decoding", name, what, exc_info=error)
+        if self._faults_left <= 0:
+            self.enabled = False
+            _log.error("the proposer %s is switched off", name)
+
+    @staticmethod
+    def _with_skipped(drafts: Drafts, barred: dict[str, str]) -> Drafts:
+        drafts.skipped = {**(drafts.skipped or {}), **barred}
+        return drafts

@@ -1,0 +1,169 @@
+"""Row kernels on CPU: softmax, exponential race, and cutting the tail. Compiled by numba, one thread, no GIL.
+
+exp and log are written out here. A library's vectorised and scalar versions differ in the last bit, and which of
+them an element meets depends on where in memory its row lies; these give the same bits for a row alone as in any
+batch. No reduction is reordered by the compiler (no ``fastmath``).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from .rng import Int64, UInt64, nth
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+
+_LN2 = math.log(2.0)
+_LOG2_E = 1.0 / _LN2
+_SQRT2 = math.sqrt(2.0)
+_ROUND = 1.5 * 2.0**52
+"""Adding it to a double of moderate size leaves the rounded integer in the low bits."""
+_MANTISSA = 2**52 - 1
+_ONE_BITS = 1023 << 52
+_INF_BITS = 0x7FF << 52
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _exp(x: float) -> float:
+    """e^x for x ≤ 0, relative error below 1e-13; constant below −700."""
+    x = max(x, -700.0)
+    shifted = x * _LOG2_E + _ROUND
+    power = np.float64(shifted).view(np.int64)
+    r = x - (shifted - _ROUND) * _LN2
+    series = 1.0 / 39916800.0
+    series = series * r + 1.0 / 3628800.0
+    series = series * r + 1.0 / 362880.0
+    series = series * r + 1.0 / 40320.0
+    series = series * r + 1.0 / 5040.0
+    series = series * r + 1.0 / 720.0
+    series = series * r + 1.0 / 120.0
+    series = series * r + 1.0 / 24.0
+    series = series * r + 1.0 / 6.0
+    series = series * r + 0.5
+    series = series * r + 1.0
+    series = series * r + 1.0
+    return series * np.int64((power + 1023) << 52).view(np.float64)
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _exponential(bits: np.uint64) -> float:
+    """−log(u) for u = (52 random bits + ½) / 2⁵²: exact steps down to 2⁻⁵³ near 0, never 0 and never infinite."""
+    u = (np.float64(np.int64(bits >> np.uint64(12))) + 0.5) * 2.0**-52
+    pattern = np.float64(u).view(np.int64)
+    power = (pattern >> 52) - 1023
+    mantissa = np.int64((pattern & _MANTISSA) | _ONE_BITS).view(np.float64)
+    above = mantissa > _SQRT2
+    mantissa = mantissa * 0.5 if above else mantissa
+    power = power + 1 if above else power
+    s = (mantissa - 1.0) / (mantissa + 1.0)  # log(mantissa) = 2 artanh(s), |s| < 0.172
+    t = s * s
+    series = 2.0 / 17.0
+    series = series * t + 2.0 / 15.0
+    series = series * t + 2.0 / 13.0
+    series = series * t + 2.0 / 11.0
+    series = series * t + 2.0 / 9.0
+    series = series * t + 2.0 / 7.0
+    series = series * t + 2.0 / 5.0
+    series = series * t + 2.0 / 3.0
+    series = series * t + 2.0
+    return -(np.float64(power) * _LN2 + s * series)
+
+
+@numba.njit(inline="always")
+def _ordered(x: np.float32) -> np.int32:
+    """An integer that orders as the float does; −0 and +0 are one."""
+    bits = np.float32(x + np.float32(0.0)).view(np.int32)
+    return bits if bits >= 0 else bits ^ np.int32(0x7FFFFFFF)
+
+
+@numba.njit(inline="always")
+def _maximum(row: Float32) -> float:
+    """The largest value. Integer comparison, which the compiler may vectorise."""
+    top = np.int32(-(2**31))
+    for i in range(row.size):
+        top = max(top, _ordered(row[i]))
+    bits = top if top >= 0 else top ^ np.int32(0x7FFFFFFF)
+    return np.float64(np.int32(bits).view(np.float32))
+
+
+@numba.njit(inline="always")
+def _sum(values: Float64) -> float:
+    """Sum in a fixed order of eights."""
+    total = 0.0
+    whole = values.size - values.size % 8
+    for i in range(0, whole, 8):
+        low = (values[i] + values[i + 1]) + (values[i + 2] + values[i + 3])
+        high = (values[i + 4] + values[i + 5]) + (values[i + 6] + values[i + 7])
+        total += low + high
+    for i in range(whole, values.size):
+        total += values[i]
+    return total
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _weights(row: Float32, out: Float64) -> None:
+    """out = exp(row − max(row)); 0 where the row is −inf, also if all of it is."""
+    top = _maximum(row)
+    for i in range(row.size):
+        weight = _exp(np.float64(row[i]) - top)
+        out[i] = weight if row[i] > -np.inf else 0.0
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def softmax(scores: Float32, index: Int64, out: Float32) -> None:
+    """out[r] = softmax(scores[index[r]]); zeros for a row that is −inf throughout.
+
+    Args:
+        scores: [R, V]
+        index: [r] rows of ``scores``
+        out: [r, V]
+    """
+    weights = np.empty(scores.shape[1], np.float64)
+    for r in range(index.size):
+        _weights(scores[index[r]], weights)
+        total = _sum(weights)
+        scale = 1.0 / total if total > 0.0 else 0.0
+        row = out[r]
+        for i in range(row.size):
+            row[i] = np.float32(weights[i] * scale)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def race(weights: Float32, keys: UInt64, out: Int64) -> None:
+    """out[r] = argmin_i E_i / weights[r, i] with exponential noise E of stream keys[r]; 0 if no weight is positive.
+
+    Token i wins with probability weights[r, i] / Σ weights[r].
+
+    Args:
+        weights: [r, V], none negative
+        keys: [r]
+        out: [r]
+    """
+    times = np.empty(weights.shape[1], np.float64)
+    bits = times.view(np.int64)
+    for r in range(keys.size):
+        row, key = weights[r], keys[r]
+        for i in range(row.size):
+            times[i] = _exponential(nth(key, i)) / np.float64(row[i])
+        first = np.int64(_INF_BITS)  # bits of non-negative doubles order as the doubles do
+        for i in range(row.size):
+            first = min(first, bits[i])
+        winner = 0
+        while bits[winner] != first and winner < row.size - 1:
+            winner += 1
+        out[r] = winner
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def exponentials(keys: UInt64, count: int) -> Float64:
+    """Exponential noise [R, count] of the streams ``keys`` [R], as ``race`` uses it."""
+    out = np.empty((keys.size, count), np.float64)
+    for r in range(keys.size):
+        for i in range(count):
+            out[r, i] = _exponential(nth(keys[r], i))
+    return out

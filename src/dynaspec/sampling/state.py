@@ -1,0 +1,210 @@
+"""What sampling must know of every running request, one table row (*lane*) each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dynaspec.contract.sampling_params import SamplingParams
+
+from . import edits, ops
+from .counts import TokenCounts
+from .edits import Entries
+from .rng import Int64, Purpose, UInt64, request_key, row_keys
+from .rows import Rows
+from .rules import LOWEST_TEMPERATURE, Needs, Rules
+
+
+class SamplerState:
+    """Parameters and token statistics of the running requests, in columns [max_lanes] on the host.
+
+    Args:
+        max_lanes: most requests that run at the same time
+        vocab_size: width V of the logits
+        device: where the logits are
+    """
+
+    def __init__(self, max_lanes: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.output_len = np.zeros(max_lanes, np.int64)
+        self.greedy = np.ones(max_lanes, np.bool_)
+        self.seeded = np.zeros(max_lanes, np.bool_)
+        """The caller gave a seed: coupled sampling, else rejection sampling."""
+        self._keys = np.zeros(max_lanes, np.uint64)
+        self._needs = np.zeros(max_lanes, np.int64)
+        self._min_tokens = np.zeros(max_lanes, np.int64)
+        self._temperature = np.ones(max_lanes, np.float32)
+        self._min_p = np.zeros(max_lanes, np.float64)
+        self._top_k = np.zeros(max_lanes, np.int64)
+        self._top_p = np.ones(max_lanes, np.float64)
+        self._repetition = np.ones(max_lanes, np.float32)
+        self._frequency = np.zeros(max_lanes, np.float32)
+        self._presence = np.zeros(max_lanes, np.float32)
+        self._rules: dict[int, Rules] = {}
+        self._counts: dict[int, TokenCounts] = {}
+        self._recent: dict[int, list[int]] = {}
+
+    def add(
+        self,
+        lane: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        n_index: int,
+        eos_token_ids: Sequence[int],
+        bad_words: Sequence[Sequence[int]],
+        prompt: Sequence[int],
+        output: Sequence[int] = (),
+    ) -> None:
+        """A request takes a lane; after a preemption with the output it already has.
+
+        Args:
+            lane: a free lane
+            params: the request's parameters
+            seed: ``params.seed``, or a random number if that is None
+            n_index: which of the request's ``n`` continuations this is
+            eos_token_ids: the model's end-of-sequence tokens
+            bad_words: ``params.bad_words`` as token sequences
+            prompt: token ids
+            output: token ids already final
+
+        Raises:
+            RequestError: a token id outside the vocabulary, or rules that together allow no token.
+        """
+        rules = Rules.of(params, vocab_size=self.vocab_size, eos_token_ids=eos_token_ids, bad_words=bad_words)
+        self._rules[lane] = rules
+        self._needs[lane] = rules.needs
+        self._keys[lane] = request_key(seed, n_index)
+        self.output_len[lane] = 0
+        self.greedy[lane] = params.greedy
+        self.seeded[lane] = params.seed is not None
+        self._min_tokens[lane] = params.min_tokens
+        self._temperature[lane] = max(params.temperature, LOWEST_TEMPERATURE)
+        self._min_p[lane] = params.min_p
+        self._top_k[lane] = max(params.top_k, 0)
+        self._top_p[lane] = params.top_p
+        self._repetition[lane] = params.repetition_penalty
+        self._frequency[lane] = params.frequency_penalty
+        self._presence[lane] = params.presence_penalty
+        if rules.needs & Needs.PENALTIES:
+            self._counts[lane] = TokenCounts(prompt if params.repetition_penalty != 1.0 else ())
+        if rules.needs & Needs.BAD_WORDS:
+            self._recent[lane] = []
+        self.commit(lane, output)
+
+    def commit(self, lane: int, tokens: Sequence[int]) -> None:
+        """These output tokens became final."""
+        self.output_len[lane] += len(tokens)
+        if self.output_len[lane] >= self._min_tokens[lane]:
+            self._needs[lane] &= ~Needs.MIN_TOKENS
+        if lane in self._counts:
+            self._counts[lane].add(tokens)
+        if lane in self._recent:
+            context = self._rules[lane].context
+            self._recent[lane] = [*self._recent[lane], *tokens][-context:] if context else []
+
+    def remove(self, lane: int) -> None:
+        """The lane's request has ended or was preempted."""
+        self._needs[lane] = 0
+        self.greedy[lane] = True
+        self.seeded[lane] = False
+        self._rules.pop(lane, None)
+        self._counts.pop(lane, None)
+        self._recent.pop(lane, None)
+
+    def exact(self, lanes: Int64) -> npt.NDArray[np.bool_]:
+        """Whether the requests' tokens depend on the target's rows alone: greedy ones and seeded ones."""
+        return self.greedy[lanes] | self.seeded[lanes]
+
+    def keys(self, rows: Rows, index: Int64, purpose: Purpose) -> UInt64:
+        """Stream keys of the rows ``index`` [r]; seeded requests use the shared TARGET stream for every purpose."""
+        lanes, depth = rows.lanes[index], rows.depth[index]
+        purposes = np.where(self.seeded[lanes], Purpose.TARGET, purpose)
+        return row_keys(self._keys[lanes], self.output_len[lanes], depth, purposes)
+
+    def process(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Scores whose softmax is each row's distribution: −inf outside its support, temperature applied.
+
+        Rows of greedy requests pass the processors that can change the argmax, and no temperature. Each row's
+        processors see the output and the drafted tokens x_1 … x_depth before it.
+
+        Args:
+            logits: [R, V] float32; never changed
+            rows: what the rows are
+
+        Returns:
+            [R, V] float32; ``logits`` itself where there is nothing to do.
+        """
+        needs = self._needs[rows.lanes]
+        combined = int(np.bitwise_or.reduce(needs, initial=0))
+        if not combined:
+            return logits
+        scores = logits.clone(memory_format=torch.contiguous_format)
+        if combined & Needs.ALLOWED:
+            self._apply_allowed(scores, rows, np.flatnonzero(needs & Needs.ALLOWED))
+        if combined & Needs.BAD_WORDS:
+            self._apply_bad_words(scores, rows, np.flatnonzero(needs & Needs.BAD_WORDS))
+        if combined & Needs.MIN_TOKENS:
+            self._apply_min_tokens(scores, rows, np.flatnonzero(needs & Needs.MIN_TOKENS))
+        if combined & Needs.BIAS:
+            self._apply_bias(scores, rows, np.flatnonzero(needs & Needs.BIAS))
+        if combined & Needs.PENALTIES:
+            self._apply_penalties(scores, rows, np.flatnonzero(needs & Needs.PENALTIES))
+        if combined & Needs.TRUNCATION:
+            self._truncate(scores, rows, np.flatnonzero(needs & Needs.TRUNCATION))
+        return scores
+
+    def _apply_allowed(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
+        allowed = [self._rules[lane].allowed for lane in rows.lanes[index].tolist()]
+        edits.allow_only(scores, index, self._entries(index, allowed))
+
+    def _apply_bad_words(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
+        banned = []
+        for row, lane in zip(index, rows.lanes[index].tolist(), strict=True):
+            banned.append(self._rules[lane].completed_by([*self._recent[lane], *_drafted(rows, row)]))
+        edits.forbid(scores, self._entries(index, banned))
+
+    def _apply_min_tokens(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
+        lanes = rows.lanes[index]
+        index = index[self.output_len[lanes] + rows.depth[index] < self._min_tokens[lanes]]
+        if index.size:
+            stops = [self._rules[lane].stops for lane in rows.lanes[index].tolist()]
+            edits.forbid(scores, self._entries(index, stops))
+
+    def _apply_bias(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
+        rules = [self._rules[lane] for lane in rows.lanes[index].tolist()]
+        edits.add(scores, self._entries(index, [r.biased for r in rules]), [r.bias for r in rules])
+
+    def _apply_penalties(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
+        lanes = rows.lanes[index]
+        tokens, counts = [], []
+        for row, lane in zip(index, lanes.tolist(), strict=True):
+            row_tokens, row_counts = self._counts[lane].after(_drafted(rows, row))
+            tokens.append(row_tokens)
+            counts.append(row_counts)
+        edits.penalise(
+            scores,
+            self._entries(index, tokens),
+            counts,
+            self._repetition[lanes],
+            self._frequency[lanes],
+            self._presence[lanes],
+        )
+
+    def _truncate(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
+        lanes = rows.lanes[index]
+        columns = (self._temperature, self._min_p, self._top_k, self._top_p)
+        ops.truncate(scores, index, *(column[lanes] for column in columns))
+
+    def _entries(self, index: Int64, tokens: Sequence[Int64]) -> Entries:
+        return Entries.of(index, tokens, self.device)
+
+
+def _drafted(rows: Rows, row: int) -> list[int]:
+    """x_1 … x_depth of a row."""
+    depth = int(rows.depth[row])
+    return rows.drafts[rows.request[row], :depth].tolist() if depth else []

@@ -1,0 +1,122 @@
+"""One continuation of one prompt, from arrival to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dynaspec.contract.outputs import FinishReason
+from dynaspec.contract.sampling_params import SamplingParams
+
+
+class TextSink(Protocol):
+    """Turns committed tokens into text, one by one."""
+
+    text: str
+    """So far; a later stop string may cut what lies behind ``stable_length``."""
+
+    def stable_length(self) -> int:
+        """Characters that no later stop string can take back."""
+        ...
+
+    def push(self, token: int) -> str | None:
+        """Adds a token; returns the stop string that the text now contains, if any."""
+        ...
+
+    def finish(self) -> None:
+        """No more tokens will come."""
+        ...
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Raw log-probabilities at one position."""
+
+    chosen: int
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """State that outlives preemption; what belongs to a running lane is in ``Lanes``."""
+
+    id: str
+    prompt: npt.NDArray[np.int32]
+    params: SamplingParams
+    max_length: int
+    """Most tokens, prompt included: the sooner of max_tokens and the model's length."""
+    seed: int
+    n_index: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    """End-of-sequence and stop tokens that end it."""
+    eos_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    text: TextSink | None = None
+    arrival_s: float = 0.0
+
+    output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    lane: int | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    first_token_s: float = 0.0
+    finished_s: float = 0.0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """[length] prompt and output."""
+        return np.concatenate([self.prompt, np.asarray(self.output, dtype=np.int32)])
+
+    def commit(self, tokens: Sequence[int], now: float) -> int:
+        """Takes tokens one by one until one ends the request; returns how many it took.
+
+        The order of the checks is: stop token (once min_tokens are there), stop string, length.
+        """
+        if not self.output:
+            self.first_token_s = now
+        for taken, token in enumerate(tokens, start=1):
+            self.output.append(token)
+            if self._ends_with(token):
+                return taken
+        return len(tokens)
+
+    def end(self, reason: FinishReason, now: float) -> None:
+        self.finish_reason = reason
+        self.finished_s = now
+        if self.text is not None:
+            self.text.finish()
+
+    def _ends_with(self, token: int) -> bool:
+        allowed_to_stop = len(self.output) >= self.params.min_tokens
+        if allowed_to_stop and token in self.stop_ids:
+            self.finish_reason = "stop"
+            self.stop_reason = None if token in self.eos_ids else token
+            return True
+        matched = self.text.push(token) if self.text is not None else None
+        if allowed_to_stop and matched is not None:
+            self.finish_reason, self.stop_reason = "stop", matched
+            return True
+        if self.length >= self.max_length:
+            self.finish_reason = "length"
+            return True
+        return False

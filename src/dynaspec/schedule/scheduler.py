@@ -1,0 +1,323 @@
+"""Continuous batching: admission in order of arrival, chunked prefill, preemption by recomputation.
+
+One step may be in flight while the next is scheduled (``plan_lag`` 1). Nothing here asks which mode it is: the
+scheduler plans by ``Lanes.expected``, ``commit`` subtracts what did not happen, and ``settle`` brings a batch
+that was planned ahead up to date before its inputs are built.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from dynaspec.contract.errors import RequestError
+from dynaspec.contract.step import SpecPlan
+from dynaspec.kv.tables import BlockTables
+
+from .batch import Admission, Chunk, StepBatch
+from .lanes import Lanes
+from .request import Request
+from .result import Committed, StepResult
+
+
+class Scheduler:
+    """Owns the queue, the lanes and the block tables."""
+
+    def __init__(self, lanes: Lanes, tables: BlockTables, max_batched_tokens: int, clock: Callable[[], float]) -> None:
+        self.lanes = lanes
+        self.tables = tables
+        self.preemptions = 0
+        self._max_rows = max_batched_tokens
+        self._clock = clock
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        """In order of arrival."""
+        self._limbo: list[tuple[int, int]] = []
+        """(lane, last step that may read it) of requests that left."""
+        self._vacated: list[int] = []
+        """Lanes that are free again, which the next batch tells the runner."""
+        self._scheduled = 0
+        self._committed = 0
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def ensure_fits(self, request: Request) -> None:
+        """
+        Raises:
+            RequestError: the request could not be run even with all KV memory to itself.
+        """
+        capacity = self.tables.pool.num_blocks * self.tables.block_size
+        if request.max_length > capacity:
+            raise RequestError(
+                f"prompt and max_tokens come to {request.max_length} tokens but the KV cache holds {capacity}; "
+                "expected a shorter request or a larger kv_cache_memory"
+            )
+
+    def add(self, request: Request) -> None:
+        """Queues a request that fits."""
+        self._waiting.append(request)
+
+    def abort(self, request: Request) -> None:
+        """Ends a request wherever it is; a step in flight for it is discarded."""
+        if request.finished:
+            return
+        if request.lane is None:
+            self._waiting.remove(request)
+        else:
+            self._leave(request)
+        request.end("abort", self._clock())
+
+    # --- planning ---------------------------------------------------------------------------------------------
+
+    def next_batch(self) -> StepBatch:
+        """Everyone who decodes, then prefill chunks as far as the row budget goes. May be empty."""
+        self._reuse_lanes()
+        preempted = self._secure_slots()
+        decoding = [r for r in self._running if self._decodes(r)]
+        budget = self._max_rows - len(decoding) - self._rows_of_last_drafts(decoding)
+        chunks = self._continue_prefills(max(budget, self.tables.block_size))
+        budget -= sum(chunk.count for chunk in chunks)
+        admitted = [] if preempted else self._admit(budget, decoding, chunks)
+        lanes = np.array([r.lane for r in decoding], dtype=np.int64)
+        batch = StepBatch(
+            step=self._scheduled + 1,
+            requests=tuple(decoding),
+            lanes=lanes,
+            lengths=self.lanes.expected[lanes],
+            room=self.lanes.max_length[lanes] - self.lanes.expected[lanes] - 1,
+            tokens=self.lanes.tokens,
+            block_tables=self.tables.array,
+            chunks=chunks,
+            waiting=len(self._waiting),
+            admitted=admitted,
+        )
+        if not batch.empty:
+            batch.vacated, self._vacated = self._vacated, []
+        return batch
+
+    def reserve(self, batch: StepBatch, plan: SpecPlan) -> SpecPlan:
+        """KV for what was granted. Shrinks the plan where rooms, rows or blocks run out; never preempts."""
+        lanes = self.lanes
+        spare_rows = max(0, self._max_rows - len(batch.requests) - batch.prefill_tokens)
+        granted = np.zeros(len(batch.requests), dtype=np.int64)
+        for i, (request, wanted) in enumerate(zip(batch.requests, plan.depth, strict=True)):
+            lane, length = int(batch.lanes[i]), int(batch.lengths[i])
+            held = len(self.tables.blocks(lane)) + self.tables.pool.free_count
+            caps = {
+                "no_room": int(batch.room[i]),
+                "no_rows": spare_rows,
+                "no_blocks": held * self.tables.block_size - length,
+            }
+            reason = min(caps, key=caps.__getitem__)
+            depth = max(0, min(wanted, caps[reason]))
+            if depth < wanted:
+                batch.skipped.append((request.id, reason))
+            self.tables.try_grow(lane, length + depth)
+            spare_rows -= depth
+            granted[i] = depth
+        lanes.expected[batch.lanes] += granted + 1
+        lanes.expected_computed[batch.lanes] += granted + 1
+        lanes.last_depth[batch.lanes] = granted
+        for chunk in batch.chunks:
+            lanes.expected_computed[chunk.lane] += chunk.count
+            lanes.expected[chunk.lane] += int(chunk.completes)
+        batch.granted = granted
+        self._scheduled = batch.step
+        depth_column = tuple(granted.tolist())
+        return plan if depth_column == plan.depth else plan.with_depth(depth_column)
+
+    def settle(self, batch: StepBatch) -> list[int] | None:
+        """Drops requests that left since the batch was planned, and reads the true lengths.
+
+        Returns:
+            The indices of the decoding requests that stay, or None if all do.
+        """
+        keep = [i for i, r in enumerate(batch.requests) if r.lane == batch.lanes[i]]
+        gone = len(keep) < len(batch.requests)
+        if gone:
+            batch.requests = tuple(batch.requests[i] for i in keep)
+            batch.lanes, batch.room, batch.granted = batch.lanes[keep], batch.room[keep], batch.granted[keep]
+        batch.chunks = [c for c in batch.chunks if c.request.lane == c.lane]
+        batch.admitted = [a for a in batch.admitted if a.request.lane == a.lane]
+        batch.lengths = self.lanes.length[batch.lanes]
+        if batch.empty:  # nothing will be run or committed
+            self._committed = batch.step
+            self._vacated += batch.vacated
+        return keep if gone else None
+
+    # --- results ----------------------------------------------------------------------------------------------
+
+    def commit(self, batch: StepBatch, result: StepResult) -> Committed:
+        """Makes a step's tokens output, up to each request's end, and gives back the KV of rejected ones."""
+        now = self._clock()
+        self._committed = batch.step
+        emitted = np.zeros(len(batch.requests), dtype=np.int64)
+        finished = np.zeros(len(batch.requests), dtype=np.int64)
+        for i, request in enumerate(batch.requests):
+            if request.lane == batch.lanes[i]:
+                request.drafted += int(result.verified[i])
+                tokens = result.tokens[i, : result.accepted[i] + 1].tolist()
+                emitted[i] = self._commit_tokens(request, tokens, int(batch.granted[i]) + 1, result, now)
+                finished[i] = request.finished
+        committed = Committed(emitted, finished)
+        for chunk, token in zip(batch.chunks, result.chunk_tokens, strict=True):
+            if chunk.request.lane == chunk.lane:
+                committed.chunk_tokens += self._commit_chunk(chunk, token, result, now)
+        return committed
+
+    def verify_integrity(self) -> None:
+        """Compares block tables, reference counts and prefix cache; for tests and idle moments.
+
+        Raises:
+            IntegrityError: they contradict each other.
+        """
+        self.tables.verify_integrity()
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _seated(self) -> list[tuple[int, Request]]:
+        return [(request.lane, request) for request in self._running if request.lane is not None]
+
+    def _decodes(self, request: Request) -> bool:
+        lane, lanes = request.lane, self.lanes
+        one_left = lanes.expected[lane] - lanes.expected_computed[lane] == 1
+        return bool(one_left and lanes.expected[lane] < lanes.max_length[lane])
+
+    def _secure_slots(self) -> bool:
+        """One KV slot for every decoding request, oldest first; the youngest give way. True if one had to."""
+        before = self.preemptions
+        for request in list(self._running):
+            while request.lane is not None and self._decodes(request):
+                if self.tables.try_grow(request.lane, int(self.lanes.expected[request.lane])):
+                    break
+                self._preempt(self._running[-1])
+        return self.preemptions > before
+
+    def _preempt(self, request: Request) -> None:
+        self._leave(request)
+        request.preemptions += 1
+        self.preemptions += 1
+        self._waiting.appendleft(request)
+
+    def _leave(self, request: Request) -> None:
+        lane = request.lane
+        if lane is not None:
+            self.tables.close(lane)
+            self.lanes.vacate(lane)
+            self._limbo.append((lane, self._scheduled))
+            self._running.remove(request)
+
+    def _reuse_lanes(self) -> None:
+        """Frees lanes that no step in flight reads any more."""
+        for lane, step in self._limbo:
+            if step <= self._committed:
+                self.lanes.reuse(lane)
+                self._vacated.append(lane)
+        self._limbo = [(lane, step) for lane, step in self._limbo if step > self._committed]
+
+    def _rows_of_last_drafts(self, decoding: list[Request]) -> int:
+        return int(self.lanes.last_depth[[r.lane for r in decoding]].sum()) if decoding else 0
+
+    def _continue_prefills(self, budget: int) -> list[Chunk]:
+        chunks = []
+        for lane, request in self._seated():
+            left = int(self.lanes.expected[lane] - self.lanes.expected_computed[lane])
+            if left > 1 and budget > 0:
+                chunks.append(self._chunk(request, lane, left, budget))
+                budget -= chunks[-1].count
+        return chunks
+
+    def _admit(self, budget: int, decoding: list[Request], chunks: list[Chunk]) -> list[Admission]:
+        """Seats waiting requests while lanes, rows and blocks last; extends ``decoding`` or ``chunks``."""
+        admitted: list[Admission] = []
+        while self._waiting and self.lanes.free_count and budget > 0:
+            request = self._waiting[0]
+            cached = self._cached_prefix(request)
+            computed = len(cached) * self.tables.block_size
+            lane = self._try_seat(request, cached, computed)
+            if lane is None:
+                break
+            self._waiting.popleft()
+            self._running.append(request)
+            request.cached_tokens = max(request.cached_tokens, computed)
+            admitted.append(Admission(request, lane, tuple(cached)))
+            if self._decodes(request):
+                decoding.append(request)
+                budget -= 1
+            else:
+                chunks.append(self._chunk(request, lane, request.length - computed, budget))
+                budget -= chunks[-1].count
+        return admitted
+
+    def _cached_prefix(self, request: Request) -> list[int]:
+        asked = request.params.prompt_logprobs is not None
+        wants_all_rows = asked and len(request.prompt_logprobs) < len(request.prompt) - 1
+        return [] if wants_all_rows else self.tables.match(request.tokens())
+
+    def _try_seat(self, request: Request, cached: list[int], computed: int) -> int | None:
+        """A lane with blocks for all tokens, leaving a block for everyone who runs; None if there is none."""
+        needed = -(-request.length // self.tables.block_size) - len(cached)
+        if self._running and self.tables.pool.free_count - needed < len(self._running):
+            return None
+        if not self.tables.try_open(self.lanes.next_free, cached, request.length):
+            return None
+        return self.lanes.open(request, computed)
+
+    def _chunk(self, request: Request, lane: int, left: int, budget: int) -> Chunk:
+        count = min(left, budget)
+        start = int(self.lanes.expected_computed[lane])
+        return Chunk(request, lane, start, count, completes=count == left)
+
+    def _commit_tokens(self, request: Request, tokens: list[int], room: int, result: StepResult, now: float) -> int:
+        """Commits what a request's rows gave; ``room`` is what ``reserve`` expected of them at most."""
+        lanes, lane = self.lanes, request.lane
+        if lane is None:
+            return 0
+        taken = request.commit(tokens, now)
+        length = int(lanes.length[lane])
+        lanes.tokens[lane, length : length + taken] = tokens[:taken]
+        request.logprobs += result.logprobs.get(request.id, [])[:taken]
+        request.steps += 1
+        request.accepted += min(taken, len(tokens) - 1)
+        lanes.length[lane] += taken
+        lanes.computed[lane] += taken
+        lanes.expected[lane] -= room - taken
+        lanes.expected_computed[lane] -= room - taken
+        self._publish_and_trim(request, lane, now)
+        return taken
+
+    def _commit_chunk(self, chunk: Chunk, token: int | None, result: StepResult, now: float) -> int:
+        lanes, request, lane = self.lanes, chunk.request, chunk.lane
+        request.prompt_logprobs += result.prompt_logprobs.get(request.id, [])
+        lanes.computed[lane] += chunk.count
+        if token is None:
+            self.tables.publish(lane, lanes.tokens[lane], int(lanes.computed[lane]))
+            return 0
+        request.commit([token], now)
+        lanes.tokens[lane, lanes.length[lane]] = token
+        lanes.length[lane] += 1
+        request.logprobs += result.logprobs.get(request.id, [])[:1]
+        self._publish_and_trim(request, lane, now)
+        return 1
+
+    def _publish_and_trim(self, request: Request, lane: int, now: float) -> None:
+        self.tables.publish(lane, self.lanes.tokens[lane], int(self.lanes.computed[lane]))
+        if request.finish_reason is not None:
+            self._leave(request)
+            request.end(request.finish_reason, now)
+        else:
+            self.tables.shrink(lane, int(self.lanes.expected[lane]))

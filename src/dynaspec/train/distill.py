@@ -1,0 +1,72 @@
+"""The drafter's three phases: learn the text, watch the target write, learn to foresee it.
+
+1. *Pretraining* on next tokens needs no target and is the cheapest way to a drafter that can read.
+2. The target continues prompts from the training split, greedily.
+3. *Distillation* on a mixture of corpus rows and those continuations: the drafter is judged on what
+   the target writes, which is more regular than what people wrote.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.train.corpus import Document
+from dynaspec.train.data import TokenSet
+from dynaspec.train.generate import generate_documents, training_prompts
+from dynaspec.train.schedule import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class DistillSettings:
+    """How the drafter's time is divided, and what it learns from."""
+
+    pretrain_share: float = 0.25
+    generate_share: float = 0.35  # of the time that is left after pretraining
+    prompts: int = 2048
+    prompt_tokens: int = 128
+    new_tokens: int = 192
+    batch: int = 64
+    kl_weight: float = 0.8
+    generated_share: float = 0.5  # of the rows of a distillation batch
+    decay_share: float = 0.6  # of the distillation
+
+    def __post_init__(self) -> None:
+        for name in ("pretrain_share", "generate_share", "kl_weight", "generated_share", "decay_share"):
+            if not 0.0 <= (value := getattr(self, name)) <= 1.0:
+                raise ConfigError(f"{name}: got {value}, expected 0 to 1")
+
+
+def write_continuations(
+    target: LlamaForCausalLM,
+    documents: list[Document],
+    tokenizer: Tokenizer,
+    settings: DistillSettings,
+    budget: Budget,
+    seed: int,
+    device: torch.device,
+    path: Path,
+) -> TokenSet:
+    """Generate until the prompts or ``budget`` run out and store the result at ``path``.
+
+    ``budget`` counts seconds or a time of day here; at least one batch is always written. What is
+    stored already is not made again.
+    """
+    if path.is_file():
+        return TokenSet.load(path)
+    prompts = training_prompts(documents, tokenizer, settings.prompts, settings.prompt_tokens, seed)
+    began = time.monotonic()
+
+    def go_on(done: int) -> bool:
+        # Steps say nothing about writing: step 0 leaves the clock alone to decide.
+        return done == 0 or budget.progress(0, time.monotonic() - began) < 1.0
+
+    made = generate_documents(target, prompts, settings.new_tokens, settings.batch, device, go_on)
+    made.save(path)
+    return made

@@ -1,0 +1,95 @@
+"""Verifying drafted chains so that the output keeps the target's own distribution.
+
+Greedy and seeded requests: the target's token is drawn as in plain decoding, and drafted tokens are accepted for
+as long as they are what the target draws. Others: rejection sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dynaspec.contract.proposer import Drafts
+from dynaspec.sampling import ops
+from dynaspec.sampling.draw import draw
+from dynaspec.sampling.rng import Purpose
+from dynaspec.sampling.rows import Rows
+from dynaspec.sampling.state import SamplerState
+
+from .rejection import RejectionSampling
+
+Bools = npt.NDArray[np.bool_]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What a target pass emits for each of B requests: accepted drafts, then one token of the target's own."""
+
+    accepted: Int64
+    """[B] drafted tokens accepted."""
+    tokens: Int64
+    """[B, K + 1] the ``accepted + 1`` emitted tokens, zero-padded."""
+
+
+def accept_chain(
+    scores: torch.Tensor, rows: Rows, drafts: Drafts, lens: Int64, state: SamplerState
+) -> Accepted:
+    """Accepts a prefix of every drafted chain and draws the token that follows it.
+
+    Args:
+        scores: [R, V] the target's, from ``SamplerState.process``; a row of depth j tests the drafted x_{j+1}
+        rows: for each of the B requests its depths 0 … ``lens``
+        drafts: tokens [B, K]; q [B, K, V] defined for requests that are neither greedy nor seeded, or None where
+            drafts are deterministic
+        lens: [B] drafted tokens to verify, ≤ K
+        state: the requests' parameters, not yet told of this step's tokens
+    """
+    batch, width = drafts.tokens.shape
+    tokens = np.zeros((batch, width + 1), np.int64)
+    tokens[:, :width] = drafts.tokens
+    tested = rows.depth < lens[rows.request]
+    following = tokens[rows.request, rows.depth]  # what a row tests, if it is one that does
+
+    exact = state.exact(rows.lanes)
+    if exact.all():
+        own, _ = draw(scores, rows, state, Purpose.TARGET)
+        stop = _stops(tested & (own == following), rows, tokens.shape)
+    else:
+        own, passed = _draw_exact(scores, rows, np.flatnonzero(exact), following, state)
+        rejection = RejectionSampling(scores, rows, np.flatnonzero(~exact), drafts.q, state)
+        at = np.flatnonzero(tested & ~exact)
+        passed[at] = rejection.accept(at, following[at])
+        stop = _stops(tested & passed, rows, tokens.shape)
+        ends = stop[~exact[stop]]
+        rejected, bonus = ends[tested[ends]], ends[~tested[ends]]
+        own[rejected] = rejection.replace(rejected, following[rejected])
+        own[bonus] = rejection.draw(bonus)
+
+    accepted = rows.depth[stop]
+    tokens[np.arange(batch), accepted] = own[stop]
+    tokens[np.arange(width + 1) > accepted[:, None]] = 0
+    return Accepted(accepted, tokens)
+
+
+def _draw_exact(
+    scores: torch.Tensor, rows: Rows, index: Int64, following: Int64, state: SamplerState
+) -> tuple[Int64, Bools]:
+    """(own tokens [R], whether they are the drafted ones [R]), set in the rows ``index`` only."""
+    own, passed = np.zeros_like(following), np.zeros(following.size, np.bool_)
+    if index.size:
+        own[index], _ = draw(ops.take(scores, index), rows.take(index), state, Purpose.TARGET)
+        passed[index] = own[index] == following[index]
+    return own, passed
+
+
+def _stops(passed: Bools, rows: Rows, shape: tuple[int, ...]) -> Int64:
+    """[B] the row that emits each request's own token: the first that did not pass its test, or has none."""
+    row_of = np.zeros(shape, np.int64)
+    row_of[rows.request, rows.depth] = np.arange(rows.depth.size)
+    goes_on = np.zeros(shape, np.bool_)
+    goes_on[rows.request, rows.depth] = passed
+    return row_of[np.arange(shape[0]), goes_on.argmin(-1)]

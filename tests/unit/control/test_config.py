@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.control import SpeculativeConfig
+from dynaspec.control.config import Expected
+from dynaspec.control.keys import ALIASES, REFUSED
+from dynaspec.control.resolve import DEFAULT_POLICY, UNAVAILABLE_METHODS, UNAVAILABLE_POLICIES
+
+
+def parse(value: Any) -> SpeculativeConfig:
+    config = SpeculativeConfig.parse(value)
+    assert config is not None
+    return config
+
+
+def draft(**keys: Any) -> SpeculativeConfig:
+    return SpeculativeConfig(model="drafter", **keys)
+
+
+class TestDefaults:
+    def test_a_model_is_a_draft_model(self) -> None:
+        config = parse({"model": "drafter"})
+        assert (config.method, config.num_speculative_tokens, config.policy) == (
+            "draft_model",
+            5,
+            DEFAULT_POLICY,
+        )
+        assert config.draft_sample_method == "probabilistic"
+        assert config.draft_confidence_threshold is None
+        assert config.prompt_lookup_max is None
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"method": "ngram"},
+            {"model": "ngram"},
+            {"model": "[ngram]"},
+            {"method": "[ngram]"},
+            {"prompt_lookup_max": 5},
+        ],
+    )
+    def test_ways_to_say_ngram(self, given: dict[str, Any]) -> None:
+        config = parse(given)
+        assert (config.method, config.model) == ("ngram", None)
+        assert (config.prompt_lookup_min, config.prompt_lookup_max) == (5, 5)
+        assert config.draft_sample_method == "greedy"
+
+    @pytest.mark.parametrize(
+        ("given", "bounds"),
+        [
+            ({"prompt_lookup_max": 4}, (4, 4)),
+            ({"prompt_lookup_min": 2}, (2, 2)),
+            ({"prompt_lookup_min": 2, "prompt_lookup_max": 4}, (2, 4)),
+        ],
+    )
+    def test_one_lookup_bound_stands_for_both(self, given: dict[str, int], bounds: tuple[int, int]) -> None:
+        config = parse(given)
+        assert (config.prompt_lookup_min, config.prompt_lookup_max) == bounds
+
+    def test_a_threshold_makes_the_length_a_maximum_of_twenty(self) -> None:
+        config = draft(draft_confidence_threshold=0.5)
+        assert (config.policy, config.num_speculative_tokens) == ("confidence", 20)
+        assert (config.draft_confidence_scope, config.signal) == ("batch_mean", "confidence")
+        assert draft(draft_confidence_threshold=0.5, num_speculative_tokens=7).num_speculative_tokens == 7
+
+    def test_the_confidence_policy_fits_its_threshold(self) -> None:
+        assert draft(policy="confidence").draft_confidence_threshold == "auto"
+
+    def test_a_threshold_of_zero_is_off(self) -> None:
+        config = draft(draft_confidence_threshold=0.0)
+        assert (config.policy, config.num_speculative_tokens) == (DEFAULT_POLICY, 5)
+
+    def test_none_means_not_given(self) -> None:
+        assert parse({"model": "drafter", "policy": None, "num_speculative_tokens": None}) == draft()
+
+
+class TestForms:
+    def test_none_is_no_speculation(self) -> None:
+        assert SpeculativeConfig.parse(None) is None
+
+    def test_a_finished_configuration_is_returned_as_it_is(self) -> None:
+        config = draft()
+        assert SpeculativeConfig.parse(config) is config
+
+    def test_json_and_dashes(self) -> None:
+        text = json.dumps(
+            {"model": "drafter", "num-speculative-tokens": 3, "draft-confidence-threshold": "auto"}
+        )
+        assert parse(text) == draft(num_speculative_tokens=3, draft_confidence_threshold="auto")
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            draft(),
+            draft(policy="heuristic"),
+            draft(assistant_confidence_threshold=0.3),
+            SpeculativeConfig(method="ngram"),
+        ],
+        ids=lambda config: config.policy,
+    )
+    def test_it_survives_a_round_trip(self, config: SpeculativeConfig) -> None:
+        assert parse(config.model_dump()) == config
+        assert parse(config.model_dump_json()) == config
+
+    def test_it_cannot_be_changed(self) -> None:
+        with pytest.raises(ValidationError, match="frozen"):
+            draft().num_speculative_tokens = 3  # type: ignore[misc]
+
+    def test_it_can_be_a_field_of_another_model(self) -> None:
+        class Options(BaseModel):
+            spec: SpeculativeConfig | None
+
+        assert Options(spec=draft()).spec == draft()
+
+    @pytest.mark.parametrize("value", ["[1]", "3", 3, ["model"]])
+    def test_what_is_no_mapping_is_refused(self, value: Any) -> None:
+        with pytest.raises(ConfigError, match="expected a mapping"):
+            SpeculativeConfig.parse(value)
+
+    def test_what_is_no_json_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="'model=x', which is not JSON"):
+            SpeculativeConfig.parse("model=x")
+
+
+class TestAliases:
+    def test_transformers_names(self) -> None:
+        config = parse(
+            {
+                "speculative_model": "drafter",
+                "num_assistant_tokens": 8,
+                "num_assistant_tokens_schedule": "heuristic_transient",
+            }
+        )
+        assert (config.method, config.model, config.num_speculative_tokens) == ("draft_model", "drafter", 8)
+        assert config.policy == "heuristic_transient"
+
+    def test_transformers_threshold_brings_its_signal(self) -> None:
+        config = draft(assistant_confidence_threshold=0.4, num_assistant_tokens_schedule="constant")
+        assert (config.policy, config.draft_confidence_threshold) == ("confidence", 0.4)
+        assert (config.signal, config.draft_confidence_scope) == ("token_prob", "request")
+        assert draft(assistant_confidence_threshold=0.4, signal="confidence").signal == "confidence"
+
+    def test_vllms_former_names(self) -> None:
+        config = parse(
+            {
+                "speculative_model": "[ngram]",
+                "num_speculative_tokens": 5,
+                "ngram_prompt_lookup_max": 4,
+                "ngram_prompt_lookup_min": 2,
+                "speculative_disable_by_batch_size": 8,
+            }
+        )
+        assert (config.method, config.prompt_lookup_max, config.prompt_lookup_min) == ("ngram", 4, 2)
+        assert config.disable_by_batch_size == 8
+
+    def test_every_alias_leads_to_a_known_key(self) -> None:
+        assert set(ALIASES.values()) <= set(SpeculativeConfig.model_fields) | set(REFUSED)
+
+    def test_the_same_thing_said_twice(self) -> None:
+        assert draft(num_speculative_tokens=3, num_assistant_tokens=3).num_speculative_tokens == 3
+        with pytest.raises(ConfigError, match="num_speculative_tokens is 3 but num_assistant_tokens is 4"):
+            draft(num_speculative_tokens=3, num_assistant_tokens=4)
+
+
+class TestUnknownAndUnavailable:
+    @pytest.mark.parametrize(
+        ("key", "near"),
+        [
+            ("num_speculative_token", "num_speculative_tokens"),
+            ("modle", "model"),
+            ("prompt-lookup-mx", "prompt_lookup_max"),
+            ("num_asistant_tokens", "num_assistant_tokens"),
+        ],
+    )
+    def test_a_near_miss_is_pointed_out(self, key: str, near: str) -> None:
+        with pytest.raises(ConfigError, match=f"no key '{key}'; did you mean .*{near}"):
+            SpeculativeConfig(**{key: 1})
+
+    def test_a_key_like_no_other_lists_the_keys(self) -> None:
+        with pytest.raises(ConfigError, match=r"no key 'zzz'; expected keys among .*num_speculative_tokens"):
+            draft(zzz=None)
+
+    @pytest.mark.parametrize("method", UNAVAILABLE_METHODS)
+    def test_a_method_to_come_is_refused_by_name(self, method: str) -> None:
+        with pytest.raises(
+            ConfigError, match=f"'{method}', which is not available in this version; .*'ngram'"
+        ):
+            draft(method=method)
+
+    @pytest.mark.parametrize("policy", UNAVAILABLE_POLICIES)
+    def test_a_policy_to_come_is_refused_by_name(self, policy: str) -> None:
+        with pytest.raises(
+            ConfigError, match=f"'{policy}', which is not available in this version; .*'confidence'"
+        ):
+            draft(policy=policy)
+
+    @pytest.mark.parametrize("key", REFUSED)
+    def test_a_key_without_use_here_is_refused_by_name(self, key: str) -> None:
+        with pytest.raises(ConfigError, match=rf"^{key} is 'something'; expected .*no {key}: "):
+            draft(**{key: "something"})
+
+    @pytest.mark.parametrize(
+        ("key", "value"), [(k, v) for k, r in REFUSED.items() for v in (*r.harmless, None)]
+    )
+    def test_a_value_that_asks_for_nothing_passes(self, key: str, value: object) -> None:
+        assert draft(**{key: value}) == draft()
+
+    def test_true_is_not_one(self) -> None:
+        with pytest.raises(ConfigError, match="draft_tensor_parallel_size is True"):
+            draft(draft_tensor_parallel_size=True)
+
+
+WRONG_VALUES = {
+    "method": ["other", 3],
+    "policy": ["", "fastest", ["constant"]],
+    "num_speculative_tokens": [0, 65, -1, 2.5, 5.0, "5", True],
+    "model": ["", 3],
+    "revision": ["", 1],
+    "max_model_len": [0, "9", True],
+    "dtype": ["int4"],
+    "draft_sample_method": ["beam"],
+    "disable_by_batch_size": [0, 1.5],
+    "draft_confidence_threshold": [-0.1, 1.5, "high", float("nan"), True],
+    "draft_confidence_scope": ["token"],
+    "signal": ["survival"],
+    "prompt_lookup_max": [0, 2.5],
+    "prompt_lookup_min": [0],
+}
+
+
+class TestValues:
+    @pytest.mark.parametrize(("key", "value"), [(k, v) for k, values in WRONG_VALUES.items() for v in values])
+    def test_a_wrong_value_is_named_with_what_is_expected(self, key: str, value: Any) -> None:
+        base = {"method": "ngram"} if key.startswith("prompt") else {"model": "drafter"}
+        if key in ("draft_confidence_scope", "signal"):
+            base["policy"] = "confidence"
+        with pytest.raises(ConfigError) as caught:
+            SpeculativeConfig(**base | {key: value})
+        message = str(caught.value)
+        assert message.startswith(f"{key} is {value!r}; expected ")
+        assert "\n" not in message
+
+    def test_every_field_says_what_it_expects(self) -> None:
+        assert set(WRONG_VALUES) == set(SpeculativeConfig.model_fields)
+        for name, info in SpeculativeConfig.model_fields.items():
+            assert any(isinstance(entry, Expected) for entry in info.metadata), name
+
+    @pytest.mark.parametrize("k", [1, 64])
+    def test_the_bounds_of_the_length(self, k: int) -> None:
+        assert draft(num_speculative_tokens=k).num_speculative_tokens == k
+
+    def test_an_integer_is_a_threshold(self) -> None:
+        assert draft(draft_confidence_threshold=1).draft_confidence_threshold == 1.0
+
+
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({}, "neither a method nor a model"),
+    ({"method": "draft_model"}, "model is None"),
+    ({"method": "draft_model", "model": "[ngram]"}, "'\\[ngram\\]'"),
+    ({"method": "ngram", "model": "drafter"}, "model is 'drafter' but method is 'ngram'"),
+    ({"method": "ngram", "revision": "main"}, "revision is 'main' but method is 'ngram'"),
+    ({"method": "ngram", "dtype": "float32"}, "dtype is 'float32' but method is 'ngram'"),
+    ({"method": "ngram", "draft_sample_method": "probabilistic"}, "a looked-up draft is certain"),
+    ({"method": "ngram", "draft_confidence_threshold": 0.5}, "'ngram', which has no confidence"),
+    ({"method": "ngram", "policy": "confidence"}, "'ngram', which has no confidence"),
+    ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "prompt_lookup_min is 5 but"),
+    ({"model": "m", "prompt_lookup_max": 3}, "prompt_lookup_max is 3 but method is 'draft_model'"),
+    (
+        {"model": "m", "policy": "heuristic", "draft_confidence_threshold": 0.5},
+        "0.5 but policy is 'heuristic'",
+    ),
+    (
+        {"model": "m", "policy": "constant", "draft_confidence_threshold": "auto"},
+        "'auto' but policy is 'constant'",
+    ),
+    (
+        {"model": "m", "num_assistant_tokens_schedule": "heuristic", "assistant_confidence_threshold": 0.4},
+        "'heuristic' but policy is 'confidence'",
+    ),
+    (
+        {"model": "m", "num_assistant_tokens_schedule": "heuristic", "policy": "constant"},
+        "'heuristic' but policy is 'constant'",
+    ),
+    ({"model": "m", "num_assistant_tokens_schedule": "linear"}, "'linear'; expected 'constant'"),
+    ({"model": "m", "draft_confidence_scope": "request"}, "draft_confidence_scope is 'request' but policy"),
+    ({"model": "m", "policy": "heuristic", "signal": "token_prob"}, "signal is 'token_prob' but policy"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), CONTRADICTIONS, ids=lambda value: str(value)[:60])
+def test_contradictions_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        SpeculativeConfig(**given)

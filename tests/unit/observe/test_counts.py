@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from dynaspec.contract.step import StepOutcome, Work
+from dynaspec.observe import SpecCounts, SpecStats
+from dynaspec.observe.counts import counts_of
+
+
+def outcome(**columns: Any) -> StepOutcome:
+    """Four requests: two drafts of three and one, one that found nothing, one that was not asked."""
+    values: dict[str, Any] = {
+        "plan_step": 1,
+        "ids": ("a", "b", "c", "d"),
+        "proposer": (0, 0, 0, 0),
+        "requested": (4, 4, 2, 0),
+        "drafted": (3, 1, 0, 0),
+        "verified": (3, 1, 0, 0),
+        "accepted": (2, 1, 0, 0),
+        "emitted": (3, 2, 1, 1),
+        "ended": ("rejected", "all_accepted", "none", "none"),
+        "early_exit": (True, True, False, False),
+        "confidence": ((), (), (), ()),
+        "work": Work(rows_per_pass=(2, 1, 1), verify_rows=8, prefill_rows=5),
+        "draft_s": 0.25,
+        "verify_s": 0.5,
+        "step_s": 1.0,
+    }
+    return StepOutcome(**values | columns)
+
+
+COLUMNS = ("ids", "proposer", "requested", "drafted", "verified", "accepted", "emitted", "ended")
+NOBODY = dict.fromkeys((*COLUMNS, "early_exit", "confidence"), ())
+
+
+class TestOneStep:
+    counts = counts_of(outcome())
+
+    def test_drafts_are_request_steps_with_a_draft(self) -> None:
+        assert (self.counts.request_steps, self.counts.drafts) == (4, 2)
+
+    def test_tokens(self) -> None:
+        c = self.counts
+        assert (c.draft_tokens, c.verified, c.accepted, c.emitted, c.draft_emitted) == (4, 4, 3, 7, 5)
+
+    def test_positions(self) -> None:
+        assert self.counts.drafted_per_pos == (2, 1, 1)
+        assert self.counts.accepted_per_pos == (2, 1)
+        assert sum(self.counts.drafted_per_pos) == self.counts.draft_tokens
+        assert sum(self.counts.accepted_per_pos) == self.counts.accepted
+
+    def test_dynamic_length_counters(self) -> None:
+        assert (self.counts.proposals, self.counts.early_exits, self.counts.tokens_requested) == (3, 2, 10)
+
+    def test_passes_and_times(self) -> None:
+        c = self.counts
+        assert (c.steps, c.target_passes, c.drafter_passes, c.prefill_rows) == (1, 1, 3, 5)
+        assert (c.draft_s, c.verify_s, c.step_s) == (0.25, 0.5, 1.0)
+
+    def test_ratios(self) -> None:
+        assert self.counts.mean_acceptance_length == 5 / 2
+        assert self.counts.tokens_per_request_step == 7 / 4
+        assert self.counts.draft_acceptance_rate == 3 / 4
+        assert self.counts.rate_per_position == (1.0, 0.5)
+
+
+def test_a_prefill_alone_is_a_target_pass() -> None:
+    assert counts_of(outcome(**NOBODY, work=Work(prefill_rows=9))).target_passes == 1
+    assert counts_of(outcome(**NOBODY, work=Work())).target_passes == 0
+
+
+def test_nothing_has_no_ratios() -> None:
+    counts = SpecCounts()
+    assert counts.mean_acceptance_length is None
+    assert counts.tokens_per_request_step is None
+    assert counts.draft_acceptance_rate is None
+    assert counts.rate_per_position == ()
+
+
+def test_ratios_of_sums_are_not_sums_of_ratios() -> None:
+    short = outcome(drafted=(1, 0, 0, 0), accepted=(0, 0, 0, 0), emitted=(1, 1, 1, 1))
+    both = counts_of(outcome()) + counts_of(short)
+    assert both.mean_acceptance_length == 6 / 3
+    assert both.draft_acceptance_rate == 3 / 5
+    assert both.rate_per_position == (2 / 3, 1 / 3)
+
+
+def test_a_difference_is_what_happened_in_between() -> None:
+    stats = SpecStats()
+    stats.record(outcome())
+    stats.skip("no_match")
+    before = stats.snapshot()
+    later = outcome(drafted=(1, 1, 0, 0), accepted=(1, 0, 0, 0))
+    stats.record(later)
+    stats.skip("catching_up", 2)
+    stats.preemption()
+    span = stats.snapshot() - before
+    assert span == counts_of(later) + SpecCounts(skipped={"catching_up": 2}, preemptions=1)
+    assert span.drafted_per_pos == (2,)
+
+
+def test_nothing_is_left_of_a_difference_with_itself() -> None:
+    stats = SpecStats()
+    stats.record(outcome())
+    stats.skip("no_match")
+    assert stats.snapshot() - stats.snapshot() == SpecCounts()
+
+
+def test_a_snapshot_does_not_change() -> None:
+    stats = SpecStats()
+    stats.skip("no_match")
+    before = stats.snapshot()
+    stats.skip("no_match")
+    stats.record(outcome())
+    assert before == SpecCounts(skipped={"no_match": 1})
+
+
+def test_merging_adds_another_engines_totals() -> None:
+    one, other = SpecStats(), SpecStats()
+    for stats in (one, other):
+        stats.record(outcome())
+        stats.skip("no_match")
+    other.proposer_fault()
+    one.merge(other.snapshot())
+    total = one.snapshot()
+    assert (total.drafts, total.drafted_per_pos, total.skipped) == (4, (4, 2, 2), {"no_match": 2})
+    assert total.proposer_faults == 1
+
+
+@pytest.mark.parametrize("counts", [SpecCounts(), counts_of(outcome())], ids=["empty", "one step"])
+def test_as_dict_is_json_with_counts_and_ratios(counts: SpecCounts) -> None:
+    values = counts.as_dict()
+    assert json.loads(json.dumps(values)) == values
+    assert {f.name for f in fields(counts)} < set(values)
+    assert values["mean_acceptance_length"] == counts.mean_acceptance_length

@@ -1,0 +1,68 @@
+"""A corpus and models small enough to train in a moment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynaspec.train.corpus import Document
+from dynaspec.train.data import TokenSet, encode
+from dynaspec.train.model import Shape
+from dynaspec.train.tokenizer import train_tokenizer
+
+TINY = Shape(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=48, head_dim=16, vocab=300, positions=128)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def source(index: int) -> str:
+    body = "".join(f"    total += {index} * {line}\n" for line in range(6))
+    return f'"""Module {index}."""\n\ndef f{index}(x):\n    total = x\n{body}    return total\n'
+
+
+@pytest.fixture(scope="session")
+def documents() -> list[Document]:
+    return [Document(f"m{i}.py", "code", source(i)) for i in range(12)]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(documents):
+    return train_tokenizer([d.text for d in documents], TINY.vocab)
+
+
+@pytest.fixture(scope="session")
+def tokens(documents, tokenizer) -> TokenSet:
+    return encode(documents, tokenizer)
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """Sources of which two carry names that the committed list holds out."""
+    root = tmp_path / "library"
+    root.mkdir()
+    for i in range(12):
+        (root / f"m{i}.py").write_text(source(i), "utf-8")
+    for i, name in enumerate(("sched.py", "chunk.py")):
+        (root / name).write_text(source(100 + i), "utf-8")
+    (root / "test").mkdir()
+    (root / "test" / "left_out.py").write_text(source(999), "utf-8")
+    return root
+
+
+@pytest.fixture
+def gsm8k(tmp_path: Path) -> Path:
+    path = tmp_path / "problems.jsonl"
+    rows = [
+        {"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(120)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dynaspec.train.corpus import Document
+from dynaspec.train.evaluate import (
+    agreement,
+    code_prompts,
+    drafter_agreement,
+    first_block,
+    held_out_loss,
+    parses,
+)
+from dynaspec.train.generate import continue_greedily, function_headers, maths_prompt, training_prompts
+from dynaspec.train.model import build
+from dynaspec.train.objective import NextToken
+
+from .conftest import TINY
+
+CPU = torch.device("cpu")
+
+
+def test_agreement_counts():
+    right = np.array([True, True, False, True, True, True, True])
+    got = agreement(right, draft_len=2)
+    assert (got.first_equal, got.first_positions) == (6, 7)
+    assert got.positions == 6
+    assert got.survived == (5, 4)  # from 0, 1, 3, 4, 5; of these 0, 3, 4, 5 for two in a row
+    # Steps: two right and the third token; two right and the sixth; the last one.
+    assert (got.steps, got.emitted) == (3, 7)
+    assert agreement(np.zeros(0, dtype=bool), 2).steps == 0
+
+
+def test_agreement_equals_drafting_for_real():
+    """A drafter that drafts from its own tokens survives exactly as the one-pass count says."""
+    target, drafter = build(TINY, seed=1), build(TINY, seed=2)
+    prompt = np.array([5, 6, 7], dtype=np.uint16)
+    tail = continue_greedily(target, [prompt], 12, CPU)[0]
+    tail[::2] = 9  # a text that neither model would write
+    counted = drafter_agreement(drafter, [prompt], [tail], 3, CPU)
+    survived = [0, 0, 0]
+    for at in range(len(tail) - 2):
+        drafts = continue_greedily(drafter, [np.concatenate([prompt, tail[:at]])], 3, CPU)[0]
+        drafts = np.pad(drafts, (0, 3 - len(drafts)))
+        alive = np.cumprod(drafts == tail[at : at + 3])
+        survived = [s + int(a) for s, a in zip(survived, alive, strict=True)]
+    assert list(counted.survived) == survived
+
+
+def test_padding_does_not_change_a_continuation():
+    model = build(TINY, seed=3).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(20)  # sharp enough to have no ties
+    prompts = [np.array(p, dtype=np.uint16) for p in ([4, 5, 6, 7, 8], [9, 10])]
+    together = continue_greedily(model, prompts, 6, CPU)
+    for prompt, tail in zip(prompts, together, strict=True):
+        assert continue_greedily(model, [prompt], 6, CPU)[0].tolist() == tail.tolist()
+
+
+def test_held_out_loss_scores_every_token_once(tokens):
+    model = build(TINY, seed=1)
+    got = held_out_loss(model, tokens, 1000, seq_len=16, device=CPU, rows=3)
+    assert got.tokens == len(tokens.tokens)
+    stream = torch.from_numpy(np.concatenate([[0], tokens.tokens]).astype(np.int64))
+    nats = sum(
+        NextToken(model)(row[None]).item() * (len(row) - 1)
+        for row in (stream[i : i + 17] for i in range(0, len(tokens.tokens), 16))
+    )
+    assert got.nats == pytest.approx(nats, rel=1e-5)
+    assert got.bits_per_byte == pytest.approx(got.nats / np.log(2) / 1000)
+
+
+def test_prompts_are_cut_after_function_headers():
+    header = "def f(\n    x: dict = {1: 2},\n):  # note\n"
+    text = f"import os\n\n@cache\n{header}\n    # why\n    return x\n\ndef g(): pass\n"
+    assert [text[a:b] for a, b in function_headers(text)] == [header]
+    a = Document("a.py", "code", "x = 1\ndef a(y):\n    return y\ndef b(y):\n    return y\n")
+    b = Document("b.py", "code", "def c(y):\n    return y\n")
+    prompts = code_prompts([a, b], 3)
+    assert [p.header for p in prompts] == ["def a(y):\n", "def c(y):\n", "def b(y):\n"]
+    assert prompts[0].text == "x = 1\ndef a(y):\n"
+
+
+def test_body_ends_at_the_next_top_level_line():
+    assert first_block("    return 1\n\ndef g") == ("    return 1\n\n", True)
+    assert first_block("    x = 1\n# note\n    return x\n    y =") == (
+        "    x = 1\n# note\n    return x\n",
+        False,
+    )
+    assert parses("def f():\n", "    return 1\n\nclass", ended=False) == (True, True)
+    assert parses("def f():\n", "    return (\n", ended=False) == (False, False)
+    assert parses("def f():\n", "    return 1", ended=True) == (True, True)
+    assert parses("def f():\n", "nonsense here\n", ended=False) == (False, True)
+
+
+def test_training_prompts_are_short_and_reproducible(documents, tokenizer):
+    maths = [Document("gsm8k/0", "maths", "Question: 1?\nAnswer: 2")]
+    assert maths_prompt(maths[0]) == "Question: 1?\nAnswer:"
+    prompts = training_prompts([*documents, *maths], tokenizer, 6, 24, seed=1)
+    again = training_prompts([*documents, *maths], tokenizer, 6, 24, seed=1)
+    assert [p.tolist() for p in prompts] == [p.tolist() for p in again]
+    assert all(0 < len(p) <= 24 for p in prompts)
+    assert tokenizer.decode(prompts[1].tolist()) == "Question: 1?\nAnswer:"
