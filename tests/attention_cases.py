@@ -51,9 +51,9 @@ def run_case(
     dtype: torch.dtype = torch.float32,
     broken_row: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of the pass under test, and of one more row a sequence after it, which shows what it has written.
+    """Attention of the pass under test, and of one more row a sequence after it, which shows what was written.
 
-    Both are [rows, heads · dim] in float32 on the CPU, without padding. The values of ``broken_row`` are not numbers.
+    Both are [rows, heads · dim], float32, on the CPU, without padding. ``broken_row`` has values that are NaN.
     """
     rng = np.random.default_rng(case.seed)
     tables = _block_tables(case, rng)

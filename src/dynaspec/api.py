@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from dynaspec.contract.errors import ConfigError, DynaspecError, RequestError
 from dynaspec.contract.outputs import RequestOutput
@@ -297,7 +297,7 @@ class AsyncLLM:
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     one = isinstance(prompts, str | Mapping) or (bool(prompts) and isinstance(prompts[0], int))
-    return [prompts] if one else list(prompts)  # type: ignore[list-item]
+    return cast(list[Prompt], [prompts] if one else list(prompts))
 
 
 def _params_for(
@@ -308,7 +308,7 @@ def _params_for(
     if isinstance(params, SamplingParams):
         return [params] * len(prompts)
     if len(params) != len(prompts):
-        raise RequestError(f"{len(params)} sampling_params were given for {len(prompts)} prompts; expected one for each")
+        raise RequestError(
+            f"{len(params)} sampling_params were given for {len(prompts)} prompts; expected one for each"
+        )
     return list(params)
-
-

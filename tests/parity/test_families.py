@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +137,10 @@ def save_random(config_name: str, options: dict[str, Any], directory: Path) -> A
 
 
 @pytest.fixture(scope="module", params=CASES)
-def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Model, Any]]:
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Any]:
     directory = tmp_path_factory.mktemp(request.param)
     theirs = save_random(*CASES[request.param], directory)
-    yield load_model(str(directory)), theirs
+    return load_model(str(directory)), theirs
 
 
 def their_logits(model: Any) -> list[torch.Tensor]:

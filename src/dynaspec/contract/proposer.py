@@ -23,7 +23,9 @@ class DecodeBatch(Protocol):
     A *lane* is the row that a running request keeps in all per-request tables until it ends or is preempted.
     """
 
-    ids: Sequence[str]
+    @property
+    def ids(self) -> Sequence[str]: ...
+
     lanes: Ints
     """[B]"""
     lengths: Ints

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -11,6 +10,8 @@ from .errors import RequestError
 
 _MAX_SEED = 2**63 - 1
 _MAX_STOP_STRINGS = 64
+_LISTS = ("allowed_token_ids", "bad_words", "stop_token_ids")
+_FLAGS = ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens")
 
 
 class RequestOutputKind(Enum):
@@ -77,8 +78,13 @@ class SamplingParams:
     """Upper limit on this request's draft length; 0 = no speculation, None = the engine decides."""
 
     def __post_init__(self) -> None:
-        for name in ("logit_bias", "allowed_token_ids", "bad_words", "stop", "stop_token_ids"):
-            object.__setattr__(self, name, _plain(getattr(self, name)))
+        # Copied, so that the caller's later changes do not reach the engine.
+        for name in _LISTS:
+            object.__setattr__(self, name, _tuple(name, getattr(self, name)))
+        if not isinstance(self.stop, str):
+            object.__setattr__(self, "stop", _tuple("stop", self.stop))
+        object.__setattr__(self, "logit_bias", _by_token(self.logit_bias))
+        self._check_kinds()
         self._check_ranges()
         self._check_lists()
         self._check_together()
@@ -93,6 +99,13 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    def _check_kinds(self) -> None:
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} is {getattr(self, name)!r}; expected True or False")
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise RequestError(f"output_kind is {self.output_kind!r}; expected a RequestOutputKind")
 
     def _check_ranges(self) -> None:
         _integer("n", self.n, 1, 1024)
@@ -146,13 +159,21 @@ class SamplingParams:
             raise RequestError(f"n is {self.n} with temperature 0; expected n=1, as greedy continuations are all alike")
 
 
-def _plain(value: object) -> object:
-    """Containers copied into immutable ones, so that the caller's later changes do not reach the engine."""
-    if isinstance(value, Mapping):
-        return {int(k) if isinstance(k, str) and k.isdigit() else k: v for k, v in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(value)
-    return value
+def _tuple(name: str, value: object) -> tuple[object, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise RequestError(f"{name} is {value!r}; expected a list")
+    return tuple(value)
+
+
+def _by_token(bias: object) -> dict[object, object] | None:
+    """The keys of JSON objects are strings; token ids are integers."""
+    if bias is None:
+        return None
+    if not isinstance(bias, Mapping):
+        raise RequestError(f"logit_bias is {bias!r}; expected a mapping from token ids to numbers")
+    return {int(k) if isinstance(k, str) and k.isascii() and k.isdigit() else k: v for k, v in bias.items()}
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:
@@ -162,5 +183,5 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
 
 def _number(name: str, value: object, low: float, high: float) -> None:
     good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type, operator]
+    if not good or not low <= value <= high:  # type: ignore[operator]  # false for NaN
         raise RequestError(f"{name} is {value!r}; expected a number from {low} to {high}")

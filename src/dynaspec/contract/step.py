@@ -75,7 +75,7 @@ class StepView:
 
     def select(self, keep: Sequence[int]) -> StepView:
         """The same view of some of its requests."""
-        per_proposer = {
+        per_proposer: dict[str, Any] = {
             "lag": tuple(tuple(column[i] for i in keep) for column in self.lag),
             "offers": tuple(c if c is None else tuple(c[i] for i in keep) for c in self.offers),
         }

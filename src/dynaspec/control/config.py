@@ -132,9 +132,7 @@ class SpeculativeConfig(BaseModel):
     def _check_lookup(self) -> None:
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         if low is not None and high is not None and low > high:
-            raise ConfigError(
-                f"prompt_lookup_min is {low} but prompt_lookup_max is {high}; expected min ≤ max"
-            )
+            raise ConfigError(f"prompt_lookup_min is {low} but prompt_lookup_max is {high}; expected min ≤ max")
 
 
 def _decode(text: str) -> Any:

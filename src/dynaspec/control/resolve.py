@@ -79,8 +79,7 @@ def _check_method(values: Mapping[str, Any]) -> None:
         if method in METHODS and method != owner and foreign:
             name = foreign[0]
             raise ConfigError(
-                f"{name} is {values[name]!r} but method is {method!r}; expected no {name}, or method "
-                f"{owner!r}"
+                f"{name} is {values[name]!r} but method is {method!r}; expected no {name}, or method {owner!r}"
             )
     if method == "ngram" and values.get("draft_sample_method") == "probabilistic":
         raise ConfigError(

@@ -106,7 +106,9 @@ def _max_model_len(config: EngineConfig, target: Model) -> int:
     """
     limit = target.config.max_position
     if config.max_model_len is not None and config.max_model_len > limit:
-        raise ConfigError(f"max_model_len is {config.max_model_len} but the model has {limit} positions; expected no more")
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len} but the model has {limit} positions; expected no more"
+        )
     return config.max_model_len or limit
 
 
@@ -140,7 +142,11 @@ def _kv_cache(config: EngineConfig, models: list[Model], max_model_len: int) -> 
     needed = config.max_num_seqs * -(-max_model_len // BLOCK_SIZE)
     blocks = blocks_within(memory, sum(model.kv_bytes_per_block for model in models), needed)
     tables = BlockTables(
-        BlockPool(blocks), config.max_num_seqs, max_model_len, BLOCK_SIZE, caching=config.enable_prefix_caching
+        BlockPool(blocks),
+        config.max_num_seqs,
+        max_model_len,
+        BLOCK_SIZE,
+        caching=config.enable_prefix_caching,
     )
     arenas = [
         Arena.allocate(model.config.num_layers, model.kv_shapes(blocks), model.dtype, model.device) for model in models

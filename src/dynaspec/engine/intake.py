@@ -38,7 +38,9 @@ class Group:
 class Intake:
     """Checks a prompt and its parameters against the model, and gives every continuation its seed."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...], max_model_len: int, seed: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...], max_model_len: int, seed: int
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
@@ -59,12 +61,19 @@ class Intake:
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(params, name)
             if asked is not None and asked > self._vocab_size:
-                raise RequestError(f"{name} is {asked} but the vocabulary has {self._vocab_size} tokens; expected no more")
+                raise RequestError(
+                    f"{name} is {asked} but the vocabulary has {self._vocab_size} tokens; expected no more"
+                )
         requests = [self._request(request_id, i, tokens, params, bad_words) for i in range(params.n)]
         return Group(request_id, text, tuple(tokens), params, requests)
 
     def _request(
-        self, request_id: str, index: int, tokens: list[int], params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]
+        self,
+        request_id: str,
+        index: int,
+        tokens: list[int],
+        params: SamplingParams,
+        bad_words: tuple[tuple[int, ...], ...],
     ) -> Request:
         wanted = self._max_model_len if params.max_tokens is None else len(tokens) + params.max_tokens
         eos_ids = () if params.ignore_eos else self._eos_ids
@@ -86,13 +95,17 @@ class Intake:
         if isinstance(prompt, Mapping):
             given = [key for key in ("prompt", "prompt_token_ids") if prompt.get(key) is not None]
             if len(given) != 1:
-                raise RequestError(f"the prompt has the keys {sorted(prompt)}; expected either 'prompt' or 'prompt_token_ids'")
+                raise RequestError(
+                    f"the prompt has the keys {sorted(prompt)}; expected either 'prompt' or 'prompt_token_ids'"
+                )
             prompt = prompt[given[0]]  # type: ignore[assignment]  # checked below like any other
         if isinstance(prompt, str):
             return prompt, self._tokenizer.encode(prompt)
         if isinstance(prompt, Sequence) and all(isinstance(t, int | np.integer) for t in prompt):
             return None, [int(t) for t in prompt]
-        raise RequestError(f"the prompt is a {type(prompt).__name__}; expected text, token ids, or a mapping with one of them")
+        raise RequestError(
+            f"the prompt is a {type(prompt).__name__}; expected text, token ids, or a mapping with one of them"
+        )
 
     def _check_prompt(self, tokens: list[int]) -> None:
         if not tokens:

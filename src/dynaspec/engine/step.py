@@ -1,8 +1,8 @@
 """One step of the engine. Only this file knows all the parts.
 
-    schedule   who runs, how much to draft, which KV blocks          ┐ may run while the step
-    run        draft, trim, verify                                   │ before is still running
-    commit     tokens become output, the controller learns           ┘ (``async_scheduling``)
+schedule   who runs, how much to draft, which KV blocks          ┐ may run while the step
+run        draft, trim, verify                                   │ before is still running
+commit     tokens become output, the controller learns           ┘ (``async_scheduling``)
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ class Verified:
 class TargetVerifier:
     """Runs the target over decoding requests' drafts and over prefill chunks, in one pass."""
 
-    def __init__(self, model: Model, arena: Arena, sampler: SamplerState, block_size: int, taps: tuple[int, ...]) -> None:
+    def __init__(
+        self, model: Model, arena: Arena, sampler: SamplerState, block_size: int, taps: tuple[int, ...]
+    ) -> None:
         self._model = model
         self._arena = arena
         self._sampler = sampler

@@ -62,5 +62,7 @@ class Tokenizer:
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token sequences that spell each word, with and without a space before it."""
-        spelled = {tuple(self.encode(prefix + word.lstrip(), special_tokens=False)) for word in words for prefix in ("", " ")}
+        spelled = {
+            tuple(self.encode(prefix + word.lstrip(), special_tokens=False)) for word in words for prefix in ("", " ")
+        }
         return tuple(sorted(tokens for tokens in spelled if tokens))

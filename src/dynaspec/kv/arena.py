@@ -24,13 +24,12 @@ class Arena:
         device: torch.device,
     ) -> Arena:
         """Zeroed tensors; the operating system maps CPU pages only when they are first written."""
+        def layer() -> tuple[torch.Tensor, torch.Tensor]:
+            key, value = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
+            return key, value
+
         try:
-            return cls(
-                tuple(
-                    (torch.zeros(shapes[0], dtype=dtype, device=device), torch.zeros(shapes[1], dtype=dtype, device=device))
-                    for _ in range(num_layers)
-                )
-            )
+            return cls(tuple(layer() for _ in range(num_layers)))
         except (RuntimeError, MemoryError) as error:
             wanted = num_layers * 2 * torch.Size(shapes[0]).numel() * dtype.itemsize
             raise CapacityError(
@@ -52,6 +51,7 @@ def blocks_within(memory: int, bytes_per_block: int, needed: int) -> int:
     blocks = min(memory // bytes_per_block, needed)
     if blocks < 1:
         raise CapacityError(
-            f"kv_cache_memory is {memory} bytes, but one KV block of target and drafter takes {bytes_per_block}; expected more"
+            f"kv_cache_memory is {memory} bytes, but one KV block of target and drafter takes {bytes_per_block}; "
+            "expected more"
         )
     return int(blocks)

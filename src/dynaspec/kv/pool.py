@@ -90,7 +90,9 @@ class BlockPool:
             if self._refs[block] != held[block]:
                 raise IntegrityError(f"block {block} has {self._refs[block]} references but {held[block]} holders")
             if (self._refs[block] == 0) != (block in self._free):
-                raise IntegrityError(f"block {block} has {self._refs[block]} references; its place in the free list is wrong")
+                raise IntegrityError(
+                    f"block {block} has {self._refs[block]} references; its place in the free list is wrong"
+                )
         for key, block in self._block_of.items():
             if self._hash_of[block] != key:
                 raise IntegrityError(f"the prefix cache points to block {block}, which has another content")

@@ -39,7 +39,7 @@ class BlockTables:
         return found
 
     def try_open(self, lane: int, cached: list[int], num_tokens: int) -> bool:
-        """Gives an empty lane the cached blocks and room for ``num_tokens``; False, and nothing changed, if none is left."""
+        """Gives an empty lane the cached blocks and room for ``num_tokens``; False, and nothing changed, without it."""
         for block in cached:
             self.pool.share(block)
         fresh = self.pool.try_allocate(max(0, self._needed(num_tokens) - len(cached)))

@@ -29,7 +29,7 @@ class Layer:
     down: Linear
     window: int | None
     mlp_norm: Norm | None = None
-    """None where attention and MLP share one norm."""
+    """None where attention and MLP run side by side behind one norm."""
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     post_attention_norm: Norm | None = None
@@ -69,7 +69,7 @@ class Decoder:
         self._ops = ops
         self._rope = RopeTable.build(config.rope, config.max_position, device) if config.rope else None
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
-        self._heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         shapes = attention.kv_shape(1)
         elements = sum(torch.Size(shape).numel() for shape in shapes)
         self.kv_bytes_per_block = config.num_layers * elements * dtype.itemsize
@@ -119,18 +119,20 @@ class Decoder:
         """Adds ``delta`` to x; returns what the layer's last part wants to add."""
         h = self._normed(x, delta, layer.attention_norm)
         attended = self._attend(layer, h, kv, meta)
-        if self.config.parallel_residual:
-            h = h if layer.mlp_norm is None else self._ops.norm(x, layer.mlp_norm)
+        if layer.mlp_norm is None:
             return attended + self._mlp(layer, h)
+        if self.config.parallel_residual:
+            return attended + self._mlp(layer, self._ops.norm(x, layer.mlp_norm))
         if layer.post_attention_norm is not None:
             attended = self._ops.norm(attended, layer.post_attention_norm)
-        out = self._mlp(layer, self._ops.add_norm(x, attended, layer.mlp_norm))
+        h = self._ops.add_norm(x, attended, layer.mlp_norm)
+        out = self._mlp(layer, h)
         return out if layer.post_mlp_norm is None else self._ops.norm(out, layer.post_mlp_norm)
 
     def _attend(self, layer: Layer, h: torch.Tensor, kv: KV, meta: AttentionMeta) -> torch.Tensor:
         heads, kv_heads, _ = self._heads
         qkv = layer.qkv(h).view(h.shape[0], -1, self.config.head_dim)
-        q, k, v = qkv.split(self._heads, 1)
+        q, k, v = torch.split(qkv, self._heads, 1)
         if layer.query_norm is not None and layer.key_norm is not None:
             self._ops.head_norm(q, layer.query_norm)
             self._ops.head_norm(k, layer.key_norm)

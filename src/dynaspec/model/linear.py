@@ -7,6 +7,7 @@ not, and is faster for the few rows of a decoding step.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -15,8 +16,8 @@ import torch.nn.functional as F
 logger = logging.getLogger(__name__)
 
 _PACK_ROWS = 32  # a hint that MKL chooses its panel sizes by
-_CHECK_ROWS = 49
-_CHECK_SIZES = (1, 2, 3, 5, 8, 16, 17, 32)
+_CHECK_ROWS = 200
+_CHECK_SIZES = (1, 2, 3, 5, 8, 16, 17, 32, 64, 130)
 
 
 class Linear(Protocol):
@@ -38,15 +39,20 @@ class PlainLinear:
 class PackedLinear:
     """MKL's packed GEMM; keeps the packed matrix only."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, min_rows: int = 1) -> None:
+        """``min_rows`` 2: a single row is run twice, for shapes where MKL treats it as a vector."""
         self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _PACK_ROWS)
         # The operator reads the original's shape, and its content only if the last argument is not the row count.
         self._shape_only = torch.zeros(1).expand(weight.shape)
         self._bias = bias
-        self._run = torch.ops.mkl._mkl_linear.default
+        self._min_rows = min_rows
+        self._run: Callable[..., torch.Tensor] = torch.ops.mkl._mkl_linear.default
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._run(x, self._packed, self._shape_only, self._bias, x.shape[0])
+        rows = x.shape[0]
+        if rows < self._min_rows:
+            return self._run(x.repeat(2, 1), self._packed, self._shape_only, self._bias, 2)[:1]
+        return self._run(x, self._packed, self._shape_only, self._bias, rows)
 
 
 class LinearFactory:
@@ -54,18 +60,21 @@ class LinearFactory:
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._pack = device.type == "cpu" and dtype == torch.float32
-        self._checked: set[tuple[int, ...]] = set()
+        self._min_rows: dict[torch.Size, int] = {}
         if self._pack and not hasattr(torch.ops.mkl, "_mkl_linear"):
             self._give_up("this build of PyTorch has no MKL")
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """A layer for weight [out, in] and bias [out]."""
+        if self._pack and weight.shape not in self._min_rows:
+            good = (rows for rows in (1, 2) if row_invariant(PackedLinear(weight, bias, rows), weight, bias))
+            found = next(good, None)
+            if found is None:
+                self._give_up(f"the packed GEMM of shape {tuple(weight.shape)} depends on the number of rows")
+            else:
+                self._min_rows[weight.shape] = found
         if self._pack:
-            packed = PackedLinear(weight, bias)
-            if self._checked.issuperset({tuple(weight.shape)}) or row_invariant(packed, weight, bias):
-                self._checked.add(tuple(weight.shape))
-                return packed
-            self._give_up(f"the packed GEMM of shape {tuple(weight.shape)} depends on the number of rows")
+            return PackedLinear(weight, bias, self._min_rows[weight.shape])
         return PlainLinear(weight, bias)
 
     def _give_up(self, reason: str) -> None:

@@ -11,13 +11,13 @@ import torch
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
 
-from .attention.base import AttentionBackend, AttentionSpec
-from .attention.reference import ReferenceAttention
+from .attention.base import AttentionSpec
+from .attention.select import attention_backend
 from .base import Model
 from .config import DecoderConfig
 from .decoder import Decoder
-from .families import FAMILIES
-from .families.common import UnsupportedVariantError, token_ids
+from .families import FAMILIES, Family
+from .families.common import UnsupportedVariantError, length, special_tokens, token_ids
 from .ops import Ops, TorchOps
 from .reader import Reader
 from .weights import Checkpoint, find_checkpoint, read_json
@@ -64,33 +64,27 @@ def load_model(
     try:
         if name not in FAMILIES:
             raise UnsupportedVariantError("it is not among the supported families")
-        config = _with_generation_config(FAMILIES[name].config(hf, max_model_len), directory)
+        config = FAMILIES[name].config(hf, max_model_len)
     except UnsupportedVariantError as reason:
         from .fallback import load_fallback
 
         logger.warning("%s runs on Transformers' own modelling code, which is slower: %s", name, reason)
-        return load_fallback(directory, hf, target, wanted, max_model_len, trust_remote_code)
-    checkpoint = Checkpoint(directory)
-    weights = FAMILIES[name].weights(Reader(checkpoint, config, target, wanted), config)
+        special = special_tokens(hf)
+        special["eos_token_ids"] = _end_tokens(special["eos_token_ids"], directory)
+        longest = length(hf.max_position_embeddings, max_model_len)
+        return load_fallback(directory, hf, target, wanted, longest, special, trust_remote_code)
+    config = replace(config, eos_token_ids=_end_tokens(config.eos_token_ids, directory))
+    return _load_decoder(Checkpoint(directory), FAMILIES[name], config, target, wanted)
+
+
+def _load_decoder(
+    checkpoint: Checkpoint, family: Family, config: DecoderConfig, device: torch.device, dtype: torch.dtype
+) -> Decoder:
+    weights = family.weights(Reader(checkpoint, config, device, dtype), config)
     checkpoint.check_all_taken()
-    return Decoder(config, weights, attention_backend(config, target, wanted), _ops(target, wanted), target, wanted)
-
-
-def attention_backend(config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
-    """The fastest paged attention for a device and dtype."""
     scale = config.attention_scale or config.head_dim**-0.5
-    spec = AttentionSpec(
-        config.num_heads, config.num_kv_heads, config.head_dim, scale, config.attention_softcap
-    )
-    if device.type == "cuda":
-        from .attention.cuda import CudaAttention
-
-        return CudaAttention(spec, device, dtype)
-    if device.type == "cpu" and dtype == torch.float32:
-        from .attention.cpu import CpuAttention
-
-        return CpuAttention(spec, torch.get_num_threads())
-    return ReferenceAttention(spec, device)
+    spec = AttentionSpec(config.num_heads, config.num_kv_heads, config.head_dim, scale, config.attention_softcap)
+    return Decoder(config, weights, attention_backend(spec, device, dtype), _ops(device, dtype), device, dtype)
 
 
 def _ops(device: torch.device, dtype: torch.dtype) -> Ops:
@@ -139,16 +133,14 @@ def _read_config(directory: Path, trust_remote_code: bool) -> Any:
 
 
 def _architecture(hf: Any, directory: Path) -> str:
-    names = getattr(hf, "architectures", None) or []
+    names: list[str] = getattr(hf, "architectures", None) or []
     if len(names) != 1:
         raise CheckpointError(f"{directory / 'config.json'} names {len(names)} architectures; expected one")
     return names[0]
 
 
-def _with_generation_config(config: DecoderConfig, directory: Path) -> DecoderConfig:
-    """Adds the end-of-sequence tokens that generation_config.json names."""
+def _end_tokens(known: tuple[int, ...], directory: Path) -> tuple[int, ...]:
+    """The config's end-of-sequence tokens and those that generation_config.json adds."""
     path = directory / "generation_config.json"
-    if not path.is_file():
-        return config
-    more = token_ids(read_json(path).get("eos_token_id"))
-    return replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
+    more = token_ids(read_json(path).get("eos_token_id")) if path.is_file() else ()
+    return tuple(dict.fromkeys(known + more))

@@ -97,7 +97,8 @@ class Checkpoint:
         if found != list(shape):
             raise CheckpointError(f"{name} has shape {found} in {self.directory}; its config needs {list(shape)}")
         self._taken.add(name)
-        return handle.get_tensor(name)
+        tensor: torch.Tensor = handle.get_tensor(name)
+        return tensor
 
     def ignore(self, names: Iterable[str]) -> None:
         """These tensors may be there without being needed."""

@@ -84,8 +84,9 @@ class DraftModelProposer:
             drafts = self._draft(batch, plan, depth, drafting, catching_up)
         else:
             drafts = no_drafts(len(wanted))
-        drafts.skipped = {batch.ids[i]: "catching_up" for i in catching_up}
-        drafts.skipped |= {batch.ids[i]: "drafter_length" for i in np.flatnonzero((wanted > 0) & (depth == 0))}
+        drafts.skipped = {batch.ids[i]: "catching_up" for i in catching_up.tolist()}
+        too_long = np.flatnonzero((wanted > 0) & (depth == 0)).tolist()
+        drafts.skipped |= {batch.ids[i]: "drafter_length" for i in too_long}
         return drafts
 
     def _draft(self, batch: DecodeBatch, plan: SpecPlan, depth: Ints, index: Ints, catching_up: Ints) -> Drafts:
@@ -138,9 +139,7 @@ class DraftModelProposer:
         """One pass over draft token number ``done`` of each request; returns [r, hidden]."""
         lanes = batch.lanes[requests]
         position = batch.lengths[requests] + done - 1
-        rows = ragged_rows(
-            batch.block_tables, self._tables.block_size, lanes, position, np.ones_like(position)
-        )
+        rows = ragged_rows(batch.block_tables, self._tables.block_size, lanes, position, np.ones_like(position))
         hidden = self._forward(
             ForwardBatch(
                 tokens=tokens.to(self._model.device),

@@ -17,9 +17,7 @@ from dynaspec.sampling.state import SamplerState
 class DraftColumns:
     """Tokens, signals and distributions of one propose call, filled one draft position a pass."""
 
-    def __init__(
-        self, sampler: SamplerState, lanes: Ints, width: int, vocab_size: int, *, probabilistic: bool
-    ) -> None:
+    def __init__(self, sampler: SamplerState, lanes: Ints, width: int, vocab_size: int, *, probabilistic: bool) -> None:
         """
         Args:
             lanes: [B] of the whole batch.

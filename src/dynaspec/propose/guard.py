@@ -50,7 +50,9 @@ class Guard:
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         """Drafts that are safe to verify."""
         allowed = [self.enabled and lane not in self._off for lane in batch.lanes.tolist()]
-        barred = {i: "proposer_fault" for i, depth, ok in zip(batch.ids, plan.depth, allowed, strict=True) if depth and not ok}
+        barred = {
+            i: "proposer_fault" for i, depth, ok in zip(batch.ids, plan.depth, allowed, strict=True) if depth and not ok
+        }
         if barred:
             plan = plan.with_depth(tuple(d if ok else 0 for d, ok in zip(plan.depth, allowed, strict=True)))
         if not any(plan.depth):
@@ -87,7 +89,9 @@ class Guard:
         depth = np.array(plan.depth, dtype=np.int64)
         shapes_fit = drafts.lens.shape == depth.shape and drafts.tokens.shape[0] == len(depth)
         if not shapes_fit or drafts.tokens.shape[1] < drafts.lens.max(initial=0):
-            raise ProposerFault(f"drafts have shape {drafts.tokens.shape}; expected [{len(depth)}, {depth.max(initial=0)}]")
+            raise ProposerFault(
+                f"drafts have shape {drafts.tokens.shape}; expected [{len(depth)}, {depth.max(initial=0)}]"
+            )
         drafted = np.arange(drafts.tokens.shape[1]) < drafts.lens[:, None]
         outside = ((drafts.tokens < 0) | (drafts.tokens >= self._vocab_size)) & drafted
         bad = (drafts.lens < 0) | (drafts.lens > depth) | outside.any(axis=1)

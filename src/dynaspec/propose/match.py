@@ -8,9 +8,7 @@ from numba import njit
 
 
 @njit(cache=True, nogil=True)
-def longest_match(
-    tokens: npt.NDArray[np.int32], length: int, min_n: int, max_n: int, wanted: int
-) -> tuple[int, int]:
+def longest_match(tokens: npt.NDArray[np.int32], length: int, min_n: int, max_n: int, wanted: int) -> tuple[int, int]:
     """Where the end of a text has occurred before.
 
     Prefers the longest match of the text's last ``min_n`` … ``max_n`` tokens; among equals one that ``wanted``

@@ -1,4 +1,4 @@
-"""Prompt lookup: drafts what followed the last time the text's end occurred (Saxena, "Prompt Lookup Decoding", 2023)."""
+"""Prompt lookup: drafts what followed when the text's end occurred before (Saxena, "Prompt Lookup Decoding", 2023)."""
 
 from __future__ import annotations
 

@@ -66,6 +66,6 @@ class StopMask:
             self._known = previous.numpy()
         host = torch.empty_like(self._lengths, device="cpu", pin_memory=True)
         host.copy_(self._lengths, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         self._copy = (host, event)

@@ -75,7 +75,7 @@ def _exponential(bits: np.uint64) -> float:
 
 
 @numba.njit(inline="always")
-def _ordered(x: np.float32) -> np.int32:
+def ordered(x: np.float32) -> np.int32:
     """An integer that orders as the float does; −0 and +0 are one."""
     bits = np.float32(x + np.float32(0.0)).view(np.int32)
     return bits if bits >= 0 else bits ^ np.int32(0x7FFFFFFF)
@@ -86,27 +86,27 @@ def _maximum(row: Float32) -> float:
     """The largest value. Integer comparison, which the compiler may vectorise."""
     top = np.int32(-(2**31))
     for i in range(row.size):
-        top = max(top, _ordered(row[i]))
+        top = max(top, ordered(row[i]))
     bits = top if top >= 0 else top ^ np.int32(0x7FFFFFFF)
     return np.float64(np.int32(bits).view(np.float32))
 
 
 @numba.njit(inline="always")
-def _sum(values: Float64) -> float:
+def total(values: Float64) -> float:
     """Sum in a fixed order of eights."""
-    total = 0.0
+    result = 0.0
     whole = values.size - values.size % 8
     for i in range(0, whole, 8):
         low = (values[i] + values[i + 1]) + (values[i + 2] + values[i + 3])
         high = (values[i + 4] + values[i + 5]) + (values[i + 6] + values[i + 7])
-        total += low + high
+        result += low + high
     for i in range(whole, values.size):
-        total += values[i]
-    return total
+        result += values[i]
+    return result
 
 
 @numba.njit(inline="always", error_model="numpy")
-def _weights(row: Float32, out: Float64) -> None:
+def weigh(row: Float32, out: Float64) -> None:
     """out = exp(row − max(row)); 0 where the row is −inf, also if all of it is."""
     top = _maximum(row)
     for i in range(row.size):
@@ -125,9 +125,9 @@ def softmax(scores: Float32, index: Int64, out: Float32) -> None:
     """
     weights = np.empty(scores.shape[1], np.float64)
     for r in range(index.size):
-        _weights(scores[index[r]], weights)
-        total = _sum(weights)
-        scale = 1.0 / total if total > 0.0 else 0.0
+        weigh(scores[index[r]], weights)
+        mass = total(weights)
+        scale = 1.0 / mass if mass > 0.0 else 0.0
         row = out[r]
         for i in range(row.size):
             row[i] = np.float32(weights[i] * scale)

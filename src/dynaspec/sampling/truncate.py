@@ -1,8 +1,7 @@
 """Temperature, min-p, top-k and top-p on CPU, in linear time.
 
-Top-k and top-p both keep the beginning of one order: larger scores first, equal scores by lower id. Where that
-beginning ends is found by radix selection on the scores' bits, in three passes of eleven bits or fewer, instead
-of by sorting.
+Top-k and top-p both keep the beginning of one order: larger scores first, equal scores by lower id. Where it
+ends is found by radix selection on the scores' bits, eleven or ten at a time, instead of by sorting.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import math
 import numba
 import numpy as np
 
-from .cpu import Float32, Float64, _ordered, _weights
+from .cpu import Float32, Float64, ordered, total, weigh
 from .rng import Int64
 
-_SHIFTS = (21, 10, 0)
-_WIDTHS = (11, 11, 10)
+_DIGITS = ((21, 11), (10, 11), (0, 10))
+"""(shift, width) in bits, from the top."""
 _BINS = 2**11
-_TOP_BIT = 0x80000000
+_TOP_BIT = 2**31
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -39,83 +38,90 @@ def truncate(
     """
     vocab = scores.shape[1]
     weights = np.empty(vocab, np.float64)
-    order = np.empty(vocab, np.int64)
+    scratch = (np.empty(vocab, np.int64), np.empty(vocab, np.float64))
     for r in range(index.size):
         row = scores[index[r]]
         for i in range(vocab):
             row[i] = row[i] / temperature[r]
-        cut_k = 0 < top_k[r] < vocab
         if min_p[r] > 0.0:
             _drop_unlikely(row, min_p[r])
-        if cut_k:
-            _keep_first(row, weights, order, top_k[r], math.inf)
+        if 0 < top_k[r] < vocab:
+            weights[:] = 0.0
+            _keep_first(row, weights, 0.0, top_k[r], math.inf, scratch)
         if top_p[r] < 1.0:
-            _weights(row, weights)
-            _keep_first(row, weights, order, vocab, top_p[r] * weights.sum())
+            weigh(row, weights)
+            mass = total(weights)
+            # All tokens lighter than this weigh less than 1 − top_p together, so the end lies above them.
+            floor = 0.5 * (1.0 - top_p[r]) * mass / vocab
+            _keep_first(row, weights, floor, vocab, top_p[r] * mass, scratch)
 
 
 @numba.njit(error_model="numpy")
 def _drop_unlikely(row: Float32, min_p: float) -> None:
-    top = np.float64(row.max())
-    limit = top + math.log(min_p)
+    limit = np.float64(row.max()) + math.log(min_p)
     for i in range(row.size):
         if np.float64(row[i]) < limit:
             row[i] = -np.inf
 
 
 @numba.njit(error_model="numpy")
-def _keep_first(row: Float32, weights: Float64, order: Int64, most: int, mass: float) -> None:
-    """Keeps the first ``most`` tokens of the order, and of those each with less than ``mass`` before it."""
+def _keep_first(
+    row: Float32, weights: Float64, floor: float, most: int, mass: float, scratch: tuple[Int64, Float64]
+) -> None:
+    """Keeps the first ``most`` tokens, and of those each with less than ``mass`` before it.
+
+    Tokens lighter than ``floor`` are known to lie behind.
+    """
+    orders, masses = scratch
+    count = 0
     for i in range(row.size):
-        order[i] = np.int64(_ordered(row[i])) + _TOP_BIT
-    last, ties = _last_kept(order, weights, most, mass)
+        orders[count], masses[count] = ordered(row[i]), weights[i]
+        count += weights[i] >= floor
+    last, ties = _last_kept(orders[:count], masses[:count], most, mass)
     for i in range(row.size):
-        if order[i] < last:
+        order = ordered(row[i])
+        if order == last and ties > 0:
+            ties -= 1
+        elif order <= last:
             row[i] = -np.inf
-        elif order[i] == last:
-            if ties == 0:
-                row[i] = -np.inf
-            else:
-                ties -= 1
 
 
 @numba.njit(error_model="numpy")
-def _last_kept(order: Int64, weights: Float64, most: int, mass: float) -> tuple[int, int]:
-    """The smallest order kept, and how many tokens of exactly that order are."""
+def _last_kept(orders: Int64, masses: Float64, most: int, mass: float) -> tuple[int, int]:
+    """(order of the last token kept, how many of exactly this order are kept); uses up its arguments."""
     counts = np.empty(_BINS, np.int64)
-    masses = np.empty(_BINS, np.float64)
-    seen, seen_mass, prefix, bin_ = 0, 0.0, 0, 0
-    for level in range(3):
-        shift, width = _SHIFTS[level], _WIDTHS[level]
+    sums = np.empty(_BINS, np.float64)
+    size, prefix, digit = orders.size, 0, 0
+    for shift, width in _DIGITS:
         counts[:] = 0
-        masses[:] = 0.0
-        for i in range(order.size):
-            if order[i] >> (shift + width) == prefix:
-                bin_ = (order[i] >> shift) & ((1 << width) - 1)
-                counts[bin_] += 1
-                masses[bin_] += weights[i]
-        bin_ = _last_bin(counts, masses, most - seen, mass - seen_mass)
-        for above in range(bin_ + 1, 1 << width):
-            seen += counts[above]
-            seen_mass += masses[above]
-        prefix = (prefix << width) | bin_
-    weight = masses[bin_] / counts[bin_]
+        sums[:] = 0.0
+        mask = (1 << width) - 1
+        for i in range(size):
+            digit = ((orders[i] + _TOP_BIT) >> shift) & mask
+            counts[digit] += 1
+            sums[digit] += masses[i]
+        digit, most, mass = _last_digit(counts, sums, most, mass)
+        prefix = (prefix << width) | digit
+        members = 0
+        for i in range(size):
+            orders[members], masses[members] = orders[i], masses[i]
+            members += ((orders[i] + _TOP_BIT) >> shift) & mask == digit
+        size = members
     ties = 0
-    while ties < counts[bin_] and seen + ties < most and seen_mass + ties * weight < mass:
+    while ties < size and ties < most and ties * masses[0] < mass:
         ties += 1
-    return prefix, ties
+    return prefix - _TOP_BIT, ties
 
 
 @numba.njit(error_model="numpy")
-def _last_bin(counts: Int64, masses: Float64, most: int, mass: float) -> int:
-    """The bin, counted from the top, in which ``most`` tokens or ``mass`` is reached; else the last non-empty."""
-    last, seen, seen_mass = 0, 0, 0.0
-    for bin_ in range(counts.size - 1, -1, -1):
-        if counts[bin_] == 0:
-            continue
-        last = bin_
-        seen += counts[bin_]
-        seen_mass += masses[bin_]
-        if seen >= most or seen_mass >= mass:
-            break
-    return last
+def _last_digit(counts: Int64, sums: Float64, most: int, mass: float) -> tuple[int, int, float]:
+    """(digit, from the top, in which ``most`` tokens or ``mass`` is reached; what of both is left for it)."""
+    last, left, left_mass = 0, most, mass
+    for digit in range(counts.size - 1, -1, -1):
+        if counts[digit] > 0:
+            last, left, left_mass = digit, most, mass
+            most -= counts[digit]
+            mass -= sums[digit]
+            if most <= 0 or mass <= 0.0:
+                break
+    return last, left, left_mass

@@ -230,7 +230,7 @@ class Scheduler:
         self._limbo = [(lane, step) for lane, step in self._limbo if step > self._committed]
 
     def _rows_of_last_drafts(self, decoding: list[Request]) -> int:
-        return int(self.lanes.last_depth[[r.lane for r in decoding]].sum()) if decoding else 0
+        return sum(int(self.lanes.last_depth[lane]) for lane in (r.lane for r in decoding) if lane is not None)
 
     def _continue_prefills(self, budget: int) -> list[Chunk]:
         chunks = []

@@ -12,7 +12,7 @@ from dynaspec.contract.controller import Controller
 from dynaspec.contract.step import DraftView, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView
 from dynaspec.control import SpeculativeConfig, build_controller
 
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+UNHURRIED = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """For property tests on a machine that does other work."""
 
 DRAFT_MODEL = ProposerTraits(name="draft_model")

@@ -89,9 +89,7 @@ class TestForms:
         assert SpeculativeConfig.parse(config) is config
 
     def test_json_and_dashes(self) -> None:
-        text = json.dumps(
-            {"model": "drafter", "num-speculative-tokens": 3, "draft-confidence-threshold": "auto"}
-        )
+        text = json.dumps({"model": "drafter", "num-speculative-tokens": 3, "draft-confidence-threshold": "auto"})
         assert parse(text) == draft(num_speculative_tokens=3, draft_confidence_threshold="auto")
 
     @pytest.mark.parametrize(
@@ -188,16 +186,12 @@ class TestUnknownAndUnavailable:
 
     @pytest.mark.parametrize("method", UNAVAILABLE_METHODS)
     def test_a_method_to_come_is_refused_by_name(self, method: str) -> None:
-        with pytest.raises(
-            ConfigError, match=f"'{method}', which is not available in this version; .*'ngram'"
-        ):
+        with pytest.raises(ConfigError, match=f"'{method}', which is not available in this version; .*'ngram'"):
             draft(method=method)
 
     @pytest.mark.parametrize("policy", UNAVAILABLE_POLICIES)
     def test_a_policy_to_come_is_refused_by_name(self, policy: str) -> None:
-        with pytest.raises(
-            ConfigError, match=f"'{policy}', which is not available in this version; .*'confidence'"
-        ):
+        with pytest.raises(ConfigError, match=f"'{policy}', which is not available in this version; .*'confidence'"):
             draft(policy=policy)
 
     @pytest.mark.parametrize("key", REFUSED)
@@ -205,9 +199,7 @@ class TestUnknownAndUnavailable:
         with pytest.raises(ConfigError, match=rf"^{key} is 'something'; expected .*no {key}: "):
             draft(**{key: "something"})
 
-    @pytest.mark.parametrize(
-        ("key", "value"), [(k, v) for k, r in REFUSED.items() for v in (*r.harmless, None)]
-    )
+    @pytest.mark.parametrize(("key", "value"), [(k, v) for k, r in REFUSED.items() for v in (*r.harmless, None)])
     def test_a_value_that_asks_for_nothing_passes(self, key: str, value: object) -> None:
         assert draft(**{key: value}) == draft()
 

@@ -74,9 +74,7 @@ class Run:
 @pytest.mark.parametrize("keys", POLICY_KEYS, ids=str)
 @UNHURRIED
 @given(data=st.data())
-def test_plans_keep_to_rooms_wishes_and_limits_and_replay_to_the_same(
-    keys: dict, data: st.DataObject
-) -> None:
+def test_plans_keep_to_rooms_wishes_and_limits_and_replay_to_the_same(keys: dict, data: st.DataObject) -> None:
     host = data.draw(hosts())
     run = Run(controller(host, num_speculative_tokens=K, **keys), host.plan_lag)
     for step in range(data.draw(st.integers(1, 5))):

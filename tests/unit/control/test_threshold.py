@@ -21,9 +21,7 @@ from unit.control.seam import UNHURRIED, Fate, outcome
 def cost(threshold: float, confidence: np.ndarray, accepted: np.ndarray) -> float:
     """FPR + 3·FNR by their definitions."""
     passes = confidence >= threshold
-    return float(
-        (passes & ~accepted).sum() / (~accepted).sum() + 3 * (~passes & accepted).sum() / accepted.sum()
-    )
+    return float((passes & ~accepted).sum() / (~accepted).sum() + 3 * (~passes & accepted).sum() / accepted.sum())
 
 
 observations = st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=2, max_size=40).filter(

@@ -7,8 +7,8 @@ import os
 
 import pytest
 import torch
-from attention_cases import AttentionCase, run_case
 
+from attention_cases import AttentionCase, run_case
 from dynaspec.model.attention.reference import ReferenceAttention
 
 CPU = torch.device("cpu")
@@ -35,9 +35,7 @@ CASES = [
 ]
 
 
-def assert_matches_reference(
-    case: AttentionCase, dtype: torch.dtype, processors: int, tolerance: float
-) -> None:
+def assert_matches_reference(case: AttentionCase, dtype: torch.dtype, processors: int, tolerance: float) -> None:
     from dynaspec.model.attention.cuda import CudaAttention
 
     expected = run_case(case, ReferenceAttention(case.spec, CPU), dtype=dtype)
@@ -51,6 +49,7 @@ def test_rows_match_the_reference(case: AttentionCase) -> None:
     assert_matches_reference(case, torch.float32, processors=1, tolerance=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")  # an empty share's −∞ is meant
 @pytest.mark.parametrize(
     "case",
     [
@@ -65,8 +64,9 @@ def test_shares_of_the_keys_are_merged(case: AttentionCase) -> None:
 
 
 def test_half_precision_matches_to_its_rounding() -> None:
+    """In float16: the interpreter does not multiply bfloat16 as hardware does."""
     case = AttentionCase(contexts=(20, 40), rows=(3, 2))
-    assert_matches_reference(case, torch.bfloat16, processors=1, tolerance=2e-2)
+    assert_matches_reference(case, torch.float16, processors=1, tolerance=2e-3)
 
 
 def test_a_value_that_is_not_a_number_reaches_only_rows_that_see_it() -> None:

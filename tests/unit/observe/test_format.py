@@ -34,6 +34,4 @@ def test_the_table_is_aligned_and_has_throughput_only_with_a_time() -> None:
     assert not any("tokens/s" in line for line in lines)
     starts = {len(line) - len(line[line.index("  ") :].lstrip()) for line in lines}
     assert len(starts) == 1
-    assert any(
-        line.split() == ["emitted", "tokens/s", "7.50"] for line in format_table(COUNTS, 4.0).splitlines()
-    )
+    assert any(line.split() == ["emitted", "tokens/s", "7.50"] for line in format_table(COUNTS, 4.0).splitlines())

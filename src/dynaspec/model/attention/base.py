@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -29,8 +29,10 @@ class AttentionSpec:
 class AttentionMeta(Protocol):
     """What a backend works out once a pass and every layer uses."""
 
-    positions: torch.Tensor
-    """[R] int64 on the backend's device: ``ForwardBatch.positions``."""
+    @property
+    def positions(self) -> torch.Tensor:
+        """[R] int64 on the backend's device: ``ForwardBatch.positions``."""
+        ...
 
 
 class AttentionBackend(Protocol):
@@ -58,7 +60,7 @@ class AttentionBackend(Protocol):
         k: torch.Tensor,
         v: torch.Tensor,
         kv: KV,
-        meta: AttentionMeta,
+        meta: Any,
         window: int | None,
     ) -> torch.Tensor:
         """One layer. Rotary embeddings have been applied already.

@@ -293,7 +293,7 @@ _DTYPES = {4: torch.int32, 8: torch.int64}
 
 
 def _tile_limits(padded_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Most rows · heads and keys in a tile: the largest that compile for Ampere and Hopper without spilling."""
+    """Most rows · heads and keys in a tile: the largest that Ampere and Hopper hold in registers."""
     if dtype == torch.float32:
         return 32, 16
     return (128, 64) if padded_dim <= 128 else (64, 32)

@@ -14,8 +14,10 @@ from . import codegen, gemma2, gpt2, gpt_neox, gptj, llama, opt, phi3, qwen2, qw
 class Family(Protocol):
     """What each module of this package provides."""
 
-    ARCHITECTURES: tuple[str, ...]
-    """Names in a config's ``architectures``."""
+    @property
+    def ARCHITECTURES(self) -> tuple[str, ...]:  # noqa: N802
+        """Names in a config's ``architectures``."""
+        ...
 
     def config(self, hf: Any, max_model_len: int | None) -> DecoderConfig:
         """Raises ``UnsupportedVariantError`` for what the family could be but the decoder cannot do."""

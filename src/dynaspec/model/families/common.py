@@ -112,7 +112,7 @@ def rope(hf: Any, head_dim: int, max_position: int, partial: float | None = None
     raise UnsupportedVariantError(f"rotary scaling {json.dumps(kind)}")
 
 
-def _llama3(frequency: float, p: dict[str, Any]) -> float:
+def _llama3(frequency: float, p: Mapping[str, float]) -> float:
     """Llama 3.1: low frequencies are stretched by ``factor``, high ones kept, with a linear passage between."""
     original = p["original_max_position_embeddings"]
     turns = original * frequency / (2 * math.pi)  # over the original context

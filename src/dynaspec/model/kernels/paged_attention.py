@@ -43,9 +43,7 @@ def write_kv(k: Floats, v: Floats, k_cache: Floats, v_cache: Floats, slots: Int6
 
 
 @njit(cache=True, nogil=True)
-def _scores(
-    queries: Floats, k_cache: Floats, head: int, table: Int32, first: int, end: int, scores: Floats
-) -> None:
+def _scores(queries: Floats, k_cache: Floats, head: int, table: Int32, first: int, end: int, scores: Floats) -> None:
     """Dot products of the tile's queries [TILE, head_dim] with all keys of blocks first … end − 1."""
     heads, head_dim = k_cache.shape[1], k_cache.shape[2]
     width = scores.shape[1]
@@ -140,9 +138,7 @@ def _weighted(
 
 
 @njit(cache=True, nogil=True)
-def _weighted_tile(
-    totals: Any, weights: Floats, low: int, high: int, v_cache: Floats, table: Int32, at: int
-) -> Any:
+def _weighted_tile(totals: Any, weights: Floats, low: int, high: int, v_cache: Floats, table: Int32, at: int) -> Any:
     """The same for all four queries at once, over context keys that all of them see."""
     o0, o1, o2, o3 = totals
     width = v_cache.shape[3]
@@ -281,14 +277,10 @@ def attend(
                     )
                 sums[t] = _softmax(scores, t, lows[t], highs[t], softcap)
             limit = highs.min() if chains[sequence] else context
-            _values(
-                scores, keys, sums, lows, highs, limit, v_cache, head, table, out, targets, head_dim
-            )
+            _values(scores, keys, sums, lows, highs, limit, v_cache, head, table, out, targets, head_dim)
 
 
-@njit(
-    "Tuple((i4[:, ::1], b1[::1], i8[::1]))(i4[::1], i4[::1], i8[::1], i8[::1], b1, i8)", cache=True, nogil=True
-)
+@njit("Tuple((i4[:, ::1], b1[::1], i8[::1]))(i4[::1], i4[::1], i8[::1], i8[::1], b1, i8)", cache=True, nogil=True)
 def plan_work(
     query_start: Int32, context_lens: Int32, slots: Int64, positions: Int64, trees: bool, unit_rows: int
 ) -> tuple[Int32, npt.NDArray[np.bool_], Int64]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
@@ -27,7 +27,7 @@ _INTS = ir.VectorType(_I32, LANES)
 _MASK = ir.VectorType(ir.IntType(1), LANES)
 
 
-class _F32x16(types.Type):
+class _F32x16(types.Type):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(name="f32x16")
 
@@ -36,7 +36,7 @@ f32x16 = _F32x16()
 
 
 @register_model(_F32x16)
-class _F32x16Model(models.PrimitiveModel):
+class _F32x16Model(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, fe_type: Any) -> None:
         super().__init__(manager, fe_type, _VEC)
 

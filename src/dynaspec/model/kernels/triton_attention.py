@@ -128,9 +128,7 @@ def attend_paged(
     for step in range(share_from, tl.minimum(share_to, context_tiles)):
         index = context_from + step * TILE_N + n
         real = index < context
-        block = tl.load(
-            block_tables + sequence.to(tl.int64) * table_width + index // BLOCK, mask=real, other=0
-        )
+        block = tl.load(block_tables + sequence.to(tl.int64) * table_width + index // BLOCK, mask=real, other=0)
         at = ((block.to(tl.int64) * BLOCK + index % BLOCK) * HEADS_KV + head_kv) * HEAD_DIM
         inside = real[:, None] & real_d[None, :]
         keys = tl.load(k_cache + at[:, None] + d[None, :], mask=inside, other=0.0)

@@ -1,0 +1,238 @@
+"""Does speculative sampling have the target's distribution? Chi-square tests of the first two tokens.
+
+The same check must accept the real sampler and catch faulty ones, each with a fault that has been made before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exactness.toy import Decoder, World, decode_plainly
+from scipy import stats
+
+from dynaspec.contract.proposer import Drafts
+from dynaspec.sampling.rng import Purpose, nth, uniforms
+from dynaspec.sampling.state import SamplerState
+from dynaspec.verify import chain, rejection
+
+REQUESTS = 20_000
+PLAUSIBLE, ABSURD = 1e-3, 1e-9
+
+PARAMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "temperature": {"temperature": 0.6},
+    "top_k": {"top_k": 3},
+    "top_p": {"top_p": 0.7, "temperature": 1.3},
+    "penalties": {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 0.4},
+    "min_p and bias": {"min_p": 0.15, "logit_bias": {1: 1.0}},
+}
+
+
+def p_value(decoder: Decoder) -> float:
+    """How plausible the decoder's first two tokens are under the target's distribution."""
+    world = decoder.world
+    tokens = decoder.run(2)
+    counts = np.bincount(tokens[:, 0] * world.vocab + tokens[:, 1], minlength=world.vocab**2)
+    expected = world.pairs().ravel() * len(tokens)
+    if counts[expected == 0].any():
+        return 0.0
+    return float(stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["sampled drafts", "deterministic drafts"])
+@pytest.mark.parametrize("name", PARAMS)
+def test_rejection_sampling_has_the_targets_distribution(name: str, deterministic: bool, depth: int) -> None:
+    world = World.random(7 * depth + len(name), params=PARAMS[name], deterministic_drafts=deterministic)
+    assert p_value(Decoder(world, REQUESTS, depth)) > PLAUSIBLE
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_bad_words_in_the_middle_of_a_draft(depth: int) -> None:
+    world = World.random(3, bad_words=((2,), (1, 3), (4, 4)))
+    assert world.pairs()[1, 3] == 0
+    assert p_value(Decoder(world, REQUESTS, depth)) > PLAUSIBLE
+
+
+@pytest.mark.parametrize("spread", [0.05, 4.0])
+def test_drafters_that_are_nearly_right_or_quite_wrong(spread: float) -> None:
+    world = World.random(5)
+    noise = np.random.default_rng(6).normal(0, spread, world.target.shape).astype(np.float32)
+    assert p_value(Decoder(World(world.target, world.target + noise), REQUESTS, 3)) > PLAUSIBLE
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_coupled_sampling_has_the_targets_distribution_over_seeds(name: str, depth: int) -> None:
+    world = World.random(11, params={**PARAMS[name], "seed": 0})
+    assert p_value(Decoder(world, REQUESTS, depth)) > PLAUSIBLE
+
+
+@pytest.mark.parametrize("params", [*PARAMS.values(), {"temperature": 0.0}], ids=[*PARAMS, "greedy"])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["sampled drafts", "deterministic drafts"])
+def test_seeded_and_greedy_output_is_that_of_plain_decoding(
+    params: dict[str, Any], deterministic: bool
+) -> None:
+    for seed in range(3):
+        world = World.random(
+            seed,
+            vocab=30,
+            spread=3.0,
+            params={**params, "seed": 0},
+            bad_words=((3,), (4, 5)),
+            deterministic_drafts=deterministic,
+        )
+        plain = decode_plainly(world, 100, 12)
+        for depth in (1, 2, 5):
+            np.testing.assert_array_equal(Decoder(world, 100, depth).run(12), plain)
+
+
+def test_coupling_accepts_most_of_what_a_good_drafter_proposes() -> None:
+    world = World.random(1, vocab=30, spread=2.0, params={"seed": 0})
+    noise = np.random.default_rng(0).normal(0, 0.2, world.target.shape).astype(np.float32)
+    decoder = Decoder(World(world.target, world.target + noise, world.params), 2000, 1)
+    lanes = np.arange(2000)
+    drafts = decoder.draft(lanes)
+    coupled = decoder.verify(lanes, drafts, drafts.lens).accepted.mean()
+    overlap = np.minimum(*(torch.from_numpy(m[0]).softmax(-1).numpy() for m in (world.target, world.target + noise)))
+    assert overlap.sum() - 0.15 < coupled < overlap.sum() + 0.03
+
+
+class StopsWhenUnsure(Decoder):
+    """Not faulty: stops behind a token of low confidence, and verifies that token too."""
+
+    def verified(self, drafts: Drafts) -> np.ndarray:
+        assert drafts.q is not None
+        unsure = drafts.q.amax(-1).numpy() < 0.5
+        return np.where(unsure.any(-1), unsure.argmax(-1) + 1, self.depth)
+
+
+class DropsAToken(Decoder):
+    """Does not verify from token 2 on, because it is token 2."""
+
+    def verified(self, drafts: Drafts) -> np.ndarray:
+        dropped = drafts.tokens == 2
+        return np.where(dropped.any(-1), dropped.argmax(-1), self.depth)
+
+
+class DropsTheUnlikely(Decoder):
+    """Does not verify a drafted token of low probability."""
+
+    def verified(self, drafts: Drafts) -> np.ndarray:
+        assert drafts.q is not None
+        drawn = drafts.q.gather(-1, torch.from_numpy(drafts.tokens)[:, :, None])[:, :, 0].numpy()
+        dropped = drawn < 0.25
+        return np.where(dropped.any(-1), dropped.argmax(-1), self.depth)
+
+
+class LooksAhead(Decoder):
+    """Verifies nothing unless the last drafted token is a promising one, which depends on those before it."""
+
+    def verified(self, drafts: Drafts) -> np.ndarray:
+        return np.where(np.isin(drafts.tokens[:, -1], (0, 1)), self.depth, 0)
+
+
+class ForgetsTheResidual(Decoder):
+    """Draws from p where it has rejected."""
+
+    def verify(self, *args: Any) -> chain.Accepted:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rejection, "residual", lambda p, q, tokens: p)
+            return super().verify(*args)
+
+
+class ReusesTheDraftsNumber(Decoder):
+    """Decides about a token with the very random number that has drawn it."""
+
+    def verify(self, lanes: np.ndarray, drafts: Drafts, lens: np.ndarray) -> chain.Accepted:
+        def accept(self: rejection.RejectionSampling, index: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+            keys = self._state.keys(self._rows, index, Purpose.DRAFT)
+            noise = np.array([nth(key, token) for key, token in zip(keys, tokens, strict=True)], np.uint64)
+            u = noise / 2.0**64
+            q = drafts.q[index * 0 + self._rows.request[index], self._rows.depth[index], tokens].numpy()
+            return u * q < self._p[self._place[index], tokens].numpy()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rejection.RejectionSampling, "accept", accept)
+            return super().verify(lanes, drafts, lens)
+
+
+class SharesStreams(Decoder):
+    """Draws replacements with the noise of the rejected draft."""
+
+    def verify(self, *args: Any) -> chain.Accepted:
+        honest = SamplerState.keys
+
+        def keys(self: SamplerState, rows: Any, index: np.ndarray, purpose: Purpose) -> np.ndarray:
+            return honest(self, rows, index, Purpose.DRAFT if purpose is Purpose.RESIDUAL else purpose)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SamplerState, "keys", keys)
+            return super().verify(*args)
+
+
+class RecomputesQ(Decoder):
+    """Tests against the drafter's distribution without the processors that were applied before drawing."""
+
+    def draft(self, lanes: np.ndarray) -> Drafts:
+        drafts = super().draft(lanes)
+        last = np.concatenate([self.newest[:, None], drafts.tokens[:, :-1]], 1)
+        drafts.q = torch.from_numpy(self.world.drafter[last]).softmax(-1)
+        return drafts
+
+
+class TakesDraftsAsCertain(Decoder):
+    """Treats drawn drafts as if they were deterministic."""
+
+    def verify(self, lanes: np.ndarray, drafts: Drafts, lens: np.ndarray) -> chain.Accepted:
+        return super().verify(lanes, Drafts(drafts.tokens, drafts.lens), lens)
+
+
+def test_stopping_behind_an_unsure_token_is_exact() -> None:
+    assert p_value(StopsWhenUnsure(World.random(2), REQUESTS, 3)) > PLAUSIBLE
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    [
+        DropsAToken,
+        DropsTheUnlikely,
+        LooksAhead,
+        ForgetsTheResidual,
+        ReusesTheDraftsNumber,
+        SharesStreams,
+        RecomputesQ,
+        TakesDraftsAsCertain,
+    ],
+)
+def test_the_check_catches(faulty: type[Decoder]) -> None:
+    world = World.random(2, params={"temperature": 0.5})
+    assert p_value(Decoder(world, REQUESTS, 2)) > PLAUSIBLE
+    assert p_value(faulty(world, REQUESTS, 2)) < ABSURD
+
+
+def test_the_half_and_half_example() -> None:
+    """p = q = (½, ½), token 1 dropped because it is token 1: the output becomes (¾, ¼)."""
+
+    class DropsTokenOne(Decoder):
+        def verified(self, drafts: Drafts) -> np.ndarray:
+            return np.where(drafts.tokens[:, 0] == 1, 0, 1)
+
+    world = World(np.zeros((2, 2), np.float32), np.zeros((2, 2), np.float32))
+    first = DropsTokenOne(world, REQUESTS, 1).run(1)[:, 0]
+    assert abs(first.mean() - 0.25) < 0.02
+    assert abs(Decoder(world, REQUESTS, 1).run(1)[:, 0].mean() - 0.5) < 0.02
+
+
+def test_accept_numbers_are_independent_of_the_drafts() -> None:
+    world = World.random(4)
+    decoder = Decoder(world, REQUESTS, 1)
+    lanes = np.arange(REQUESTS)
+    drafts = decoder.draft(lanes)
+    rows = chain.Rows(lanes, lanes, np.zeros_like(lanes), drafts.tokens)
+    u = uniforms(decoder.state.keys(rows, lanes, Purpose.ACCEPT))
+    groups = [u[drafts.tokens[:, 0] == token] for token in range(world.vocab)]
+    assert stats.kruskal(*groups).pvalue > PLAUSIBLE

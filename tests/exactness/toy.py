@@ -1,0 +1,138 @@
+"""A toy world for statistical tests: a target and a drafter with a handful of tokens, and ways to decode with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from unit.sampling.oracle import probabilities, process_row
+
+from dynaspec.contract.proposer import Drafts
+from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.sampling.draw import draw
+from dynaspec.sampling.rng import Purpose
+from dynaspec.sampling.rows import Rows
+from dynaspec.sampling.state import SamplerState
+from dynaspec.verify.chain import Accepted, accept_chain
+
+PROMPT = [0]
+
+
+@dataclass(frozen=True)
+class World:
+    """Two models whose logits depend on the newest token, and the parameters of all requests."""
+
+    target: np.ndarray
+    """[V, V] float32"""
+    drafter: np.ndarray
+    """[V, V] float32"""
+    params: dict[str, Any] = field(default_factory=dict)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    deterministic_drafts: bool = False
+
+    @classmethod
+    def random(cls, seed: int, vocab: int = 5, spread: float = 1.2, **options: Any) -> World:
+        rng = np.random.default_rng(seed)
+        target, drafter = (rng.normal(0, spread, (vocab, vocab)).astype(np.float32) for _ in range(2))
+        return cls(target, drafter, **options)
+
+    @property
+    def vocab(self) -> int:
+        return len(self.target)
+
+    def pairs(self) -> np.ndarray:
+        """[V, V] the true probability of each first and second output token."""
+        params = SamplingParams(**self.params)
+        rows = []
+        first = self._distribution(params, [])
+        for x, p in enumerate(first):
+            # Where x is impossible, what follows it does not matter.
+            after = self._distribution(params, [x]) if p else [0.0] * self.vocab
+            rows.append([p * p_after for p_after in after])
+        return np.array(rows)
+
+    def _distribution(self, params: SamplingParams, output: list[int]) -> list[float]:
+        logits = self.target[[*PROMPT, *output][-1]].tolist()
+        return probabilities(
+            process_row(logits, params, prompt=PROMPT, output=output, bad_words=self.bad_words)
+        )
+
+
+class Decoder:
+    """Speculative decoding of many independent requests at once; subclasses put faults into it.
+
+    Args:
+        world: models and parameters
+        requests: how many
+        depth: tokens drafted in each step
+        seed: the request's seed, where it has one; else a different random seed for each
+    """
+
+    def __init__(self, world: World, requests: int, depth: int, first_seed: int = 1_000_000) -> None:
+        self.world, self.depth = world, depth
+        self.state = SamplerState(requests, world.vocab)
+        self.output: list[list[int]] = [[] for _ in range(requests)]
+        self.newest = np.full(requests, PROMPT[-1])
+        seeded = world.params.get("seed") is not None
+        for lane in range(requests):
+            self.state.add(
+                lane,
+                SamplingParams(**world.params),
+                seed=first_seed + lane,
+                n_index=0,
+                eos_token_ids=[],
+                bad_words=world.bad_words,
+                prompt=PROMPT,
+            )
+        assert self.state.seeded.all() == seeded
+
+    def run(self, count: int) -> np.ndarray:
+        """The first ``count`` tokens of every request."""
+        lanes = np.arange(len(self.output))
+        while min(len(tokens) for tokens in self.output) < count:
+            drafts = self.draft(lanes)
+            lens = self.verified(drafts)
+            self._commit(self.verify(lanes, drafts, lens))
+        return np.array([tokens[:count] for tokens in self.output])
+
+    def draft(self, lanes: np.ndarray) -> Drafts:
+        tokens = np.zeros((lanes.size, self.depth), np.int64)
+        q, last = [], self.newest
+        for depth in range(self.depth):
+            logits = torch.from_numpy(self.world.drafter[last])
+            rows = Rows(lanes, lanes, np.full_like(lanes, depth), tokens)
+            scores = self.state.process(logits, rows)
+            if self.world.deterministic_drafts:
+                tokens[:, depth] = scores.argmax(-1).numpy()
+            else:
+                tokens[:, depth], row = draw(scores, rows, self.state, Purpose.DRAFT)
+                q.append(row)
+            last = tokens[:, depth]
+        needed = q and q[0] is not None
+        return Drafts(tokens, np.full(lanes.size, self.depth), q=torch.stack(q, 1) if needed else None)
+
+    def verified(self, drafts: Drafts) -> np.ndarray:
+        """How many of the drafted tokens are verified."""
+        return drafts.lens
+
+    def verify(self, lanes: np.ndarray, drafts: Drafts, lens: np.ndarray) -> Accepted:
+        request = np.repeat(lanes, lens + 1)
+        depth = np.arange(request.size) - np.repeat(np.cumsum(lens + 1) - lens - 1, lens + 1)
+        rows = Rows(request, request, depth, drafts.tokens)
+        seen = np.concatenate([self.newest[:, None], drafts.tokens], 1)[request, depth]
+        scores = self.state.process(torch.from_numpy(self.world.target[seen]), rows)
+        return accept_chain(scores, rows, drafts, lens, self.state)
+
+    def _commit(self, accepted: Accepted) -> None:
+        counts = (accepted.accepted + 1).tolist()
+        for lane, (tokens, count) in enumerate(zip(accepted.tokens.tolist(), counts, strict=True)):
+            self.output[lane] += tokens[:count]
+            self.state.commit(lane, tokens[:count])
+            self.newest[lane] = tokens[count - 1]
+
+
+def decode_plainly(world: World, requests: int, count: int) -> np.ndarray:
+    """The first ``count`` tokens without speculation."""
+    return Decoder(world, requests, depth=0).run(count)

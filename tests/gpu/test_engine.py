@@ -1,0 +1,75 @@
+"""Greedy speculative output on CUDA is plain output, except where two logits are equal but for rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dynaspec import LLM, SamplingParams
+from dynaspec.contract.outputs import CompletionOutput
+from random_checkpoints import VOCABULARY, write_checkpoint
+
+PROMPTS = 16
+TOKENS = 48
+TIE = {"float32": 1e-4, "bfloat16": 0.1}
+"""Logarithmic probabilities closer than this are equal but for rounding."""
+MOST_TIES = {"float32": 0, "bfloat16": PROMPTS // 2}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("target"), seed=0)
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("drafter"), seed=1, blend=target)
+
+
+def decode(target: Path, dtype: str, speculative_config: dict[str, Any] | None) -> list[CompletionOutput]:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, VOCABULARY, length).tolist() for length in rng.integers(2, 120, PROMPTS)]
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=2)
+    llm = LLM(
+        model=str(target),
+        speculative_config=speculative_config,
+        device="cuda",
+        dtype=dtype,
+        max_num_seqs=8,
+        kv_cache_memory=2**26,
+    )
+    try:
+        outputs = llm.generate(prompts, params)
+        llm.verify_integrity()
+        return [output.outputs[0] for output in outputs]
+    finally:
+        llm.close()
+
+
+def margin(output: CompletionOutput, position: int) -> float:
+    """By how much the best token led at a position, in logarithmic probability."""
+    assert output.logprobs is not None
+    best, second = sorted((entry.logprob for entry in output.logprobs[position].values()), reverse=True)[:2]
+    return best - second
+
+
+@pytest.mark.parametrize("dtype", TIE)
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_greedy_output_is_that_of_plain_decoding(target: Path, drafter: Path, dtype: str, method: str) -> None:
+    speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
+    if method == "draft_model":
+        speculative["model"] = str(drafter)
+    plain = decode(target, dtype, None)
+    found = decode(target, dtype, speculative)
+    ties = 0
+    for expected, output in zip(plain, found, strict=True):
+        pairs = zip(expected.token_ids, output.token_ids, strict=True)
+        split = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        if split is not None:
+            assert margin(expected, split) < TIE[dtype]
+            ties += 1
+    assert ties <= MOST_TIES[dtype]
+    assert sum(output.metrics.accepted for output in found) > 0
