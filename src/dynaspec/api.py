@@ -7,13 +7,13 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Literal, cast
 
 from dynaspec.contract.errors import ConfigError, DynaspecError, RequestError
 from dynaspec.contract.outputs import RequestOutput
-from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.engine.build import build_engine
 from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.engine import Engine
@@ -122,6 +122,8 @@ class LLM:
         try:
             for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
                 request_id = str(next(self._ids))
+                if on_output is None:
+                    one = replace(one, output_kind=RequestOutputKind.FINAL_ONLY)
                 self._engine.add(request_id, prompt, one)
                 index_of[request_id] = i
             final = dict(self._drain(index_of, on_output))

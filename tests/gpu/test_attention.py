@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from attention_cases import AttentionCase, run_case
 from dynaspec.model.attention.cuda import CudaAttention
 from dynaspec.model.attention.reference import ReferenceAttention
+from support.attention_cases import AttentionCase, run_case
 
 LLAMA = (32, 8, 128)
 SHAPES = [LLAMA, (32, 8, 64), (8, 8, 64), (12, 2, 80), (7, 1, 96), (8, 4, 256), (71, 1, 64)]

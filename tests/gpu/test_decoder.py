@@ -11,24 +11,24 @@ import torch
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.loader import load_model
-from random_checkpoints import KINDS, VOCABULARY, write_checkpoint
+from support.checkpoints import FAMILIES, VOCAB, random_model, save
 
 PROMPTS = (37, 5)
 DRAFTED = 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_match_the_cpu(kind: str, tmp_path: Path) -> None:
-    folder = str(write_checkpoint(tmp_path / kind, kind))
-    expected = logits(load_model(folder, device="cpu"))
-    found = logits(load_model(folder, device="cuda", dtype="float32"))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_match_the_cpu(family: str, tmp_path: Path) -> None:
+    save(random_model(*FAMILIES[family], seed=0), tmp_path)
+    expected = logits(load_model(str(tmp_path), device="cpu"))
+    found = logits(load_model(str(tmp_path), device="cuda", dtype="float32"))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
-    folder = str(write_checkpoint(tmp_path / "llama"))
-    expected = logits(load_model(folder, device="cpu"))
-    found = logits(load_model(folder, device="cuda", dtype="bfloat16"))
+    save(random_model(*FAMILIES["llama"], seed=0), tmp_path)
+    expected = logits(load_model(str(tmp_path), device="cpu"))
+    found = logits(load_model(str(tmp_path), device="cuda", dtype="bfloat16"))
     assert (found - expected).norm() < 0.05 * expected.norm()
 
 
@@ -56,6 +56,6 @@ def _batch(
     sequence = np.repeat(np.arange(2), rows)
     positions = np.concatenate([np.arange(c, c + r) for c, r in zip(contexts, rows, strict=True)])
     slots = tables[sequence, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-    tokens = torch.from_numpy(rng.integers(3, VOCABULARY, len(sequence))).to(device)
+    tokens = torch.from_numpy(rng.integers(1, VOCAB, len(sequence))).to(device)
     start = np.array([0, *np.cumsum(rows)], dtype=np.int32)
     return ForwardBatch(tokens, positions, slots, start, np.array(contexts, dtype=np.int32), tables)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from dynaspec import LLM, SamplingParams
 from dynaspec.contract.outputs import CompletionOutput
-from random_checkpoints import VOCABULARY, write_checkpoint
+from support.checkpoints import VOCAB, Pair, save_pair
 
 PROMPTS = 16
 TOKENS = 48
@@ -20,21 +19,16 @@ MOST_TIES = {"float32": 0, "bfloat16": PROMPTS // 2}
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("target"), seed=0)
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return save_pair(tmp_path_factory.mktemp("pair"))
 
 
-@pytest.fixture(scope="module")
-def drafter(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("drafter"), seed=1, blend=target)
-
-
-def decode(target: Path, dtype: str, speculative_config: dict[str, Any] | None) -> list[CompletionOutput]:
+def decode(target: str, dtype: str, speculative_config: dict[str, Any] | None) -> list[CompletionOutput]:
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(3, VOCABULARY, length).tolist() for length in rng.integers(2, 120, PROMPTS)]
+    prompts = [rng.integers(1, VOCAB, length).tolist() for length in rng.integers(2, 120, PROMPTS)]
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=2)
     llm = LLM(
-        model=str(target),
+        model=target,
         speculative_config=speculative_config,
         device="cuda",
         dtype=dtype,
@@ -58,12 +52,12 @@ def margin(output: CompletionOutput, position: int) -> float:
 
 @pytest.mark.parametrize("dtype", TIE)
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_greedy_output_is_that_of_plain_decoding(target: Path, drafter: Path, dtype: str, method: str) -> None:
-    speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
+def test_greedy_output_is_that_of_plain_decoding(pair: Pair, dtype: str, method: str) -> None:
+    speculative: dict[str, Any] = {"method": method, "policy": "constant", "num_speculative_tokens": 4}
     if method == "draft_model":
-        speculative["model"] = str(drafter)
-    plain = decode(target, dtype, None)
-    found = decode(target, dtype, speculative)
+        speculative["model"] = pair.drafter
+    plain = decode(pair.target, dtype, None)
+    found = decode(pair.target, dtype, speculative)
     ties = 0
     for expected, output in zip(plain, found, strict=True):
         pairs = zip(expected.token_ids, output.token_ids, strict=True)
@@ -72,4 +66,4 @@ def test_greedy_output_is_that_of_plain_decoding(target: Path, drafter: Path, dt
             assert margin(expected, split) < TIE[dtype]
             ties += 1
     assert ties <= MOST_TIES[dtype]
-    assert sum(output.metrics.accepted for output in found) > 0
+    assert sum(output.metrics.drafted for output in found) > 0

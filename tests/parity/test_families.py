@@ -2,46 +2,19 @@
 
 from __future__ import annotations
 
-import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
 
+from .checkpoints import GPT_SIZES, LLAMA_SIZES, TEXTS, VOCAB, save_random, their_logits
 from .paging import in_passes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Transformers' own
 
-VOCAB = 307
-LLAMA_SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 72,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 96,
-    "initializer_range": 0.1,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-GPT_SIZES = {
-    "vocab_size": VOCAB,
-    "n_embd": 48,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 96,
-    "initializer_range": 0.1,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -55,7 +28,7 @@ LONG_ROPE = {
     "rope_theta": 10000.0,
     "short_factor": [1.0 + 0.1 * i for i in range(8)],
     "long_factor": [2.0 + 0.3 * i for i in range(8)],
-    "original_max_position_embeddings": 96,
+    "original_max_position_embeddings": 4,
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", LLAMA_SIZES),
@@ -86,7 +59,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {k: v for k, v in LLAMA_SIZES.items() if k != "head_dim"}
         | {
             "hidden_size": 64,
-            "original_max_position_embeddings": 96,
+            "original_max_position_embeddings": 4,
             "max_position_embeddings": 96,
             "rope_parameters": LONG_ROPE,
         },
@@ -119,21 +92,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "codegen": ("CodeGenConfig", GPT_SIZES | {"n_embd": 64, "rotary_dim": 8}),
 }
 
-TEXTS = [random.Random(length).choices(range(VOCAB), k=length) for length in (43, 18, 5)]
 RAGGED = [(20, 0, 5), (17, 18, 0), (1, 0, 0), (2, 0, 0), *[(1, 0, 0)] * 3]
-
-
-def save_random(config_name: str, options: dict[str, Any], directory: Path) -> Any:
-    """Saves a random model; also norms and biases, which Transformers starts at 1 and 0, are random."""
-    torch.manual_seed(1)
-    config = getattr(transformers, config_name)(**options)
-    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(directory)
-    return model
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -141,11 +100,6 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directory = tmp_path_factory.mktemp(request.param)
     theirs = save_random(*CASES[request.param], directory)
     return load_model(str(directory)), theirs
-
-
-def their_logits(model: Any) -> list[torch.Tensor]:
-    with torch.no_grad():
-        return [model(torch.tensor([text])).logits[0] for text in TEXTS]
 
 
 def test_logits_are_those_of_transformers(models: tuple[Model, Any]) -> None:

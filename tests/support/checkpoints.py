@@ -91,7 +91,7 @@ class Pair:
     drafter: str
 
 
-def save_pair(folder: Path, family: str = "llama", *, noise: float = 0.15, seed: int = 1) -> Pair:
+def save_pair(folder: Path, family: str = "llama", *, noise: float = 0.08, seed: int = 1) -> Pair:
     """A random target, and a drafter whose weights are the target's plus ``noise`` times their spread."""
     target, drafter = folder / "target", folder / "drafter"
     config_name, options = FAMILIES[family]
@@ -121,7 +121,7 @@ def random_model(config_name: str, options: dict[str, Any], seed: int) -> Any:
             elif "embed" in name or "wte" in name or "wpe" in name:
                 parameter.copy_(values)
             else:
-                parameter.copy_(values * 2.0 / parameter.shape[-1] ** 0.5)
+                parameter.copy_(values / parameter.shape[-1] ** 0.5)
     return model
 
 

@@ -1,0 +1,1 @@
+"""Data sets, policy comparisons, the demonstration, and the provenance of their figures."""

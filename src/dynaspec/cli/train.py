@@ -38,24 +38,20 @@ def lm(
     gsm8k: Annotated[
         Path | None, typer.Option(help="GSM8K's training problems, JSON lines; default: no maths.")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder that receives target/, draft/ and the fact files.")
-    ] = Path("models"),
+    out: Annotated[Path, typer.Option(help="Folder that receives target/, draft/ and the fact files.")] = Path(
+        "models"
+    ),
     work: Annotated[Path, typer.Option(help="Folder for tokens and checkpoints; keep it to resume.")] = Path(
         "train-state"
     ),
-    target_steps: Annotated[
-        int | None, typer.Option(min=1, help="Train the target for so many steps.")
-    ] = None,
+    target_steps: Annotated[int | None, typer.Option(min=1, help="Train the target for so many steps.")] = None,
     target_minutes: Annotated[
         float | None, typer.Option(min=0, help="Train the target for so long, pauses left out; default 105.")
     ] = None,
     target_until: Annotated[
         str | None, typer.Option(help="Finish the target at a time of day, HH:MM or ISO date and time.")
     ] = None,
-    draft_steps: Annotated[
-        int | None, typer.Option(min=1, help="Train the drafter for so many steps.")
-    ] = None,
+    draft_steps: Annotated[int | None, typer.Option(min=1, help="Train the drafter for so many steps.")] = None,
     draft_minutes: Annotated[
         float | None, typer.Option(min=0, help="Train the drafter for so long; default 18.")
     ] = None,
@@ -71,18 +67,10 @@ def lm(
     batch_rows: Annotated[int, typer.Option(help="Rows a step.")] = 8,
     target_lr: Annotated[str, typer.Option(help="Target's peak rates: Muon, AdamW.")] = "0.01,0.004",
     draft_lr: Annotated[str, typer.Option(help="The same of the drafter.")] = "0.015,0.01",
-    decay_share: Annotated[
-        float, typer.Option(help="Last part of the target's training in which rates fall.")
-    ] = 0.25,
-    kl_weight: Annotated[
-        float, typer.Option(help="Weight of the divergence in the distillation loss.")
-    ] = 0.8,
-    prompts: Annotated[
-        int, typer.Option(min=1, help="Training prompts for the target to continue, at most.")
-    ] = 2048,
-    prompts_per_kind: Annotated[
-        int, typer.Option(min=1, help="Held-out prompts a kind in the evaluation.")
-    ] = 50,
+    decay_share: Annotated[float, typer.Option(help="Last part of the target's training in which rates fall.")] = 0.25,
+    kl_weight: Annotated[float, typer.Option(help="Weight of the divergence in the distillation loss.")] = 0.8,
+    prompts: Annotated[int, typer.Option(min=1, help="Training prompts for the target to continue, at most.")] = 2048,
+    prompts_per_kind: Annotated[int, typer.Option(min=1, help="Held-out prompts a kind in the evaluation.")] = 50,
     seed: Annotated[int, typer.Option(min=0, help="Of the weights and of the order of the data.")] = 1234,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     compile_model: Annotated[
@@ -143,9 +131,7 @@ def _budget(steps: int | None, minutes: float | None, until: str | None, default
 
     if steps is None and minutes is None and until is None:
         minutes = default_minutes
-    return Budget(
-        steps, None if minutes is None else 60 * minutes, None if until is None else parse_until(until)
-    )
+    return Budget(steps, None if minutes is None else 60 * minutes, None if until is None else parse_until(until))
 
 
 def _shape(option: str, text: str, vocab: int) -> Shape:

@@ -147,5 +147,6 @@ def _sentence(error: ValidationError, named: Container[str]) -> str:
     errors = error.errors(include_url=False)
     first = next((e for e in errors if e["loc"][0] in named), errors[0])
     name = str(first["loc"][0])
-    expected = [e.text for e in SpeculativeConfig.model_fields[name].metadata if isinstance(e, Expected)]
-    return f"{name} is {first['input']!r}; expected {expected[0] if expected else first['msg']}"
+    metadata = SpeculativeConfig.model_fields[name].metadata
+    expected = next(entry.text for entry in metadata if isinstance(entry, Expected))
+    return f"{name} is {first['input']!r}; expected {expected}"

@@ -53,8 +53,9 @@ class ChainPlanner:
         """
         depth = self._clamp(view, wanted)
         budget = self._draft_budget(view)
-        # Drafts that may end early are cut after drafting, when their true lengths are known.
-        if budget is not None and (stop is None or not self._limits.can_trim):
+        # Drafts that may end early are better cut after drafting, when their true lengths are known.
+        late = stop is not None and self._limits.can_trim and self._limits.ragged
+        if budget is not None and not late:
             depth = self._round(admit(depth, budget, first=view.step))
         return SpecPlan(
             step=view.step,
@@ -68,11 +69,11 @@ class ChainPlanner:
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
         """The plan at the lengths actually drafted, within ``verify_nodes``, without looking at any token.
 
-        Slots are admitted in order of position over all requests (see ``admission.admit``). Hosts that cannot
-        trim had their budget respected when the step was planned.
+        Slots are admitted in order of position over all requests (see ``admission.admit``). On hosts that
+        cannot trim, or not to different lengths, the plan itself was within the budget.
         """
         drafted = tuple(map(min, plan.depth, drafts.length))
-        if plan.verify_nodes is not None and self._limits.can_trim:
+        if plan.verify_nodes is not None:
             drafted = admit(drafted, plan.verify_nodes, first=view.step)
         return plan if drafted == plan.depth else plan.with_depth(drafted)
 

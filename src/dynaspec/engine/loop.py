@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
 from dynaspec.schedule.request import Request
 
-from .step import Ran, Step
+from .step import Ran, Scheduled, Step
 
 
 class Loop(Protocol):
@@ -30,7 +30,14 @@ class SerialLoop:
 
     def advance(self) -> list[Request]:
         scheduled = self._step.schedule()
-        return [] if scheduled is None else self._step.commit(self._step.run(scheduled))
+        if scheduled is None:
+            return []
+        try:
+            ran = self._step.run(scheduled)
+        except BaseException:  # an interrupt too must leave the books in order
+            self._step.discard(scheduled)
+            raise
+        return self._step.commit(ran)
 
     def close(self) -> None:
         """Nothing is ever in flight."""
@@ -46,22 +53,36 @@ class OverlappedLoop:
     def __init__(self, step: Step) -> None:
         self._step = step
         self._runner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dynaspec-step")
-        self._in_flight: Future[Ran] | None = None
+        self._in_flight: tuple[Scheduled, Future[Ran]] | None = None
 
     def advance(self) -> list[Request]:
         if self._in_flight is None:
-            first = self._step.schedule()
-            if first is None:
-                return []
-            self._in_flight = self._runner.submit(self._step.run, first)
+            self._submit(self._step.schedule())
+        if self._in_flight is None:
+            return []
+        scheduled, future = self._in_flight
+        self._in_flight = None
         ahead = self._step.schedule()
-        in_flight, self._in_flight = self._in_flight, None
-        touched = self._step.commit(in_flight.result())
-        settled = None if ahead is None else self._step.settle(ahead)
-        if settled is not None:
-            self._in_flight = self._runner.submit(self._step.run, settled)
+        ran = self._finish(scheduled, future, ahead)
+        touched = self._step.commit(ran)
+        self._submit(None if ahead is None else self._step.settle(ahead))
         return touched
 
     def close(self) -> None:
         self._runner.shutdown(wait=True, cancel_futures=True)
         self._in_flight = None
+
+    def _submit(self, scheduled: Scheduled | None) -> None:
+        if scheduled is not None:
+            self._in_flight = scheduled, self._runner.submit(self._step.run, scheduled)
+
+    def _finish(self, scheduled: Scheduled, future: Future[Ran], ahead: Scheduled | None) -> Ran:
+        """Waits for the step in flight; if it fails, it and the one planned on top of it are given up."""
+        try:
+            return future.result()
+        except BaseException:
+            wait([future])
+            for given_up in (scheduled, ahead):
+                if given_up is not None:
+                    self._step.discard(given_up)
+            raise

@@ -85,10 +85,15 @@ class Step:
         """Brings a step that was planned ahead up to date; None if all its requests have left."""
         keep = self._scheduler.settle(scheduled.batch)
         if scheduled.batch.empty:
+            self.discard(scheduled)
             return None
         if keep is not None:
             scheduled.view, scheduled.plan = scheduled.view.select(keep), scheduled.plan.select(keep)
         return scheduled
+
+    def discard(self, scheduled: Scheduled) -> None:
+        """Gives up a step that was not committed; its requests stay, and are recomputed."""
+        self._scheduler.discard(scheduled.batch)
 
     def run(self, scheduled: Scheduled) -> Ran:
         """Drafts and verifies. Touches tensors, but no queue and no request."""

@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from dynaspec.contract.errors import CheckpointError
+from dynaspec.contract.errors import CheckpointError, ConfigError
 
 from .attention.base import KV, AttentionBackend, AttentionMeta, AttentionSpec, Shape
 from .attention.select import attention_backend
 from .base import ForwardOutput
 from .batch import BLOCK_SIZE, ForwardBatch
 from .config import DecoderConfig
+from .families.common import length
 from .linear import Linear, LinearFactory
 
 _PROBE_TOKENS = 24
@@ -93,11 +94,10 @@ class FallbackModel:
         running = self._running
         if running is None:
             raise RuntimeError("attention was called outside of a pass")
-        rows = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)]
-        out = self._attention.attend(
-            *rows, running.kv[_layer_index(module)], running.meta, kwargs.get("sliding_window")
-        )
-        return out.view(1, len(rows[0]), query.shape[1], query.shape[3]), None
+        q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
+        kv = running.kv[_layer_index(module)]
+        out = self._attention.attend(q, k, v, kv, running.meta, kwargs.get("sliding_window"))
+        return out.view(1, *q.shape), None
 
     def keep_tap(self, index: int, hidden: torch.Tensor) -> None:
         """Keeps the output of a layer [1, R, hidden], if the pass wants it."""
@@ -119,6 +119,11 @@ class _PackedModule(nn.Module):
 class _GivenHidden(nn.Module):
     """Stands in for the body of a model whose head alone is wanted."""
 
+    @property
+    def decoder(self) -> nn.Module:
+        """Some architectures call the body's decoder, past the body."""
+        return self
+
     def forward(self, inputs_embeds: torch.Tensor, **_: Any) -> Any:
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
@@ -130,11 +135,13 @@ def load_fallback(
     hf: Any,
     device: torch.device,
     dtype: torch.dtype,
-    max_position: int,
-    special_tokens: dict[str, Any],
+    max_model_len: int | None,
+    special: dict[str, Any],
     trust_remote_code: bool,
 ) -> FallbackModel:
     """Loads any decoder whose attention goes through Transformers' attention interface.
+
+    ``special``: the fields of DecoderConfig that name special tokens.
 
     Raises:
         CheckpointError: Transformers cannot load it, or it cannot be driven with paged KV.
@@ -143,13 +150,15 @@ def load_fallback(
     inner = _load(directory, device, dtype, trust_remote_code)
     try:
         spec = _probe_spec(inner)
-        config = _describe(inner.config, spec, max_position, special_tokens)
+        config = _describe(inner.config, spec, length(inner.config.max_position_embeddings, max_model_len), special)
         tokens = torch.randint(config.vocab_size, (_PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             expected = inner(tokens[None].to(device), use_cache=False).logits[0].float()
         _pack_linear_layers(inner)
         model = FallbackModel(inner, config, attention_backend(spec, device, dtype))
         difference = (_probe_logits(model, tokens) - expected).abs().max() / expected.abs().max()
+    except ConfigError:
+        raise
     except (_NotDrivableError, AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
         raise CheckpointError(f"model_type {kind} cannot be run with a paged KV cache: {error}") from error
     if not difference <= _TOLERANCE[dtype]:
@@ -180,7 +189,9 @@ def _probe_spec(inner: Any) -> AttentionSpec:
     """Runs one token and reads off what the model asks of attention."""
     seen: list[tuple[AttentionSpec, int]] = []
 
-    def record(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **kw: Any) -> Any:
+    def record(
+        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **kw: Any
+    ) -> Any:
         if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
             raise _NotDrivableError("its queries, keys and values differ in head size")
         if kw.get("s_aux") is not None or kw.get("position_bias") is not None:
@@ -231,7 +242,7 @@ def _probe_logits(model: FallbackModel, tokens: torch.Tensor) -> torch.Tensor:
     return torch.cat(found)
 
 
-def _describe(hf: Any, spec: AttentionSpec, max_position: int, special_tokens: dict[str, Any]) -> DecoderConfig:
+def _describe(hf: Any, spec: AttentionSpec, max_position: int, special: dict[str, Any]) -> DecoderConfig:
     return DecoderConfig(
         family=hf.model_type,
         num_layers=hf.num_hidden_layers,
@@ -245,7 +256,7 @@ def _describe(hf: Any, spec: AttentionSpec, max_position: int, special_tokens: d
         attention_scale=spec.scale,
         attention_softcap=spec.softcap,
         tied_embeddings=bool(getattr(hf, "tie_word_embeddings", False)),
-        **special_tokens,
+        **special,
     )
 
 
@@ -270,7 +281,7 @@ def _head_of(inner: Any) -> Any:
 
 
 def _layers_of(inner: Any, count: int) -> nn.ModuleList:
-    lists = (child for child in inner.base_model.children() if isinstance(child, nn.ModuleList))
+    lists = (child for child in inner.base_model.modules() if isinstance(child, nn.ModuleList))
     found = next((layers for layers in lists if len(layers) == count), None)
     if found is None:
         raise _NotDrivableError("its body has no list of layers")

@@ -17,7 +17,7 @@ from .base import Model
 from .config import DecoderConfig
 from .decoder import Decoder
 from .families import FAMILIES, Family
-from .families.common import UnsupportedVariantError, length, special_tokens, token_ids
+from .families.common import UnsupportedVariantError, special_tokens, token_ids
 from .ops import Ops, TorchOps
 from .reader import Reader
 from .weights import Checkpoint, find_checkpoint, read_json
@@ -71,8 +71,7 @@ def load_model(
         logger.warning("%s runs on Transformers' own modelling code, which is slower: %s", name, reason)
         special = special_tokens(hf)
         special["eos_token_ids"] = _end_tokens(special["eos_token_ids"], directory)
-        longest = length(hf.max_position_embeddings, max_model_len)
-        return load_fallback(directory, hf, target, wanted, longest, special, trust_remote_code)
+        return load_fallback(directory, hf, target, wanted, max_model_len, special, trust_remote_code)
     config = replace(config, eos_token_ids=_end_tokens(config.eos_token_ids, directory))
     return _load_decoder(Checkpoint(directory), FAMILIES[name], config, target, wanted)
 

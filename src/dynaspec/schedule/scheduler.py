@@ -154,10 +154,15 @@ class Scheduler:
         batch.chunks = [c for c in batch.chunks if c.request.lane == c.lane]
         batch.admitted = [a for a in batch.admitted if a.request.lane == a.lane]
         batch.lengths = self.lanes.length[batch.lanes]
-        if batch.empty:  # nothing will be run or committed
-            self._committed = batch.step
-            self._vacated += batch.vacated
         return keep if gone else None
+
+    def discard(self, batch: StepBatch) -> None:
+        """A planned step will not be committed: its requests, if any are left, are recomputed."""
+        planned = {*batch.requests, *(chunk.request for chunk in batch.chunks)}
+        for request in [r for r in reversed(self._running) if r in planned]:
+            self._preempt(request)
+        self._vacated += batch.vacated
+        self._committed = batch.step
 
     # --- results ----------------------------------------------------------------------------------------------
 

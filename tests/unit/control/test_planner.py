@@ -63,6 +63,24 @@ def test_a_budget_without_trimming_holds_for_drafts_that_may_end_early() -> None
     assert trimmed.depth == (2, 1)
 
 
+def test_requests_take_turns_at_being_last() -> None:
+    host = limits(verify_budget=7)
+    planner = ChainPlanner(host)
+    drafts = DraftView(length=(5, 5, 5), confidence=((), (), ()))
+    for step, depth in ((0, (2, 1, 1)), (1, (1, 2, 1)), (2, (1, 1, 2)), (3, (2, 1, 1))):
+        seen = view("abc", host, step=step)
+        assert planner.plan(seen, (5, 5, 5)).depth == depth
+        late = planner.plan(seen, (5, 5, 5), STOP)
+        assert planner.trim(seen, late, drafts).depth == depth
+
+
+def test_a_host_that_is_not_ragged_keeps_one_length_within_the_budget() -> None:
+    host = limits(ragged=False, verify_budget=9)
+    seen = view("ab", host)
+    plan = ChainPlanner(host).plan(seen, (5, 5), STOP)
+    assert plan.depth == (3, 3)
+
+
 def test_an_admitted_length_is_rounded_down_again() -> None:
     host = limits(0, 4, 8, verify_budget=13)
     plan = ChainPlanner(host).plan(view("ab", host), (8, 8))

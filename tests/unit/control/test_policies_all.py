@@ -36,7 +36,8 @@ def check_plan(seen: StepView, plan: SpecPlan, host: Limits) -> None:
         assert wish is None or depth <= wish
     if not host.ragged:
         assert len(set(plan.depth)) <= 1
-    if host.verify_budget is not None and any(plan.depth) and not (plan.stop and host.can_trim):
+    late = plan.stop and host.can_trim and host.ragged
+    if host.verify_budget is not None and any(plan.depth) and not late:
         assert sum(plan.depth) + len(seen.ids) + seen.prefill_tokens <= host.verify_budget
     if plan.stop is not None:
         assert len(plan.stop.below) >= max(plan.depth)
@@ -44,9 +45,9 @@ def check_plan(seen: StepView, plan: SpecPlan, host: Limits) -> None:
 
 def check_trim(seen: StepView, before: SpecPlan, after: SpecPlan, drafts: DraftView, host: Limits) -> None:
     assert all(a <= d for a, d in zip(after.depth, drafts.length, strict=True))
-    if host.can_trim and host.verify_budget is not None and any(after.depth):
+    if host.verify_budget is not None and any(after.depth):
         assert sum(after.depth) + len(seen.ids) + seen.prefill_tokens <= host.verify_budget
-    if host.verify_budget is None or not host.can_trim:
+    if host.verify_budget is None or not (host.can_trim and host.ragged):
         assert after.depth == drafts.length
     assert (after.step, after.proposer, after.stop) == (before.step, before.proposer, before.stop)
 

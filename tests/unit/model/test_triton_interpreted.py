@@ -8,8 +8,8 @@ import os
 import pytest
 import torch
 
-from attention_cases import AttentionCase, run_case
 from dynaspec.model.attention.reference import ReferenceAttention
+from support.attention_cases import AttentionCase, run_case
 
 CPU = torch.device("cpu")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -112,7 +113,7 @@ class CpuAttention:
         if self._pool is None or len(bounds) == 2:
             work(*bounds)
             return out
-        others = [self._pool.submit(work, *share) for share in zip(bounds[1:-1], bounds[2:], strict=True)]
+        others = [self._pool.submit(work, *share) for share in pairwise(bounds[1:])]
         work(bounds[0], bounds[1])
         for other in others:
             other.result()

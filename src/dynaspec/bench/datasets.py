@@ -1,0 +1,100 @@
+"""Prompts from files: Spec-Bench, GSM8K, JSON lines with prompts, plain lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.engine.tokenizer import Tokenizer
+
+_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPrompt:
+    """A prompt and the kind of work it stands for."""
+
+    text: str
+    category: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedPrompts:
+    """Prompts as token ids, none of them longer than the model has room for."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    cut: int
+    """How many were cut, from the left."""
+
+
+def load_prompts(path: str | Path) -> list[BenchPrompt]:
+    """Every prompt of a file, in its order.
+
+    A ``.jsonl`` file has one object a line, with ``prompt`` (text), ``turns`` (Spec-Bench: the first turn counts) or
+    ``question`` (GSM8K: rendered as a question to answer), and perhaps ``category``. Any other file has one prompt a
+    line; empty lines do not count.
+
+    Raises:
+        ConfigError: the file cannot be read, holds no prompts, or a line is not of a known form.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the prompts in {path} cannot be read: {error}") from None
+    if path.suffix.lower() in _JSON_SUFFIXES:
+        prompts = [_from_json(line, f"{path}:{n}") for n, line in enumerate(lines, start=1) if line.strip()]
+    else:
+        prompts = [BenchPrompt(line) for line in lines if line.strip()]
+    if not prompts:
+        raise ConfigError(f"{path} holds no prompts; expected at least one line")
+    return prompts
+
+
+def spread(prompts: Sequence[BenchPrompt], count: int) -> list[BenchPrompt]:
+    """``count`` prompts at even distances (all, if there are no more), so that every part of the file is heard."""
+    if count >= len(prompts):
+        return list(prompts)
+    return [prompts[i * len(prompts) // count] for i in range(count)]
+
+
+def fit(prompts: Sequence[BenchPrompt], tokenizer: Tokenizer, max_prompt_tokens: int) -> FittedPrompts:
+    """Token ids of the prompts; of one that is too long, the last ``max_prompt_tokens``.
+
+    Raises:
+        ConfigError: no room for any prompt.
+    """
+    if max_prompt_tokens < 1:
+        raise ConfigError("max_tokens leaves no room for a prompt; expected fewer than the model's length")
+    encoded = [tokenizer.encode(prompt.text) for prompt in prompts]
+    return FittedPrompts(
+        token_ids=tuple(tuple(tokens[-max_prompt_tokens:]) for tokens in encoded),
+        cut=sum(len(tokens) > max_prompt_tokens for tokens in encoded),
+    )
+
+
+def _from_json(line: str, where: str) -> BenchPrompt:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where} is not JSON ({error.msg}); expected one object a line") from None
+    text = _text(record) if isinstance(record, Mapping) else None
+    if text is None:
+        raise ConfigError(f"{where} has no text; expected an object with prompt, turns or question")
+    return BenchPrompt(text, str(record.get("category", "")))
+
+
+def _text(record: Mapping[str, Any]) -> str | None:
+    turns = record.get("turns")
+    question = record.get("question")
+    if isinstance(question, str) and question:
+        text: Any = f"Question: {question}\nAnswer:"
+    elif isinstance(turns, list) and turns:
+        text = turns[0]
+    else:
+        text = record.get("prompt")
+    return text if isinstance(text, str) and text else None

@@ -1,0 +1,129 @@
+"""Policies side by side in one process: same prompts, alternating rounds, medians, and equality with plain decoding."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.outputs import CompletionOutput
+from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.observe.counts import SpecCounts
+
+from .measure import Decoder, Run, different, run_once
+from .policies import PLAIN
+
+Progress = Callable[[str], None]
+"""Told what is about to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What every policy has to do."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    categories: tuple[str, ...]
+    params: SamplingParams
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    """One policy's rounds."""
+
+    name: str
+    runs: tuple[Run, ...]
+    speedup: float
+    """Median over the rounds of its tokens/s over plain decoding's in the same round."""
+    different: int
+    """Outputs, over all rounds, that were not token for token plain decoding's."""
+
+    @property
+    def identical(self) -> bool:
+        return self.different == 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return median(run.tokens_per_second for run in self.runs)
+
+    @property
+    def counts(self) -> SpecCounts:
+        """Of one round: rounds are alike, but for policies that learn."""
+        return self.runs[-1].counts
+
+
+def compare(decoders: Mapping[str, Decoder], workload: Workload, progress: Progress) -> list[PolicyResult]:
+    """Runs every policy once a round, in an order that moves on by one each round.
+
+    Args:
+        decoders: by policy name; plain decoding must be among them.
+        progress: called before every run.
+
+    Raises:
+        ConfigError: no plain decoding to compare with, or no round.
+    """
+    if PLAIN not in decoders or workload.rounds < 1:
+        raise ConfigError(f"{list(decoders)} in {workload.rounds} rounds; expected plain among them, and a round")
+    for name, decoder in decoders.items():
+        progress(f"{name}: warm-up")
+        run_once(decoder, workload.prompts[:1], workload.params)
+    names = list(decoders)
+    runs: dict[str, list[Run]] = defaultdict(list)
+    for turn in range(workload.rounds):
+        first = turn % len(names)
+        for name in (*names[first:], *names[:first]):
+            progress(f"{name}: round {turn + 1} of {workload.rounds}")
+            runs[name].append(run_once(decoders[name], workload.prompts, workload.params))
+    return [_result(name, runs[name], runs[PLAIN]) for name in names]
+
+
+def as_json(result: PolicyResult, workload: Workload) -> dict[str, Any]:
+    """A result as plain JSON values; counts and times are those of the last round."""
+    counts = result.counts
+    return {
+        "policy": result.name,
+        "tokens_per_second": result.tokens_per_second,
+        "tokens_per_second_rounds": [run.tokens_per_second for run in result.runs],
+        "seconds_rounds": [run.seconds for run in result.runs],
+        "output_tokens": result.runs[-1].output_tokens,
+        "speedup": result.speedup,
+        "identical": result.identical,
+        "different_outputs": result.different,
+        "by_category": by_category(result, workload),
+        "counts": counts.as_dict(),
+    }
+
+
+def by_category(result: PolicyResult, workload: Workload) -> dict[str, dict[str, Any]]:
+    """Acceptance for each kind of prompt, from the last round's requests."""
+    groups: dict[str, list[CompletionOutput]] = defaultdict(list)
+    for category, output in zip(workload.categories, result.runs[-1].outputs, strict=True):
+        groups[category or "all"].extend(output.outputs)
+    return {category: _acceptance(completions) for category, completions in groups.items()}
+
+
+def _acceptance(completions: Sequence[CompletionOutput]) -> dict[str, Any]:
+    metrics = [completion.metrics for completion in completions]
+    steps, accepted = sum(m.steps for m in metrics), sum(m.accepted for m in metrics)
+    return {
+        "continuations": len(completions),
+        "output_tokens": sum(len(completion.token_ids) for completion in completions),
+        "steps": steps,
+        "drafted": sum(m.drafted for m in metrics),
+        "accepted": accepted,
+        "tokens_per_step": 1 + accepted / steps if steps else None,
+    }
+
+
+def _result(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> PolicyResult:
+    return PolicyResult(
+        name=name,
+        runs=tuple(runs),
+        speedup=median(
+            mine.tokens_per_second / theirs.tokens_per_second for mine, theirs in zip(runs, plain, strict=True)
+        ),
+        different=sum(different(run.tokens, plain[0].tokens) for run in runs),
+    )

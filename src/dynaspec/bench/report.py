@@ -1,0 +1,69 @@
+"""Comparisons as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from dynaspec.contract.errors import ConfigError
+
+from .offline import PolicyResult
+
+SCHEMA = 1
+"""Of the JSON file; grows when a key changes its meaning."""
+_SHOWN_POSITIONS = 6
+_COLUMNS = ("policy", "tokens/s", "speed-up", "accept. length", "draft accept.", "rate per position",
+            "passes t / d", "time t / d", "identical")  # fmt: skip
+
+
+def as_table(results: Sequence[PolicyResult], title: str) -> Table:
+    """One policy a line; passes and times are those of one round, t the target's and d the drafter's."""
+    table = Table(title=title, title_justify="left", title_style="bold", expand=False)
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name in ("policy", "rate per position") else "right", no_wrap=True)
+    fastest = max(result.tokens_per_second for result in results)
+    for result in results:
+        counts = result.counts
+        style = "bold green" if result.tokens_per_second == fastest else ""
+        table.add_row(
+            Text(result.name, style=style),
+            Text(f"{result.tokens_per_second:.1f}", style=style),
+            Text(f"{result.speedup:.2f}×", style=style),
+            _number(counts.mean_acceptance_length),
+            _percent(counts.draft_acceptance_rate),
+            _rates(counts.rate_per_position),
+            f"{counts.target_passes} / {counts.drafter_passes}",
+            f"{counts.verify_s:.2f} / {counts.draft_s:.2f} s",
+            Text("yes", style="green") if result.identical else Text(f"NO ({result.different})", style="bold red"),
+        )
+    return table
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the results cannot be written: {error}") from None
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def _rates(rates: Sequence[float]) -> str:
+    shown = " ".join(f"{rate:.2f}".removeprefix("0") for rate in rates[:_SHOWN_POSITIONS])
+    return (shown + " …" if len(rates) > _SHOWN_POSITIONS else shown) or "-"

@@ -1,0 +1,146 @@
+"""``dynaspec generate``: continue prompts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from dynaspec.cli import options as o
+from dynaspec.cli.console import status, stderr_console
+from dynaspec.cli.prompts import collect_prompts
+from dynaspec.cli.results import Writer, make_writer
+from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.outputs import RequestOutput
+from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.engine.config import EngineConfig
+from dynaspec.observe.format import format_table
+
+
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; - reads one from stdin.")] = None,
+    *,
+    model: o.Model,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="One prompt a line; .jsonl: objects with prompt, turns or question.")
+    ] = None,
+    output: Annotated[str, typer.Option(help="text: the continuations; jsonl: one object a prompt.")] = "text",
+    output_file: Annotated[Path | None, typer.Option(help="Write results here instead of stdout.")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Say on stderr what speculation did.")] = False,
+    temperature: o.Temperature = None,
+    top_p: o.TopP = None,
+    top_k: o.TopK = None,
+    min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    max_tokens: o.MaxTokens = None,
+    seed: o.Seed = None,
+    stop: o.Stop = None,
+    ignore_eos: o.IgnoreEos = None,
+    n: o.Continuations = None,
+    speculative_config: o.SpeculativeJson = None,
+    method: o.Method = None,
+    draft_model: o.DraftModel = None,
+    policy: o.Policy = None,
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    draft_confidence_threshold: o.DraftConfidenceThreshold = None,
+    tokenizer: o.Tokenizer = None,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = None,
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    max_model_len: o.MaxModelLen = None,
+    max_num_seqs: o.MaxNumSeqs = None,
+    max_num_batched_tokens: o.MaxNumBatchedTokens = None,
+    kv_cache_memory: o.KvCacheMemory = None,
+    enable_prefix_caching: o.EnablePrefixCaching = None,
+    async_scheduling: o.AsyncScheduling = None,
+    tensor_parallel_size: o.TensorParallelSize = None,
+) -> None:
+    """Continue prompts. Stdout carries the continuations, without the prompts, and nothing else."""
+    texts = collect_prompts(prompts or (), prompt_file)
+    params = SamplingParams(
+        **o.given(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            max_tokens=max_tokens,
+            seed=seed,
+            stop=stop or None,
+            ignore_eos=ignore_eos,
+            n=n,
+        )
+    )
+    engine = o.given(
+        tokenizer=tokenizer,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs or _needed_seqs(len(texts) * params.n),
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_memory=kv_cache_memory,
+        enable_prefix_caching=enable_prefix_caching,
+        async_scheduling=async_scheduling,
+        tensor_parallel_size=tensor_parallel_size,
+    )
+    speculation = o.speculation(
+        speculative_config,
+        method=method,
+        model=draft_model,
+        policy=policy,
+        num_speculative_tokens=num_speculative_tokens,
+        draft_confidence_threshold=draft_confidence_threshold,
+    )
+    with _destination(output_file) as file:
+        writer = make_writer(output, file, len(texts), params.n)
+        with status(f"loading {model}"):
+            from dynaspec.api import LLM  # brings torch, which takes seconds to import
+
+            llm = LLM(model, speculative_config=speculation, **engine)
+        started = time.perf_counter()
+        # Two things moving on one terminal would spoil each other.
+        with status("decoding", hidden=file.isatty()) as tell:
+            llm.generate(texts, params, on_output=_listener(writer, len(texts), tell))
+    if stats:
+        stderr_console().print(format_table(llm.stats(), time.perf_counter() - started), markup=False)
+    llm.close()
+
+
+def _needed_seqs(continuations: int) -> int:
+    """Room for no more requests than there are: what the KV cache reserves grows with it."""
+    return min(continuations, EngineConfig.model_fields["max_num_seqs"].default)
+
+
+def _listener(writer: Writer, prompts: int, tell: Callable[[str], None]) -> Callable[[int, RequestOutput], None]:
+    finished = 0
+
+    def listen(index: int, output: RequestOutput) -> None:
+        nonlocal finished
+        writer.update(index, output)
+        if output.finished:
+            finished += 1
+            tell(f"decoding: {finished} of {prompts} prompts are finished")
+
+    return listen
+
+
+@contextmanager
+def _destination(path: Path | None) -> Iterator[TextIO]:
+    """Stdout, or the file named."""
+    if path is None:
+        yield sys.stdout
+        return
+    try:
+        file = path.open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise ConfigError(f"--output-file cannot be written: {error}") from None
+    with file:
+        yield file

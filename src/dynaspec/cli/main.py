@@ -1,0 +1,58 @@
+"""The console entry ``dynaspec``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from dynaspec import __version__
+from dynaspec.cli import bench, collect_env, demo, generate, train
+from dynaspec.cli.console import print_error
+from dynaspec.contract.errors import DynaspecError
+
+BAD_INPUT = 2
+"""Exit code where what was given cannot work; the shell's own for wrong usage."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("generate")(generate.generate)
+app.command("demo")(demo.demo)
+app.command("collect-env")(collect_env.collect_env)
+app.add_typer(bench.app, name="bench")
+app.add_typer(train.app, name="train")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dynaspec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def dynaspec(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Exact speculative decoding whose draft length is decided at run time."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+
+
+def main() -> None:
+    """Runs the command line. What the user can mend is one line on stderr, never a traceback."""
+    try:
+        app()
+    except DynaspecError as error:
+        print_error(str(error))
+        sys.exit(BAD_INPUT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Options that several commands share. What an engine option means is said once, by ``EngineConfig``'s fields."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.engine.config import EngineConfig
+
+_SAMPLING_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
+
+
+def _engine(name: str, *flags: str) -> Any:
+    field = EngineConfig.model_fields[name]
+    default = False if field.is_required() or field.default is None else str(field.default)
+    return typer.Option(*flags, help=field.description, show_default=default, rich_help_panel="Engine")
+
+
+def _sampling(name: str, text: str) -> Any:
+    default = _SAMPLING_DEFAULTS[name]
+    return typer.Option(help=text, show_default=str(default) if default else False, rich_help_panel="Sampling")
+
+
+def _speculation(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel="Speculation")
+
+
+Model = Annotated[str, typer.Option(help=EngineConfig.model_fields["model"].description)]
+Tokenizer = Annotated[str | None, _engine("tokenizer")]
+Revision = Annotated[str | None, _engine("revision")]
+TrustRemoteCode = Annotated[bool | None, _engine("trust_remote_code")]
+Dtype = Annotated[str | None, _engine("dtype")]
+Device = Annotated[str | None, _engine("device")]
+MaxModelLen = Annotated[int | None, _engine("max_model_len")]
+MaxNumSeqs = Annotated[int | None, _engine("max_num_seqs")]
+MaxNumBatchedTokens = Annotated[int | None, _engine("max_num_batched_tokens")]
+KvCacheMemory = Annotated[str | None, _engine("kv_cache_memory")]
+EnablePrefixCaching = Annotated[bool | None, _engine("enable_prefix_caching")]
+AsyncScheduling = Annotated[bool | None, _engine("async_scheduling")]
+TensorParallelSize = Annotated[int | None, _engine("tensor_parallel_size")]
+
+Temperature = Annotated[float | None, _sampling("temperature", "0 = greedy.")]
+TopP = Annotated[float | None, _sampling("top_p", "Keep a token while the mass before it is below this.")]
+TopK = Annotated[int | None, _sampling("top_k", "Keep so many of the most probable tokens; 0 = all.")]
+MinP = Annotated[float | None, _sampling("min_p", "Keep tokens with so much of the largest probability.")]
+RepetitionPenalty = Annotated[float | None, _sampling("repetition_penalty", "Above 1: tokens seen are less likely.")]
+MaxTokens = Annotated[int | None, _sampling("max_tokens", "Most tokens of a continuation.")]
+Seed = Annotated[int | None, _sampling("seed", "Makes sampling repeatable, with and without speculation.")]
+Stop = Annotated[list[str] | None, _sampling("stop", "End before this string; may be given several times.")]
+IgnoreEos = Annotated[bool | None, _sampling("ignore_eos", "Go on after the end-of-sequence token.")]
+Continuations = Annotated[int | None, _sampling("n", "Continuations of each prompt.")]
+
+SpeculativeJson = Annotated[
+    str | None, _speculation("All of it as JSON, with vLLM's keys; excludes the options that follow.")
+]
+DraftModel = Annotated[str | None, _speculation("Checkpoint of the model that drafts.")]
+Method = Annotated[str | None, _speculation("draft_model or ngram; default: what the other options imply.")]
+Policy = Annotated[str | None, _speculation("constant, heuristic, heuristic_transient or confidence.")]
+NumSpeculativeTokens = Annotated[int | None, _speculation("Draft length; with a confidence threshold the longest one.")]
+DraftConfidenceThreshold = Annotated[
+    str | None, _speculation("Stop drafting after a token with less confidence (0 to 1), or auto.")
+]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that have been given; the others keep the default of whatever they are an option of."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def speculation(speculative_config: str | None, **options: Any) -> SpeculativeConfig | None:
+    """The speculation asked for, as JSON or by single options; the environment decides what they leave open.
+
+    Raises:
+        ConfigError: both were given, or what was given is wrong.
+    """
+    single = given(**options)
+    if speculative_config is not None and single:
+        flags = ", ".join("--" + name.replace("_", "-") for name in single)
+        raise ConfigError(f"--speculative-config was given together with {flags}; expected one or the other")
+    if "draft_confidence_threshold" in single:
+        single["draft_confidence_threshold"] = _threshold(single["draft_confidence_threshold"])
+    return SpeculativeConfig.parse(speculative_config if speculative_config is not None else single or None, os.environ)
+
+
+def _threshold(text: str) -> float | str:
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise ConfigError(f"--draft-confidence-threshold is {text!r}; expected a number from 0 to 1, or auto") from None

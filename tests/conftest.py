@@ -1,0 +1,33 @@
+"""Checkpoints and the plain engine that tests compare with, made once a session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
+
+import pytest
+import torch
+from support.checkpoints import Pair, save_pair
+from support.engines import PlainDecoding
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """The shapes are far too small for more; and runs are alike on every machine."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A random Llama, and a drafter that agrees with it now and then."""
+    return save_pair(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def plain(tiny: Pair) -> Iterator[PlainDecoding]:
+    """Plain decoding with the tiny target."""
+    reference = PlainDecoding(tiny.target)
+    yield reference
+    reference.llm.close()

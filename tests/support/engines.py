@@ -1,0 +1,91 @@
+"""Engines for tests: with a proposer of the test's own, with few KV blocks, and the plain one that all are compared to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+from dynaspec import LLM, AsyncLLM, SamplingParams
+from dynaspec.contract.outputs import CompletionOutput, RequestOutput
+from dynaspec.contract.proposer import Proposer
+from dynaspec.engine.build import build_engine
+from dynaspec.model.loader import load_model
+
+
+@contextmanager
+def open_llm(model: str, *, proposer: Proposer | None = None, **options: Any) -> Iterator[LLM]:
+    """An ``LLM``, drafting with ``proposer`` if one is given; its KV books are checked at the end."""
+    with mock.patch("dynaspec.api.build_engine", partial(build_engine, proposer=proposer)):
+        llm = LLM(model, **options)
+    try:
+        yield llm
+        llm.verify_integrity()
+    finally:
+        llm.close()
+
+
+@contextmanager
+def open_async_llm(model: str, *, proposer: Proposer | None = None, **options: Any) -> Iterator[AsyncLLM]:
+    """The same for ``AsyncLLM``."""
+    with mock.patch("dynaspec.api.build_engine", partial(build_engine, proposer=proposer)):
+        llm = AsyncLLM(model, **options)
+    try:
+        yield llm
+    finally:
+        llm.close()
+
+
+def kv_bytes(blocks: int, *models: str) -> int:
+    """``kv_cache_memory`` for this many blocks shared by these checkpoints."""
+    return blocks * sum(load_model(model).kv_bytes_per_block for model in models)
+
+
+class PlainDecoding:
+    """The reference: one request at a time, no speculation, no prefix cache. Remembers what it has decoded."""
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self.llm = LLM(model, max_num_seqs=1, enable_prefix_caching=False, **options)
+        self._known: dict[tuple[str, str], RequestOutput] = {}
+
+    def outputs(self, prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[RequestOutput]:
+        return [self._output(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+
+    def texts(self, outputs: Sequence[RequestOutput]) -> list[tuple[int, ...]]:
+        """Prompts with each of their continuations, as token ids."""
+        return [
+            output.prompt_token_ids + completion.token_ids
+            for output in outputs
+            for completion in output.outputs
+        ]
+
+    def _output(self, prompt: str, params: SamplingParams) -> RequestOutput:
+        key = (prompt, repr(params))
+        if key not in self._known:
+            (self._known[key],) = self.llm.generate([prompt], params)
+        return self._known[key]
+
+
+def visible(output: RequestOutput) -> dict[str, Any]:
+    """All of an output that a caller may rely on; times and counts left out."""
+    return {
+        "prompt_token_ids": output.prompt_token_ids,
+        "prompt_logprobs": output.prompt_logprobs,
+        "finished": output.finished,
+        "outputs": [_completion(completion) for completion in output.outputs],
+    }
+
+
+def assert_same(found: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> None:
+    """Bit for bit: tokens, text, reasons and log-probabilities."""
+    assert [visible(output) for output in found] == [visible(output) for output in expected]
+
+
+def _completion(completion: CompletionOutput) -> dict[str, Any]:
+    names = (
+        *("index", "token_ids", "text", "finish_reason", "stop_reason"),
+        *("cumulative_logprob", "logprobs"),
+    )
+    return {name: getattr(completion, name) for name in names}

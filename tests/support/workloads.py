@@ -1,0 +1,82 @@
+"""Prompts and sampling modes that the exactness tests combine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dynaspec import SamplingParams
+
+PROMPTS = (
+    "the quick brown fox jumps over the lazy dog and then the fox is over the dog",
+    "the quick brown fox jumps over the lazy dog and the dog chases the brown fox",
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n",
+    "1 2 3 4",
+    "one two three four five six seven eight nine ten, one two three four five six",
+    "x",
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return",
+    "¿quién? — naïve 日本 🙂",
+)
+
+
+def _greedy(i: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=44 - i)
+
+
+def _greedy_penalised(i: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=40, repetition_penalty=1.1 + i / 20, ignore_eos=True)
+
+
+def _truncated(i: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=0.8, top_p=0.9, top_k=40 - i, min_p=0.01, seed=100 + i, max_tokens=40, ignore_eos=i % 2 == 0
+    )
+
+
+def _edited(i: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=0.9,
+        seed=200 + i,
+        max_tokens=48,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
+        repetition_penalty=1.1,
+        logit_bias={45: 2.0, 9: -100.0, 70 + i: 1.5},
+        bad_words=["the", "q"],
+        min_tokens=28,
+        stop=["e", "an"],
+        stop_token_ids=[11, 12, 13],
+        include_stop_str_in_output=i % 2 == 1,
+    )
+
+
+def _several(i: int) -> SamplingParams:
+    return SamplingParams(n=2, temperature=0.7, seed=300 + i, max_tokens=36)
+
+
+def _logprobs(i: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=0.7 if i % 3 else 0.0,
+        seed=400 + i,
+        max_tokens=40,
+        logprobs=i % 4,
+        prompt_logprobs=2 if i % 2 else None,
+    )
+
+
+def _mixed(i: int) -> SamplingParams:
+    kinds = (_truncated, _greedy, _edited, _several, _logprobs, _greedy_penalised)
+    if i == len(PROMPTS) - 1:
+        return SamplingParams(temperature=0.0, max_tokens=40, max_draft_tokens=0)
+    return kinds[i % len(kinds)](i)
+
+
+MODES: dict[str, Callable[[int], SamplingParams]] = {
+    "greedy": _greedy,
+    "greedy_penalised": _greedy_penalised,
+    "truncated": _truncated,
+    "edited": _edited,
+    "several": _several,
+    "logprobs": _logprobs,
+    "mixed": _mixed,
+}
+"""Name → parameters of the i-th prompt. All are greedy or seeded, so that outputs are a function of the prompt."""

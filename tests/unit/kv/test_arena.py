@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dynaspec.contract.errors import CapacityError
+from dynaspec.kv.arena import Arena, blocks_within
+
+
+@pytest.mark.parametrize(("memory", "needed", "blocks"), [(1000, 99, 10), (1099, 99, 10), (1000, 7, 7), (100, 9, 1)])
+def test_blocks_within(memory: int, needed: int, blocks: int) -> None:
+    assert blocks_within(memory, 100, needed) == blocks
+
+
+def test_memory_for_less_than_a_block_is_refused() -> None:
+    with pytest.raises(CapacityError, match="99 bytes.*takes 100"):
+        blocks_within(99, 100, 5)
+
+
+def test_an_arena_has_zeroed_keys_and_values_for_every_layer() -> None:
+    arena = Arena.allocate(2, ((3, 4), (3, 5)), torch.float16, torch.device("cpu"))
+    assert [(tuple(k.shape), tuple(v.shape)) for k, v in arena.layers] == [((3, 4), (3, 5))] * 2
+    assert {tensor.dtype for layer in arena.layers for tensor in layer} == {torch.float16}
+    assert not any(tensor.any() for layer in arena.layers for tensor in layer)
+    assert arena.layers[0][0].data_ptr() != arena.layers[1][0].data_ptr()
+
+
+def test_more_than_the_machine_has_is_a_capacity_error() -> None:
+    shape = (2**40, 2**20)
+    with pytest.raises(CapacityError, match="kv_cache_memory"):
+        Arena.allocate(1, (shape, shape), torch.float32, torch.device("cpu"))
