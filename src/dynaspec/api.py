@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ Backend = Literal["dynaspec"]
 def _engine(model: str, backend: str, speculative_config: Any, options: Mapping[str, Any]) -> Engine:
     if backend != "dynaspec":
         raise ConfigError(f"backend is {backend!r}; expected 'dynaspec', the only one in this version")
-    return build_engine(EngineConfig.build(model=model, speculative_config=speculative_config, **options))
+    return build_engine(EngineConfig.build(os.environ, model=model, speculative_config=speculative_config, **options))
 
 
 class LLM:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+from dynaspec import LLM
 from support.checkpoints import VOCAB, Pair
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
 from support.pairwise import Choice, Row, covering_array
 from support.proposers import ScriptedProposer
 from support.workloads import MODES, PROMPTS
-
-from dynaspec import LLM
 
 POLICIES: dict[str, dict[str, Any]] = {
     "constant_1": {"policy": "constant", "num_speculative_tokens": 1},
@@ -76,9 +76,7 @@ def engine_options(row: Row, tiny: Pair) -> dict[str, Any]:
         speculation |= {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     else:
         speculation |= {"method": "draft_model", "model": tiny.drafter}
-        speculation["draft_sample_method"] = (
-            "greedy" if row["proposer"] == "draft_greedy" else "probabilistic"
-        )
+        speculation["draft_sample_method"] = "greedy" if row["proposer"] == "draft_greedy" else "probabilistic"
         models.append(tiny.drafter)
     return {
         "speculative_config": speculation,
@@ -100,5 +98,14 @@ def check_that_it_happened(llm: LLM, row: Row) -> None:
         assert stats.preemptions > 0
 
 
-def test_the_longest_prompts_need_several_chunks(plain: PlainDecoding) -> None:
-    assert min(len(plain.llm.tokenizer.encode(PROMPTS[i])) for i in (0, 1, 2)) > 32
+def test_the_workloads_are_what_the_rows_need(plain: PlainDecoding) -> None:
+    """Prompts longer than a chunk of 16, texts that do not repeat one token, and every way to end."""
+    lengths = [len(plain.llm.tokenizer.encode(prompt)) for prompt in PROMPTS]
+    assert min(lengths[:3]) > 16
+    ends = set()
+    for mode in MODES.values():
+        outputs = plain.outputs(PROMPTS, [mode(i) for i in range(len(PROMPTS))])
+        completions = [completion for output in outputs for completion in output.outputs]
+        assert sum(len(set(c.token_ids)) for c in completions) / len(completions) > 12
+        ends |= {(c.finish_reason, type(c.stop_reason)) for c in completions}
+    assert ends >= {("length", type(None)), ("stop", type(None)), ("stop", int), ("stop", str)}

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exactness.toy import Decoder, World, decode_plainly
 from scipy import stats
 
 from dynaspec.contract.proposer import Drafts
 from dynaspec.sampling.rng import Purpose, nth, uniforms
 from dynaspec.sampling.state import SamplerState
 from dynaspec.verify import chain, rejection
+from exactness.toy import Decoder, World, decode_plainly
 
 REQUESTS = 5_000
 PLAUSIBLE, ABSURD = 1e-3, 1e-9
@@ -39,10 +39,12 @@ def p_value(decoder: Decoder) -> float:
     expected = world.pairs().ravel() * len(tokens)
     if counts[expected == 0].any():
         return 0.0
+    rare = expected < 5  # pooled, as the statistic needs cells that are filled
+    counts, expected = (np.append(cells[~rare], cells[rare].sum()) for cells in (counts, expected))
     return float(stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["sampled drafts", "deterministic drafts"])
 @pytest.mark.parametrize("name", PARAMS)
 def test_rejection_sampling_has_the_targets_distribution(name: str, deterministic: bool, depth: int) -> None:
@@ -73,10 +75,8 @@ def test_coupled_sampling_has_the_targets_distribution_over_seeds(name: str, dep
 
 @pytest.mark.parametrize("params", [*PARAMS.values(), {"temperature": 0.0}], ids=[*PARAMS, "greedy"])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["sampled drafts", "deterministic drafts"])
-def test_seeded_and_greedy_output_is_that_of_plain_decoding(
-    params: dict[str, Any], deterministic: bool
-) -> None:
-    for seed in range(3):
+def test_seeded_and_greedy_output_is_that_of_plain_decoding(params: dict[str, Any], deterministic: bool) -> None:
+    for seed in range(2):
         world = World.random(
             seed,
             vocab=30,
@@ -85,9 +85,9 @@ def test_seeded_and_greedy_output_is_that_of_plain_decoding(
             bad_words=((3,), (4, 5)),
             deterministic_drafts=deterministic,
         )
-        plain = decode_plainly(world, 100, 12)
-        for depth in (1, 2, 5):
-            np.testing.assert_array_equal(Decoder(world, 100, depth).run(12), plain)
+        plain = decode_plainly(world, 60, 9)
+        for depth in (1, 4):
+            np.testing.assert_array_equal(Decoder(world, 60, depth).run(9), plain)
 
 
 def test_coupling_accepts_most_of_what_a_good_drafter_proposes() -> None:

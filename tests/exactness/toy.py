@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from unit.sampling.oracle import probabilities, process_row
 
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
@@ -16,6 +15,7 @@ from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 from dynaspec.verify.chain import Accepted, accept_chain
+from unit.sampling.oracle import probabilities, process_row
 
 PROMPT = [0]
 
@@ -55,9 +55,7 @@ class World:
 
     def _distribution(self, params: SamplingParams, output: list[int]) -> list[float]:
         logits = self.target[[*PROMPT, *output][-1]].tolist()
-        return probabilities(
-            process_row(logits, params, prompt=PROMPT, output=output, bad_words=self.bad_words)
-        )
+        return probabilities(process_row(logits, params, prompt=PROMPT, output=output, bad_words=self.bad_words))
 
 
 class Decoder:

@@ -53,9 +53,8 @@ def margin(output: CompletionOutput, position: int) -> float:
 @pytest.mark.parametrize("dtype", TIE)
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_greedy_output_is_that_of_plain_decoding(pair: Pair, dtype: str, method: str) -> None:
-    speculative: dict[str, Any] = {"method": method, "policy": "constant", "num_speculative_tokens": 4}
-    if method == "draft_model":
-        speculative["model"] = pair.drafter
+    own = {"ngram": {"prompt_lookup_min": 1, "prompt_lookup_max": 3}, "draft_model": {"model": pair.drafter}}[method]
+    speculative = {"method": method, "policy": "constant", "num_speculative_tokens": 4, **own}
     plain = decode(pair.target, dtype, None)
     found = decode(pair.target, dtype, speculative)
     ties = 0

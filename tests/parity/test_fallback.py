@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.loader import load_model
@@ -68,4 +69,13 @@ def test_taps_are_the_outputs_of_layers(tmp_path: Path) -> None:
 def test_what_cannot_be_driven_is_refused(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     save_random(name, options, tmp_path)
     with pytest.raises(CheckpointError, match="cannot be run with a paged KV cache"):
+        load_model(str(tmp_path))
+
+
+def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
+    save_random("StableLmConfig", DRIVABLE["StableLmConfig"], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks 1 tensors .* model\.layers\.1\.mlp\.up_proj\.weight"):
         load_model(str(tmp_path))

@@ -43,9 +43,9 @@ def _edited(i: int) -> SamplingParams:
         logit_bias={45: 2.0, 9: -100.0, 70 + i: 1.5},
         bad_words=["the", "q"],
         min_tokens=28,
-        stop=["e", "an"],
-        stop_token_ids=[11, 12, 13],
-        include_stop_str_in_output=i % 2 == 1,
+        stop=["e", "an"] if i % 2 else None,
+        stop_token_ids=range(100, 130),
+        include_stop_str_in_output=i % 4 == 1,
     )
 
 

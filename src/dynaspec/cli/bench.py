@@ -94,9 +94,7 @@ def offline(
 
         session = run_comparison(model, specs, prompts, params, engine, rounds, tell)
     if session.cut:
-        note(
-            f"note: {session.cut} of {len(prompts)} prompts were longer than the model has room for and lost their beginning"
-        )
+        note(f"note: {session.cut} of {len(prompts)} prompts did not fit into the model and lost their beginning")
     _show(session, options, output_json)
 
 

@@ -1,5 +1,114 @@
+"""``dynaspec demo``: see what speculation does, on a terminal, in a table and in a picture."""
+
 from __future__ import annotations
 
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-def demo() -> None:
-    """x"""
+import typer
+
+from dynaspec.cli.console import print_error, status
+from dynaspec.contract.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from dynaspec.api import LLM
+    from dynaspec.bench.demo import Measured
+
+DIFFERENT = 1
+"""Exit code when an output was not plain decoding's."""
+
+
+def demo(
+    model: Annotated[str, typer.Option(help="The target's checkpoint.")] = "models/target",
+    draft_model: Annotated[str, typer.Option(help="The drafter's checkpoint.")] = "models/draft",
+    output_dir: Annotated[Path, typer.Option(help="Folder for the picture and the figures.")] = Path("demo-out"),
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each continuation.")] = 80,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed runs of every prompt and policy.")] = 2,
+) -> None:
+    """Decode a dozen prompts plainly and with speculation; show text, equality, speed and waste."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    with ExitStack() as stack:
+        llms = _load(model, draft_model, stack)
+        _introduce(console, model, draft_model)
+        measured = _watch(console, llms, params, rounds)
+    _conclude(console, measured, output_dir, f"{Path(model).name} with {Path(draft_model).name}: greedy, batch 1")
+    if any(m.different for m in measured):
+        raise typer.Exit(DIFFERENT)
+
+
+def _load(model: str, draft_model: str, stack: ExitStack) -> dict[str, LLM]:
+    with status(f"loading {model} and {draft_model}"):
+        from dynaspec.api import LLM
+        from dynaspec.bench.demo import MODES
+        from dynaspec.bench.policies import parse_policy
+
+        llms = {}
+        for name in MODES:
+            config = parse_policy(name, draft_model).config
+            llms[name] = LLM(model, speculative_config=config, max_num_seqs=1, enable_prefix_caching=False)
+            stack.callback(llms[name].close)
+        return llms
+
+
+def _introduce(console: Console, model: str, draft_model: str) -> None:
+    from rich.text import Text
+
+    from dynaspec.bench.stream import DRAFTED
+
+    legend = Text.assemble(
+        ("prompt", "dim"), " · ", ("drafted and accepted", DRAFTED), " · the target's own token, one a step"
+    )
+    console.print(Text.assemble("\nTarget ", (model, "bold"), ", drafter ", (draft_model, "bold"), "; greedy."))
+    console.print(legend)
+
+
+def _watch(console: Console, llms: dict[str, LLM], params: SamplingParams, rounds: int) -> list[Measured]:
+    from rich.text import Text
+
+    from dynaspec.bench.demo import KINDS, SHOWN, decode_shown, load_demo_prompts, measure_prompt
+    from dynaspec.bench.demo_report import speeds_line
+    from dynaspec.bench.measure import run_once
+    from dynaspec.bench.stream import StreamView
+
+    prompts = load_demo_prompts()
+    shown = llms[SHOWN]
+    for llm in llms.values():
+        run_once(llm, [shown.tokenizer.encode(prompts[0].prompt)], params)  # warm-up
+    measured: list[Measured] = []
+    for number, prompt in enumerate(prompts):
+        console.print()
+        console.rule(
+            Text(f"{number + 1}/{len(prompts)}  {KINDS[prompt.kind]}: {prompt.title}"), align="left", style="dim"
+        )
+        view = StreamView(console, shown.tokenizer, prompt.prompt)
+        decode_shown(shown, prompt, params, view.update)
+        measured.append(measure_prompt(llms, prompt, params, rounds, first=number))
+        console.print(speeds_line(measured[-1]))
+    return measured
+
+
+def _conclude(console: Console, measured: Sequence[Measured], output_dir: Path, title: str) -> None:
+    from dynaspec.bench.demo import by_kind
+    from dynaspec.bench.demo_report import as_document, summary_table, verdict
+    from dynaspec.bench.plots import plot_summaries
+    from dynaspec.bench.report import write_json
+
+    console.print()
+    console.print(summary_table(measured))
+    write_json(output_dir / "demo.json", as_document(measured))
+    plot_summaries(by_kind(measured), output_dir / "demo.png", title)
+    wrong = [m for m in measured if m.different]
+    if wrong:
+        names = "; ".join(f"{m.prompt.title}: {', '.join(m.different)}" for m in wrong)
+        print_error(f"outputs differ from plain decoding ({names}); expected them token for token alike")
+    else:
+        console.print(verdict(measured))
+    console.print(f"Picture: {output_dir / 'demo.png'}   Figures: {output_dir / 'demo.json'}", soft_wrap=True)

@@ -116,7 +116,7 @@ def generate(
 
 def _needed_seqs(continuations: int) -> int:
     """Room for no more requests than there are: what the KV cache reserves grows with it."""
-    return min(continuations, EngineConfig.model_fields["max_num_seqs"].default)
+    return min(continuations, int(EngineConfig.model_fields["max_num_seqs"].default))
 
 
 def _listener(writer: Writer, prompts: int, tell: Callable[[str], None]) -> Callable[[int, RequestOutput], None]:

@@ -16,15 +16,20 @@ from dynaspec.engine.config import EngineConfig
 _SAMPLING_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 
-def _engine(name: str, *flags: str) -> Any:
+def _engine(name: str) -> Any:
     field = EngineConfig.model_fields[name]
-    default = False if field.is_required() or field.default is None else str(field.default)
-    return typer.Option(*flags, help=field.description, show_default=default, rich_help_panel="Engine")
+    return _option(field.description or "", field.default, "Engine")
 
 
 def _sampling(name: str, text: str) -> Any:
-    default = _SAMPLING_DEFAULTS[name]
-    return typer.Option(help=text, show_default=str(default) if default else False, rich_help_panel="Sampling")
+    return _option(text, _SAMPLING_DEFAULTS[name], "Sampling")
+
+
+def _option(text: str, default: object, panel: str) -> Any:
+    """An option that is None unless given, with the default that then holds in its help."""
+    said = default is None or isinstance(default, bool)
+    help_text = text if said else f"{text.removesuffix('.')}; default: {default}."
+    return typer.Option(help=help_text, rich_help_panel=panel)
 
 
 def _speculation(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -39,13 +40,16 @@ class EngineConfig(BaseModel):
     speculative_config: SpeculativeConfig | None = Field(None, description="How to speculate; None = plain decoding.")
 
     @classmethod
-    def build(cls, **options: Any) -> EngineConfig:
+    def build(cls, environ: Mapping[str, str] | None = None, **options: Any) -> EngineConfig:
         """From keyword arguments; ``speculative_config`` may be a dict, JSON text or an object.
+
+        Args:
+            environ: environment variables, which decide what ``speculative_config`` leaves open.
 
         Raises:
             ConfigError: an unknown option or a value out of its range.
         """
-        options["speculative_config"] = SpeculativeConfig.parse(options.get("speculative_config"))
+        options["speculative_config"] = SpeculativeConfig.parse(options.get("speculative_config"), environ)
         try:
             return cls(**options)
         except ValidationError as error:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dynaspec.contract.proposer import Drafts
-from dynaspec.contract.step import DraftView, Ended, Limits, StepOutcome, StepView, Work
+from dynaspec.contract.step import DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.schedule.batch import StepBatch
 from dynaspec.schedule.result import Committed
 
@@ -34,6 +36,18 @@ def build_view(
     )
 
 
+def why_off(view: StepView, plan: SpecPlan) -> list[tuple[str, str]]:
+    """(request id, reason) for every request that a speculating engine is not going to draft for."""
+    if view.limits.draft_lens[-1] == 0:
+        return []
+    columns = zip(view.ids, plan.depth, view.max_draft, view.room_depth, strict=True)
+    return [
+        (request_id, "requested_off" if wish == 0 else "no_room" if room == 0 else "policy")
+        for request_id, depth, wish, room in columns
+        if depth == 0
+    ]
+
+
 def draft_view(drafts: Drafts) -> DraftView:
     return DraftView(length=tuple(drafts.lens.tolist()), confidence=_confidence(drafts))
 
@@ -47,7 +61,7 @@ def build_outcome(ran: Ran, committed: Committed, step_s: float) -> StepOutcome:
         requested=ran.scheduled.plan.depth,
         drafted=tuple(ran.drafts.lens.tolist()),
         verified=tuple(result.verified.tolist()),
-        accepted=tuple(result.accepted.tolist()),
+        accepted=tuple(np.minimum(result.accepted, committed.emitted).tolist()),
         emitted=tuple(committed.emitted.tolist()),
         ended=tuple(
             _ended(verified, accepted, emitted)

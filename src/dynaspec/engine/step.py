@@ -21,7 +21,7 @@ from dynaspec.schedule.request import Request
 from dynaspec.schedule.result import Committed
 from dynaspec.schedule.scheduler import Scheduler
 
-from .outcome import build_outcome, build_view, draft_view
+from .outcome import build_outcome, build_view, draft_view, why_off
 from .target import TargetVerifier, Verified
 
 
@@ -78,7 +78,9 @@ class Step:
         if batch.empty:
             return None
         view = build_view(batch, self._limits, self._proposer.lag(batch), self._proposer.peek(batch))
-        plan = self._scheduler.reserve(batch, self._controller.plan(view))
+        plan = self._controller.plan(view)
+        batch.skipped = why_off(view, plan)
+        plan = self._scheduler.reserve(batch, plan)
         return Scheduled(batch, view, plan)
 
     def settle(self, scheduled: Scheduled) -> Scheduled | None:

@@ -33,7 +33,8 @@ class Arena:
         except (RuntimeError, MemoryError) as error:
             wanted = num_layers * 2 * torch.Size(shapes[0]).numel() * dtype.itemsize
             raise CapacityError(
-                f"could not allocate {wanted / 2**20:.0f} MiB of KV cache on {device}; expected a smaller kv_cache_memory"
+                f"could not allocate {wanted / 2**20:.0f} MiB of KV cache on {device}; "
+                "expected a smaller kv_cache_memory"
             ) from error
 
 

@@ -177,11 +177,22 @@ def _load(directory: Path, device: torch.device, dtype: torch.dtype, trust_remot
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, trust_remote_code=trust_remote_code, attn_implementation="eager"
+        model, report = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            attn_implementation="eager",
+            use_safetensors=True,
+            output_loading_info=True,
         )
     except Exception as error:  # Transformers raises nearly anything
         raise CheckpointError(f"Transformers cannot load {directory} as a causal language model: {error}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise CheckpointError(f"{directory} lacks {len(missing)} tensors that its config needs, such as {missing[0]}")
+    named = model.config.architectures[0]
+    if type(model).__name__ != named:
+        raise CheckpointError(f"{directory} is a {named}; expected a causal language model")
     return model.to(device).eval()
 
 

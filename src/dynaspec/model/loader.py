@@ -87,6 +87,10 @@ def _load_decoder(
 
 
 def _ops(device: torch.device, dtype: torch.dtype) -> Ops:
+    if device.type == "cuda":
+        from .cuda_ops import CudaOps
+
+        return CudaOps()
     if device.type == "cpu" and dtype == torch.float32:
         from .cpu_ops import CpuOps  # compiles its kernels when imported
 

@@ -96,6 +96,7 @@ class DraftModelProposer:
             batch.lanes,
             int(depth[index].max(initial=0)),
             self._model.config.vocab_size,
+            self._model.device,
             probabilistic=self._probabilistic,
         )
         mask = StopMask(plan.stop, depth[index], self._model.device)
@@ -142,7 +143,7 @@ class DraftModelProposer:
         rows = ragged_rows(batch.block_tables, self._tables.block_size, lanes, position, np.ones_like(position))
         hidden = self._forward(
             ForwardBatch(
-                tokens=tokens.to(self._model.device),
+                tokens=tokens,
                 positions=rows.positions,
                 slots=rows.slots,
                 query_start=rows.query_start,

@@ -15,9 +15,21 @@ from dynaspec.sampling.state import SamplerState
 
 
 class DraftColumns:
-    """Tokens, signals and distributions of one propose call, filled one draft position a pass."""
+    """Tokens, signals and distributions of one propose call, filled one draft position a pass.
 
-    def __init__(self, sampler: SamplerState, lanes: Ints, width: int, vocab_size: int, *, probabilistic: bool) -> None:
+    They stay on the device: between two passes the host reads a token only where a processor must see it.
+    """
+
+    def __init__(
+        self,
+        sampler: SamplerState,
+        lanes: Ints,
+        width: int,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        probabilistic: bool,
+    ) -> None:
         """
         Args:
             lanes: [B] of the whole batch.
@@ -27,8 +39,11 @@ class DraftColumns:
         self._lanes = lanes
         self._vocab_size = vocab_size
         self._probabilistic = probabilistic
-        self._tokens = np.zeros((lanes.size, width), dtype=np.int64)
-        self._signal = np.zeros((lanes.size, width), dtype=np.float32)
+        self._tokens = torch.zeros(lanes.size, width, dtype=torch.int64, device=device)
+        self._signal = torch.zeros(lanes.size, width, device=device)
+        self._seen = self._tokens.cpu().numpy()
+        """The tokens as processors see them; on CPU the very same memory."""
+        self._mirror = device.type != "cpu" and sampler.reads_drafts(lanes)
         self._q: torch.Tensor | None = None
 
     def draw(self, logits: torch.Tensor, requests: Ints, position: int, rule: StopRule | None) -> torch.Tensor:
@@ -45,26 +60,29 @@ class DraftColumns:
             The signal [r] float32, on the logits' device.
         """
         depth = np.full(requests.size, position, dtype=np.int64)
-        rows = Rows(self._lanes[requests], requests, depth, self._tokens)
+        rows = Rows(self._lanes[requests], requests, depth, self._seen)
         scores = self._sampler.process(logits, rows)
         if self._probabilistic:
             tokens, q = draw(scores, rows, self._sampler, Purpose.DRAFT)
         else:
             tokens, q = ops.argmax(scores), None
-        self._tokens[requests, position] = tokens
-        if q is not None:
-            self._keep(q, requests, position)
         raw = logits.softmax(-1)
         if rule is not None and rule.signal == "token_prob":
-            signal = raw[torch.arange(requests.size), torch.from_numpy(tokens)]
+            signal = raw.gather(1, tokens[:, None])[:, 0]
         else:
             signal = raw.amax(-1)
-        self._signal[requests, position] = signal.cpu().numpy()
+        at = self._index(requests)
+        self._tokens[at, position] = tokens
+        self._signal[at, position] = signal
+        if self._mirror:
+            self._seen[requests, position] = ops.to_host(tokens)
+        if q is not None:
+            self._keep(q, at, position)
         return signal
 
     def tokens(self, requests: Ints, position: int) -> torch.Tensor:
-        """[r] int64 drafted at ``position``, on the host."""
-        return torch.from_numpy(self._tokens[requests, position])
+        """[r] int64 drafted at ``position``, on the device."""
+        return self._tokens[self._index(requests), position]
 
     def finish(self, requests: Ints, lengths: Ints, granted: Ints, rows_per_pass: tuple[int, ...]) -> Drafts:
         """The drafts, cut to their final lengths.
@@ -78,18 +96,21 @@ class DraftColumns:
         lens[requests] = lengths
         early_exit = np.zeros(self._lanes.size, dtype=np.bool_)
         early_exit[requests] = lengths < granted[requests]
-        padding = np.arange(self._tokens.shape[1]) >= lens[:, None]
-        self._tokens[padding] = 0
+        tokens = ops.to_host(self._tokens)
+        tokens[np.arange(tokens.shape[1]) >= lens[:, None]] = 0
         return Drafts(
-            tokens=self._tokens,
+            tokens=tokens,
             lens=lens,
-            confidence=self._signal,
+            confidence=self._signal.cpu().numpy(),
             q=self._q,
             early_exit=early_exit,
             rows_per_pass=rows_per_pass,
         )
 
-    def _keep(self, q: torch.Tensor, requests: Ints, position: int) -> None:
+    def _index(self, requests: Ints) -> torch.Tensor:
+        return torch.from_numpy(requests).to(self._tokens.device)
+
+    def _keep(self, q: torch.Tensor, at: torch.Tensor, position: int) -> None:
         if self._q is None:
             self._q = q.new_zeros(*self._tokens.shape, self._vocab_size)
-        self._q[torch.from_numpy(requests), position] = q
+        self._q[at, position] = q

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from dynaspec.contract.errors import ProposerFault
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Proposer, TargetStep
@@ -42,10 +44,14 @@ class Guard:
         """Lanes whose request is not drafted for any more."""
 
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
-        return self._call(lambda: self.proposer.lag(batch), (0,) * len(batch.ids))
+        return self._call(lambda: _one_each(self.proposer.lag(batch), batch), (0,) * len(batch.ids))
 
     def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
-        return self._call(lambda: self.proposer.peek(batch), None)
+        def peek() -> tuple[tuple[int, int], ...] | None:
+            offers = self.proposer.peek(batch)
+            return None if offers is None else _one_each(offers, batch)
+
+        return self._call(peek, None)
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         """Drafts that are safe to verify."""
@@ -84,19 +90,19 @@ class Guard:
         """[B] which rows cannot be verified.
 
         Raises:
-            ProposerFault: the answer as a whole has the wrong shape.
+            ProposerFault: the answer as a whole has the wrong form.
         """
         depth = np.array(plan.depth, dtype=np.int64)
-        shapes_fit = drafts.lens.shape == depth.shape and drafts.tokens.shape[0] == len(depth)
-        if not shapes_fit or drafts.tokens.shape[1] < drafts.lens.max(initial=0):
-            raise ProposerFault(
-                f"drafts have shape {drafts.tokens.shape}; expected [{len(depth)}, {depth.max(initial=0)}]"
-            )
+        _check_form(drafts, depth, self._vocab_size)
         drafted = np.arange(drafts.tokens.shape[1]) < drafts.lens[:, None]
         outside = ((drafts.tokens < 0) | (drafts.tokens >= self._vocab_size)) & drafted
         bad = (drafts.lens < 0) | (drafts.lens > depth) | outside.any(axis=1)
         if drafts.confidence is not None:
             bad |= (~np.isfinite(drafts.confidence) & drafted).any(axis=1)
+        if drafts.q is not None:
+            request, slot = np.nonzero(drafted & ~bad[:, None])
+            drawn = drafts.q[request, slot, drafts.tokens[request, slot]]
+            bad[request[~torch.isfinite(drawn).cpu().numpy()]] = True
         return bad
 
     def _call(self, call: Callable[[], _T], otherwise: _T) -> _T:
@@ -122,3 +128,38 @@ class Guard:
     def _with_skipped(drafts: Drafts, barred: dict[str, str]) -> Drafts:
         drafts.skipped = {**(drafts.skipped or {}), **barred}
         return drafts
+
+
+def _check_form(drafts: Drafts, depth: npt.NDArray[np.int64], vocab_size: int) -> None:
+    """
+    Raises:
+        ProposerFault: a column of another shape than the others, or of numbers that are not integers.
+    """
+    requests, width = len(depth), int(depth.max(initial=0))
+    if drafts.tokens.ndim != 2 or drafts.tokens.shape[0] != requests or drafts.lens.shape != (requests,):
+        raise ProposerFault(
+            f"drafts have tokens {drafts.tokens.shape} and lens {drafts.lens.shape}; expected [{requests}, {width}] "
+            f"and [{requests}]"
+        )
+    width = drafts.tokens.shape[1]
+    if width < drafts.lens.max(initial=0):
+        raise ProposerFault(f"a draft has {drafts.lens.max()} of {width} tokens; expected no more")
+    if drafts.tokens.dtype.kind != "i" or drafts.lens.dtype.kind != "i":
+        raise ProposerFault(
+            f"drafts have tokens of {drafts.tokens.dtype} and lens of {drafts.lens.dtype}; expected int64"
+        )
+    expected = {"confidence": (requests, width), "early_exit": (requests,), "q": (requests, width, vocab_size)}
+    for name, shape in expected.items():
+        column = getattr(drafts, name)
+        if column is not None and tuple(column.shape) != shape:
+            raise ProposerFault(f"drafts have {name} {tuple(column.shape)}; expected {shape}")
+
+
+def _one_each(column: tuple[_T, ...], batch: DecodeBatch) -> tuple[_T, ...]:
+    """
+    Raises:
+        ProposerFault: not one entry a request.
+    """
+    if len(column) != len(batch.ids):
+        raise ProposerFault(f"a column has {len(column)} entries for {len(batch.ids)} requests; expected one each")
+    return column

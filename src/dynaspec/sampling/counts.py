@@ -23,27 +23,18 @@ class TokenCounts:
 
     def add(self, tokens: Sequence[int]) -> None:
         """Counts output tokens that became final."""
-        new = [token for token in dict.fromkeys(tokens) if token not in self._slot]
-        if new:
-            self._slot.update(zip(new, range(len(self._slot), len(self._slot) + len(new)), strict=True))
-            self._tokens = np.append(self._tokens, np.asarray(new, np.int64))
-            self._counts = np.append(self._counts, np.zeros(len(new), np.float32))
+        self._tokens, self._counts = self.after(tokens)
         for token in tokens:
-            self._counts[self._slot[token]] += 1
+            self._slot.setdefault(token, len(self._slot))
 
     def after(self, drafted: Sequence[int]) -> tuple[Int64, npt.NDArray[np.float32]]:
         """(distinct tokens [N], occurrences of each in the output [N]) once ``drafted`` follow the output."""
         if not drafted:
             return self._tokens, self._counts
-        counts = self._counts.copy()
-        new: dict[int, int] = {}
+        new = [token for token in dict.fromkeys(drafted) if token not in self._slot]
+        tokens = np.concatenate((self._tokens, np.array(new, np.int64))) if new else self._tokens
+        counts = np.concatenate((self._counts, np.zeros(len(new), np.float32)))
         for token in drafted:
             slot = self._slot.get(token)
-            if slot is None:
-                new[token] = new.get(token, 0) + 1
-            else:
-                counts[slot] += 1
-        if not new:
-            return self._tokens, counts
-        tokens = np.append(self._tokens, np.fromiter(new, np.int64, len(new)))
-        return tokens, np.append(counts, np.fromiter(new.values(), np.float32, len(new)))
+            counts[len(self._slot) + new.index(token) if slot is None else slot] += 1
+        return tokens, counts

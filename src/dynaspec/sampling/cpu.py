@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from .compiled import inlined, kernel
 from .rng import Int64, UInt64, nth
 
 Float32 = npt.NDArray[np.float32]
@@ -28,7 +28,7 @@ _ONE_BITS = 1023 << 52
 _INF_BITS = 0x7FF << 52
 
 
-@numba.njit(inline="always", error_model="numpy")
+@inlined
 def _exp(x: float) -> float:
     """e^x for x ≤ 0, relative error below 1e-13; constant below −700."""
     x = max(x, -700.0)
@@ -50,7 +50,7 @@ def _exp(x: float) -> float:
     return series * np.int64((power + 1023) << 52).view(np.float64)
 
 
-@numba.njit(inline="always", error_model="numpy")
+@inlined
 def _exponential(bits: np.uint64) -> float:
     """−log(u) for u = (52 random bits + ½) / 2⁵²: exact steps down to 2⁻⁵³ near 0, never 0 and never infinite."""
     u = (np.float64(np.int64(bits >> np.uint64(12))) + 0.5) * 2.0**-52
@@ -74,14 +74,14 @@ def _exponential(bits: np.uint64) -> float:
     return -(np.float64(power) * _LN2 + s * series)
 
 
-@numba.njit(inline="always")
+@inlined
 def ordered(x: np.float32) -> np.int32:
     """An integer that orders as the float does; −0 and +0 are one."""
     bits = np.float32(x + np.float32(0.0)).view(np.int32)
     return bits if bits >= 0 else bits ^ np.int32(0x7FFFFFFF)
 
 
-@numba.njit(inline="always")
+@inlined
 def _maximum(row: Float32) -> float:
     """The largest value. Integer comparison, which the compiler may vectorise."""
     top = np.int32(-(2**31))
@@ -91,7 +91,7 @@ def _maximum(row: Float32) -> float:
     return np.float64(np.int32(bits).view(np.float32))
 
 
-@numba.njit(inline="always")
+@inlined
 def total(values: Float64) -> float:
     """Sum in a fixed order of eights."""
     result = 0.0
@@ -105,7 +105,7 @@ def total(values: Float64) -> float:
     return result
 
 
-@numba.njit(inline="always", error_model="numpy")
+@inlined
 def weigh(row: Float32, out: Float64) -> None:
     """out = exp(row − max(row)); 0 where the row is −inf, also if all of it is."""
     top = _maximum(row)
@@ -114,7 +114,7 @@ def weigh(row: Float32, out: Float64) -> None:
         out[i] = weight if row[i] > -np.inf else 0.0
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def softmax(scores: Float32, index: Int64, out: Float32) -> None:
     """out[r] = softmax(scores[index[r]]); zeros for a row that is −inf throughout.
 
@@ -133,7 +133,7 @@ def softmax(scores: Float32, index: Int64, out: Float32) -> None:
             row[i] = np.float32(weights[i] * scale)
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def race(weights: Float32, keys: UInt64, out: Int64) -> None:
     """out[r] = argmin_i E_i / weights[r, i] with exponential noise E of stream keys[r]; 0 if no weight is positive.
 
@@ -146,20 +146,25 @@ def race(weights: Float32, keys: UInt64, out: Int64) -> None:
     """
     times = np.empty(weights.shape[1], np.float64)
     bits = times.view(np.int64)
+    support, rates = np.empty(weights.shape[1], np.int64), np.empty(weights.shape[1], np.float64)
     for r in range(keys.size):
         row, key = weights[r], keys[r]
+        size = 0
         for i in range(row.size):
-            times[i] = _exponential(nth(key, i)) / np.float64(row[i])
+            support[size], rates[size] = i, row[i]
+            size += row[i] > 0.0
+        for n in range(size):
+            times[n] = _exponential(nth(key, support[n])) / rates[n]
         first = np.int64(_INF_BITS)  # bits of non-negative doubles order as the doubles do
-        for i in range(row.size):
-            first = min(first, bits[i])
+        for n in range(size):
+            first = min(first, bits[n])
         winner = 0
-        while bits[winner] != first and winner < row.size - 1:
+        while winner < size - 1 and bits[winner] != first:
             winner += 1
-        out[r] = winner
+        out[r] = support[winner] if size else 0
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def exponentials(keys: UInt64, count: int) -> Float64:
     """Exponential noise [R, count] of the streams ``keys`` [R], as ``race`` uses it."""
     out = np.empty((keys.size, count), np.float64)

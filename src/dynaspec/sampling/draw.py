@@ -6,14 +6,14 @@ import numpy as np
 import torch
 
 from . import ops
-from .rng import Int64, Purpose
+from .rng import Purpose
 from .rows import Rows
 from .state import SamplerState
 
 
 def draw(
     scores: torch.Tensor, rows: Rows, state: SamplerState, purpose: Purpose
-) -> tuple[Int64, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Draws a token from every row.
 
     * Greedy requests: the largest score, the lowest id among equals.
@@ -30,8 +30,9 @@ def draw(
         purpose: TARGET for tokens to be committed, DRAFT for tokens to be verified
 
     Returns:
-        tokens [R], and the very distributions q [R, V] float32 that drafts were drawn from. q is given only for
-        DRAFT and only if some request needs it (neither greedy nor seeded); the rows of others are undefined.
+        tokens [R] int64 on the scores' device, and the very distributions q [R, V] float32 that drafts were drawn
+        from. q is given only for DRAFT and only if some request needs it (neither greedy nor seeded); the rows of
+        others are undefined.
     """
     greedy = state.greedy[rows.lanes]
     sampled = np.flatnonzero(~greedy)
@@ -43,5 +44,5 @@ def draw(
     if sampled.size == rows.lanes.size:
         return drawn, weights if wants_q else None
     tokens = ops.argmax(scores)
-    tokens[sampled] = drawn
+    tokens[torch.from_numpy(sampled).to(tokens.device)] = drawn
     return tokens, ops.spread(weights, sampled, scores) if wants_q else None

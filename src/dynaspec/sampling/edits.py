@@ -1,6 +1,6 @@
 """Edits of single entries of a score matrix: masks, biases and penalties, on any device.
 
-Entries are given as (row, token) columns. Elementwise float32 arithmetic only, so that an entry's bits do not
+Elementwise float32 arithmetic only, so that an entry's bits do not
 depend on what else is edited.
 """
 
@@ -20,41 +20,36 @@ Float32 = npt.NDArray[np.float32]
 
 @dataclass(slots=True)
 class Entries:
-    """Some tokens of some rows."""
+    """Some tokens of some rows of a score matrix."""
 
-    rows: torch.Tensor
-    """[N] int64"""
-    tokens: torch.Tensor
-    """[N] int64"""
+    flat: torch.Tensor
+    """[N] int64 row · V + token"""
     sizes: Int64
     """How many of the N entries belong to each of the rows, in order."""
 
     @classmethod
-    def of(cls, rows: Int64, tokens: Sequence[Int64], device: torch.device) -> Entries:
+    def of(cls, rows: Int64, tokens: Sequence[Int64], vocab_size: int, device: torch.device) -> Entries:
         """``tokens[i]`` of row ``rows[i]``."""
         sizes = np.fromiter((column.size for column in tokens), np.int64, len(tokens))
-        return cls(
-            torch.from_numpy(np.repeat(rows, sizes)).to(device),
-            torch.from_numpy(np.concatenate(tokens)).to(device),
-            sizes,
-        )
+        flat = np.concatenate(tokens) + np.repeat(rows * vocab_size, sizes)
+        return cls(torch.from_numpy(flat).to(device), sizes)
 
 
 def forbid(scores: torch.Tensor, entries: Entries) -> None:
     """Sets the entries to −inf."""
-    scores[entries.rows, entries.tokens] = -torch.inf
+    scores.view(-1).index_fill_(0, entries.flat, -torch.inf)
 
 
 def allow_only(scores: torch.Tensor, rows: Int64, entries: Entries) -> None:
-    """Sets all but the entries of ``rows`` to −inf."""
-    kept = scores[entries.rows, entries.tokens]
+    """Sets all but the entries of ``rows``, which must be distinct, to −inf."""
+    kept = _read(scores, entries)
     scores[torch.from_numpy(rows).to(scores.device)] = -torch.inf
-    scores[entries.rows, entries.tokens] = kept
+    _write(scores, entries, kept)
 
 
 def add(scores: torch.Tensor, entries: Entries, values: Sequence[Float32]) -> None:
     """Adds ``values`` to the entries, which must be distinct."""
-    scores[entries.rows, entries.tokens] += torch.from_numpy(np.concatenate(values)).to(scores.device)
+    _write(scores, entries, _read(scores, entries) + torch.from_numpy(np.concatenate(values)).to(scores.device))
 
 
 def penalise(
@@ -81,8 +76,16 @@ def penalise(
 
     count = torch.from_numpy(np.concatenate(counts)).to(scores.device)
     factor = spread(repetition)
-    values = scores[entries.rows, entries.tokens]
+    values = _read(scores, entries)
     values = torch.where(values > 0, values / factor, values * factor)
     values -= spread(frequency) * count
     values -= spread(presence) * (count > 0)
-    scores[entries.rows, entries.tokens] = values
+    _write(scores, entries, values)
+
+
+def _read(scores: torch.Tensor, entries: Entries) -> torch.Tensor:
+    return scores.view(-1).index_select(0, entries.flat)
+
+
+def _write(scores: torch.Tensor, entries: Entries, values: torch.Tensor) -> None:
+    scores.view(-1).index_copy_(0, entries.flat, values)

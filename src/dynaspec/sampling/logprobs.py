@@ -40,14 +40,12 @@ def logprobs(logits: torch.Tensor, chosen: Int64, top_n: int) -> LogprobColumns:
     rank = (values > picked).sum(-1) + 1
     vocab = logits.shape[1]
     top, tokens = _top(values, vocab if top_n < 0 else min(top_n, vocab))
-    return LogprobColumns(_host(picked[:, 0]), _host(rank), tokens, top)
+    return LogprobColumns(picked[:, 0].cpu().numpy(), rank.cpu().numpy(), tokens, top)
 
 
 def _top(values: torch.Tensor, count: int) -> tuple[Float32, Int64]:
-    top, tokens = (_host(part) for part in values.topk(count, dim=-1))
+    parts = values.topk(count, dim=-1)
+    top: Float32 = parts.values.cpu().numpy()
+    tokens: Int64 = parts.indices.cpu().numpy()
     order = np.lexsort((tokens, -top), axis=-1)
     return np.take_along_axis(top, order, -1), np.take_along_axis(tokens, order, -1)
-
-
-def _host(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
-    return tensor.cpu().numpy()

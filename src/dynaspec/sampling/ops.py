@@ -1,4 +1,8 @@
-"""Row operations by device: numba on CPU, torch elsewhere. Row numbers and results live on the host."""
+"""Row operations by device: numba on CPU, torch elsewhere.
+
+Row numbers live on the host. Drawn tokens stay where the scores are until ``to_host``, so that on CUDA a drafter's
+next pass need not wait for them.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from .rng import Int64, UInt64
 from .truncate import truncate as truncate_on_cpu
 
 
-def argmax(scores: torch.Tensor) -> Int64:
-    """The largest score of each row [R, V], the lowest id among equals; int64 [R]."""
+def argmax(scores: torch.Tensor) -> torch.Tensor:
+    """The largest score of each row [R, V], the lowest id among equals; int64 [R] on the scores' device."""
     if _on_cpu(scores):
-        return scores.numpy().argmax(-1)  # ten times faster than torch's
-    return _to_host(scores.argmax(-1))
+        return torch.from_numpy(scores.numpy().argmax(-1))  # ten times faster than torch's
+    return scores.argmax(-1)
 
 
 def softmax(scores: torch.Tensor, index: Int64) -> torch.Tensor:
@@ -27,13 +31,17 @@ def softmax(scores: torch.Tensor, index: Int64) -> torch.Tensor:
     return out
 
 
-def race(weights: torch.Tensor, keys: UInt64) -> Int64:
-    """One token of each row [r, V], drawn in proportion to its weights with the noise of stream keys[r]."""
+def race(weights: torch.Tensor, keys: UInt64) -> torch.Tensor:
+    """One token of each row [r, V], drawn in proportion to its weights with the noise of stream keys[r].
+
+    Returns:
+        int64 [r] on the weights' device.
+    """
     if not _on_cpu(weights):
-        return _to_host(accelerator.race(weights, _to_device(keys.view(np.int64), weights)))
+        return accelerator.race(weights, _to_device(keys.view(np.int64), weights))
     out = np.empty(keys.size, np.int64)
     cpu.race(weights.numpy(), keys, out)
-    return out
+    return torch.from_numpy(out)
 
 
 def truncate(
@@ -76,13 +84,14 @@ def spread(part: torch.Tensor, index: Int64, like: torch.Tensor) -> torch.Tensor
     return whole
 
 
+def to_host(tokens: torch.Tensor) -> Int64:
+    """int64 [R] on the host; waits for the device."""
+    return tokens.cpu().numpy()
+
+
 def _on_cpu(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
 def _to_device(column: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(column).to(like.device)
-
-
-def _to_host(tensor: torch.Tensor) -> Int64:
-    return tensor.cpu().numpy()

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from .compiled import inlined, kernel
 
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
@@ -42,7 +43,7 @@ class Purpose(IntEnum):
     """The token drawn in place of a rejected one."""
 
 
-@numba.njit(inline="always")
+@inlined
 def mix(state: np.uint64) -> np.uint64:
     """SplitMix64's output function, a bijection of 64-bit integers."""
     state = (state ^ (state >> _SHIFT_1)) * _MULTIPLIER_1
@@ -50,7 +51,7 @@ def mix(state: np.uint64) -> np.uint64:
     return state ^ (state >> _SHIFT_3)
 
 
-@numba.njit(inline="always")
+@inlined
 def nth(key: np.uint64, index: int) -> np.uint64:
     """The number ``index`` (from 0) of the stream that ``key`` opens."""
     return mix(key + _GOLDEN * np.uint64(index + 1))
@@ -69,7 +70,7 @@ def _mix_int(state: int) -> int:
     return state ^ (state >> SHIFTS[-1])
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def row_keys(requests: UInt64, output_len: Int64, depth: Int64, purpose: Int64) -> UInt64:
     """Stream keys [R] of rows that decide output position ``output_len + depth``.
 
@@ -87,7 +88,7 @@ def row_keys(requests: UInt64, output_len: Int64, depth: Int64, purpose: Int64) 
     return keys
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def uniforms(keys: UInt64) -> npt.NDArray[np.float64]:
     """One number in (0, 1) for each key; neither end is ever reached."""
     out = np.empty(keys.size, np.float64)
@@ -96,7 +97,7 @@ def uniforms(keys: UInt64) -> npt.NDArray[np.float64]:
     return out
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def hashes(keys: UInt64, count: int) -> UInt64:
     """The first ``count`` numbers of each stream, [R, count]. Reference for implementations on other devices."""
     out = np.empty((keys.size, count), np.uint64)

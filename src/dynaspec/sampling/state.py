@@ -126,6 +126,10 @@ class SamplerState:
         purposes = np.where(self.seeded[lanes], Purpose.TARGET, purpose)
         return row_keys(self._keys[lanes], self.output_len[lanes], depth, purposes)
 
+    def reads_drafts(self, lanes: Int64) -> bool:
+        """Whether ``process`` looks at the drafted tokens of any of these lanes."""
+        return bool((self._needs[lanes] & (Needs.PENALTIES | Needs.BAD_WORDS)).any())
+
     def process(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Scores whose softmax is each row's distribution: −inf outside its support, temperature applied.
 
@@ -197,11 +201,17 @@ class SamplerState:
 
     def _truncate(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
         lanes = rows.lanes[index]
-        columns = (self._temperature, self._min_p, self._top_k, self._top_p)
-        ops.truncate(scores, index, *(column[lanes] for column in columns))
+        ops.truncate(
+            scores,
+            index,
+            self._temperature[lanes],
+            self._min_p[lanes],
+            self._top_k[lanes],
+            self._top_p[lanes],
+        )
 
     def _entries(self, index: Int64, tokens: Sequence[Int64]) -> Entries:
-        return Entries.of(index, tokens, self.device)
+        return Entries.of(index, tokens, self.vocab_size, self.device)
 
 
 def _drafted(rows: Rows, row: int) -> list[int]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 
+from .compiled import kernel, subroutine
 from .cpu import Float32, Float64, ordered, total, weigh
 from .rng import Int64
 
@@ -20,10 +20,8 @@ _BINS = 2**11
 _TOP_BIT = 2**31
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def truncate(
-    scores: Float32, index: Int64, temperature: Float32, min_p: Float64, top_k: Int64, top_p: Float64
-) -> None:
+@kernel
+def truncate(scores: Float32, index: Int64, temperature: Float32, min_p: Float64, top_k: Int64, top_p: Float64) -> None:
     """Divides rows by their temperature, then sets to −inf what min-p, top-k and top-p exclude, in that order.
 
     Top-p's mass is that of what the others left, and a token stays while the mass before it is < top_p.
@@ -56,7 +54,7 @@ def truncate(
             _keep_first(row, weights, floor, vocab, top_p[r] * mass, scratch)
 
 
-@numba.njit(error_model="numpy")
+@subroutine
 def _drop_unlikely(row: Float32, min_p: float) -> None:
     limit = np.float64(row.max()) + math.log(min_p)
     for i in range(row.size):
@@ -64,7 +62,7 @@ def _drop_unlikely(row: Float32, min_p: float) -> None:
             row[i] = -np.inf
 
 
-@numba.njit(error_model="numpy")
+@subroutine
 def _keep_first(
     row: Float32, weights: Float64, floor: float, most: int, mass: float, scratch: tuple[Int64, Float64]
 ) -> None:
@@ -86,7 +84,7 @@ def _keep_first(
             row[i] = -np.inf
 
 
-@numba.njit(error_model="numpy")
+@subroutine
 def _last_kept(orders: Int64, masses: Float64, most: int, mass: float) -> tuple[int, int]:
     """(order of the last token kept, how many of exactly this order are kept); uses up its arguments."""
     counts = np.empty(_BINS, np.int64)
@@ -113,7 +111,7 @@ def _last_kept(orders: Int64, masses: Float64, most: int, mass: float) -> tuple[
     return prefix - _TOP_BIT, ties
 
 
-@numba.njit(error_model="numpy")
+@subroutine
 def _last_digit(counts: Int64, sums: Float64, most: int, mass: float) -> tuple[int, int, float]:
     """(digit, from the top, in which ``most`` tokens or ``mass`` is reached; what of both is left for it)."""
     last, left, left_mass = 0, most, mass

@@ -55,7 +55,7 @@ class StepBatch:
     granted: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """[B] draft lengths that KV is reserved for."""
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    """(request id, reason) where speculation was cut or off."""
+    """(request id, reason) where speculation is off or was cut short."""
 
     @property
     def ids(self) -> tuple[str, ...]:

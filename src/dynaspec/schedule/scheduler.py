@@ -88,8 +88,8 @@ class Scheduler:
         self._reuse_lanes()
         preempted = self._secure_slots()
         decoding = [r for r in self._running if self._decodes(r)]
-        budget = self._max_rows - len(decoding) - self._rows_of_last_drafts(decoding)
-        chunks = self._continue_prefills(max(budget, self.tables.block_size))
+        budget = self._rows_for_prompts(decoding)
+        chunks = self._continue_prefills(budget)
         budget -= sum(chunk.count for chunk in chunks)
         admitted = [] if preempted else self._admit(budget, decoding, chunks)
         lanes = np.array([r.lane for r in decoding], dtype=np.int64)
@@ -234,8 +234,11 @@ class Scheduler:
                 self._vacated.append(lane)
         self._limbo = [(lane, step) for lane, step in self._limbo if step > self._committed]
 
-    def _rows_of_last_drafts(self, decoding: list[Request]) -> int:
-        return sum(int(self.lanes.last_depth[lane]) for lane in (r.lane for r in decoding) if lane is not None)
+    def _rows_for_prompts(self, decoding: list[Request]) -> int:
+        """Rows that drafts as long as the last ones leave, but at least a block where decoding leaves that much."""
+        left = self._max_rows - len(decoding)
+        drafts = sum(int(self.lanes.last_depth[lane]) for lane in (r.lane for r in decoding) if lane is not None)
+        return max(left - drafts, min(left, self.tables.block_size))
 
     def _continue_prefills(self, budget: int) -> list[Chunk]:
         chunks = []
@@ -258,7 +261,8 @@ class Scheduler:
                 break
             self._waiting.popleft()
             self._running.append(request)
-            request.cached_tokens = max(request.cached_tokens, computed)
+            if request.preemptions == 0:
+                request.cached_tokens = computed
             admitted.append(Admission(request, lane, tuple(cached)))
             if self._decodes(request):
                 decoding.append(request)

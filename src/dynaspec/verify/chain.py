@@ -35,9 +35,7 @@ class Accepted:
     """[B, K + 1] the ``accepted + 1`` emitted tokens, zero-padded."""
 
 
-def accept_chain(
-    scores: torch.Tensor, rows: Rows, drafts: Drafts, lens: Int64, state: SamplerState
-) -> Accepted:
+def accept_chain(scores: torch.Tensor, rows: Rows, drafts: Drafts, lens: Int64, state: SamplerState) -> Accepted:
     """Accepts a prefix of every drafted chain and draws the token that follows it.
 
     Args:
@@ -56,7 +54,8 @@ def accept_chain(
 
     exact = state.exact(rows.lanes)
     if exact.all():
-        own, _ = draw(scores, rows, state, Purpose.TARGET)
+        drawn, _ = draw(scores, rows, state, Purpose.TARGET)
+        own = ops.to_host(drawn)
         stop = _stops(tested & (own == following), rows, tokens.shape)
     else:
         own, passed = _draw_exact(scores, rows, np.flatnonzero(exact), following, state)
@@ -81,7 +80,8 @@ def _draw_exact(
     """(own tokens [R], whether they are the drafted ones [R]), set in the rows ``index`` only."""
     own, passed = np.zeros_like(following), np.zeros(following.size, np.bool_)
     if index.size:
-        own[index], _ = draw(ops.take(scores, index), rows.take(index), state, Purpose.TARGET)
+        drawn, _ = draw(ops.take(scores, index), rows.take(index), state, Purpose.TARGET)
+        own[index] = ops.to_host(drawn)
         passed[index] = own[index] == following[index]
     return own, passed
 
@@ -92,4 +92,5 @@ def _stops(passed: Bools, rows: Rows, shape: tuple[int, ...]) -> Int64:
     row_of[rows.request, rows.depth] = np.arange(rows.depth.size)
     goes_on = np.zeros(shape, np.bool_)
     goes_on[rows.request, rows.depth] = passed
-    return row_of[np.arange(shape[0]), goes_on.argmin(-1)]
+    stops: Int64 = row_of[np.arange(shape[0]), goes_on.argmin(-1)]
+    return stops

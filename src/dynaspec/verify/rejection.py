@@ -55,11 +55,12 @@ class RejectionSampling:
         """Tokens [r] in place of the ``tokens`` that the rows ``index`` [r] rejected."""
         q = None if self._q is None else self._q[self._slots(index)]
         weights = residual(ops.take(self._p, self._place[index]), q, tokens)
-        return ops.race(weights, self._state.keys(self._rows, index, Purpose.RESIDUAL))
+        return ops.to_host(ops.race(weights, self._state.keys(self._rows, index, Purpose.RESIDUAL)))
 
     def draw(self, index: Int64) -> Int64:
         """Tokens [r] from p itself in the rows ``index`` [r], which have no drafted token to test."""
-        return ops.race(ops.take(self._p, self._place[index]), self._state.keys(self._rows, index, Purpose.TARGET))
+        weights = ops.take(self._p, self._place[index])
+        return ops.to_host(ops.race(weights, self._state.keys(self._rows, index, Purpose.TARGET)))
 
     def _slots(self, index: Int64) -> tuple[Int64, Int64]:
         """Where q holds what the rows test."""

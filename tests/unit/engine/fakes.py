@@ -251,7 +251,7 @@ class Result:
 
 
 def request(
-    name: str, prompt: Sequence[int], *, most: int = 20, stop_ids: Sequence[int] = (), seed: int = 7, **params: object
+    name: str, prompt: Sequence[int], *, most: int = 20, stop_ids: Sequence[int] = (), **params: object
 ) -> Request:
     """A greedy request unless ``params`` say otherwise."""
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": most} | params)  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ def request(
         prompt=np.array(prompt, dtype=np.int32),
         params=sampling,
         max_length=len(prompt) + most,
-        seed=seed,
+        seed=7 if sampling.seed is None else sampling.seed,
         stop_ids=frozenset(stop_ids),
     )
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from typing import Any
 
 import pytest
 import torch
 
 from dynaspec.model.attention.reference import ReferenceAttention
 from support.attention_cases import AttentionCase, run_case
+from support.row_ops import CHECKS, assert_same
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # a sigmoid of 0, as on hardware
 
 if torch.cuda.is_available():
     pytest.skip("there is a CUDA device: tests/gpu runs the compiled kernels", allow_module_level=True)
@@ -90,3 +93,11 @@ def test_one_signature_for_all_contexts_of_one_grid() -> None:
     assert metas[0].context_lens.tolist() == [29, 17]
     with pytest.raises(ValueError, match="signature"):
         metas[0].refill(metas[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_row_operations_match_plain_pytorch(check: Any, dtype: torch.dtype) -> None:
+    from dynaspec.model.cuda_ops import CudaOps
+
+    assert_same(check, CudaOps(), "cpu", dtype)

@@ -48,9 +48,7 @@ def probabilities(scores: Sequence[float]) -> list[float]:
     return [w / math.fsum(weights) for w in weights]
 
 
-def _penalise(
-    score: float, token: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
-) -> float:
+def _penalise(score: float, token: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> float:
     if token in prompt or token in output:
         score = score / params.repetition_penalty if score > 0 else score * params.repetition_penalty
     count = list(output).count(token)

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from unit.sampling.oracle import process_row
 
 from dynaspec.contract.errors import RequestError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
+from unit.sampling.oracle import process_row
 
 VOCAB = 24
 EOS = [3]
@@ -96,9 +96,7 @@ def test_processors_agree_with_the_oracle_at_every_depth(case: str) -> None:
         context = {"prompt": prompt, "bad_words": bad_words}
         scores = process(params, logits, output=output, drafted=drafted, **context)
         for depth in range(5):
-            expected = process_row(
-                logits[depth].tolist(), params, output=output + drafted[:depth], eos=EOS, **context
-            )
+            expected = process_row(logits[depth].tolist(), params, output=output + drafted[:depth], eos=EOS, **context)
             np.testing.assert_allclose(scores[depth], expected, rtol=3e-6, atol=3e-6)
 
 
@@ -165,10 +163,6 @@ def test_a_lane_taken_again_keeps_nothing_of_its_last_request() -> None:
         ({"allowed_token_ids": [5, 6]}, [[5], [6]], "forbid every allowed token"),
     ],
 )
-def test_impossible_rules_are_refused(
-    kwargs: dict[str, Any], bad_words: list[list[int]], message: str
-) -> None:
+def test_impossible_rules_are_refused(kwargs: dict[str, Any], bad_words: list[list[int]], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        process(
-            SamplingParams(**kwargs), torch.zeros(1, VOCAB), prompt=[1], output=[], drafted=[], bad_words=bad_words
-        )
+        process(SamplingParams(**kwargs), torch.zeros(1, VOCAB), prompt=[1], output=[], drafted=[], bad_words=bad_words)

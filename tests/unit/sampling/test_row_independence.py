@@ -58,7 +58,7 @@ def _state(vocab: int) -> SamplerState:
     return state
 
 
-def _run(logits: torch.Tensor, rows: Rows, state: SamplerState) -> tuple[torch.Tensor, np.ndarray, torch.Tensor]:
+def _run(logits: torch.Tensor, rows: Rows, state: SamplerState) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     scores = state.process(logits, rows)
     tokens, q = draw(scores, rows, state, Purpose.DRAFT)
     return scores, tokens, q

@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.sampling.oracle import process_row
 
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.sampling import accelerator, ops
+from unit.sampling.oracle import process_row
 
 
 def on_cpu(logits: np.ndarray, params: SamplingParams) -> np.ndarray:

@@ -38,7 +38,7 @@ def one_hot(tokens: list[int], value: float = 20.0) -> torch.Tensor:
 
 def test_greedy_accepts_the_agreeing_prefix_and_adds_the_targets_token() -> None:
     rows, drafts, lens = chains([[1, 2, 3], [1, 2, 3], [9, 2, 3], [4, 0, 0]], [3, 3, 3, 1])
-    scores = one_hot([1, 2, 3, 4] + [1, 7, 3, 4] + [1, 2, 3, 4] + [4, 5])
+    scores = one_hot([1, 2, 3, 4, 1, 7, 3, 4, 1, 2, 3, 4, 4, 5])
     result = accept_chain(scores, rows, drafts, lens, state_of(*[GREEDY] * 4))
     assert result.accepted.tolist() == [3, 1, 0, 1]
     assert result.tokens.tolist() == [[1, 2, 3, 4], [1, 7, 0, 0], [1, 0, 0, 0], [4, 5, 0, 0]]

@@ -108,14 +108,14 @@ class CudaAttention:
         plans = self._plan(batch, rows)
         longest = int((batch.context_lens + rows).max(initial=1))
         width = min(_power_of_two(-(-longest // BLOCK_SIZE)), batch.block_tables.shape[1])
-        arrays = [
-            batch.positions,
-            batch.slots.astype(np.int32),
+        shorts = (
+            batch.slots,
             batch.query_start,
             batch.context_lens,
             batch.block_tables[:, :width],
             *(plan.tiles for plan in plans),
-        ]
+        )
+        arrays = [batch.positions, *(array.astype(np.int32, copy=False) for array in shorts)]
         if batch.ancestors is not None:
             arrays.append(batch.ancestors)
         packed, views = _upload(arrays, self._device)
@@ -293,7 +293,7 @@ _DTYPES = {4: torch.int32, 8: torch.int64}
 
 
 def _tile_limits(padded_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Most rows · heads and keys in a tile: the largest that Ampere and Hopper hold in registers."""
+    """Most rows · heads and keys in a tile: about the largest that Ampere and Hopper hold in registers."""
     if dtype == torch.float32:
         return 32, 16
     return (128, 64) if padded_dim <= 128 else (64, 32)

@@ -9,6 +9,7 @@ is none. Scores are kept in base 2: ``exp2`` is the hardware's exponential.
 """
 
 # ruff: noqa: N803 - constants of a compiled variant are written in capitals, as is usual in Triton
+# mypy: allow-untyped-defs, allow-incomplete-defs
 
 from __future__ import annotations
 

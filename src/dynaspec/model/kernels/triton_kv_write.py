@@ -1,6 +1,7 @@
 """Scatter of a pass's keys and values into the paged cache, in Triton."""
 
 # ruff: noqa: N803 - constants of a compiled variant are written in capitals, as is usual in Triton
+# mypy: allow-untyped-defs, allow-incomplete-defs
 
 from __future__ import annotations
 

@@ -1,0 +1,86 @@
+"""The demonstration's figures as lines, a table and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from .demo import KINDS, MODES, Measured, Summary, by_kind, summarise
+from .policies import PLAIN
+from .provenance import provenance
+from .report import SCHEMA
+
+
+def speeds_line(measured: Measured) -> Text:
+    """Tokens per second of every policy on one prompt, and whether the outputs are alike."""
+    speeds = {policy: measured.tokens_per_second(policy) for policy in measured.runs}
+    fastest = max(speeds, key=lambda policy: speeds[policy])
+    line = Text()
+    for policy, speed in speeds.items():
+        line.append(f"{MODES[policy]} {speed:.0f} tok/s", "bold" if policy == fastest else "dim").append("   ")
+    if measured.different:
+        return line.append("outputs differ: " + ", ".join(measured.different), "bold red")
+    return line.append("✓ identical", "green")
+
+
+def summary_table(measured: Sequence[Measured]) -> Table:
+    """A block of lines for each kind of prompt, and one for all of them."""
+    table = Table(title="Greedy decoding, one request at a time", title_justify="left", title_style="bold")
+    table.add_column("prompts")
+    table.add_column("policy")
+    for name in ("tokens/s", "speed-up", "accept. length", "wasted / token"):
+        table.add_column(name, justify="right")
+    blocks = {KINDS[kind]: summary for kind, summary in by_kind(measured).items()} | {"all": summarise(measured)}
+    for kind, summaries in blocks.items():
+        fastest = max(summaries, key=lambda policy: summaries[policy].tokens_per_second)
+        for policy, summary in summaries.items():
+            style = "bold green" if policy == fastest else ""
+            table.add_row(kind if policy == PLAIN else "", *_cells(policy, summary), style=style)
+        table.add_section()
+    return table
+
+
+def verdict(measured: Sequence[Measured]) -> Text:
+    """One sentence: all outputs are plain decoding's."""
+    outputs = sum(len(runs) for m in measured for runs in m.runs.values())
+    return Text(f"✓ All {outputs} outputs are token for token those of plain decoding.", style="green")
+
+
+def as_document(measured: Sequence[Measured]) -> dict[str, Any]:
+    """Everything measured, with its provenance, as JSON values."""
+    return {
+        "schema": SCHEMA,
+        "provenance": provenance(),
+        "identical": not any(m.different for m in measured),
+        "by_kind": {
+            kind: {policy: asdict(summary) for policy, summary in summaries.items()}
+            for kind, summaries in by_kind(measured).items()
+        },
+        "all": {policy: asdict(summary) for policy, summary in summarise(measured).items()},
+        "prompts": [_prompt(m) for m in measured],
+    }
+
+
+def _cells(policy: str, summary: Summary) -> tuple[str, ...]:
+    drafts = policy != PLAIN
+    return (
+        MODES[policy],
+        f"{summary.tokens_per_second:.1f}",
+        f"{summary.speedup:.2f}×",
+        f"{summary.acceptance_length:.2f}" if drafts else "-",
+        f"{summary.wasted:.2f}" if drafts else "-",
+    )
+
+
+def _prompt(measured: Measured) -> dict[str, Any]:
+    return {
+        "kind": measured.prompt.kind,
+        "title": measured.prompt.title,
+        "text": measured.runs[PLAIN][0].outputs[0].outputs[0].text,
+        "tokens_per_second": {policy: measured.tokens_per_second(policy) for policy in measured.runs},
+        "different": measured.different,
+    }

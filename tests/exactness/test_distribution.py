@@ -1,0 +1,177 @@
+"""Unseeded sampling end to end: the law of the first tokens is the target's, computed from plain log-probabilities."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+from dynaspec import LLM, SamplingParams
+from dynaspec.contract.proposer import DecodeBatch, Drafts
+from dynaspec.contract.step import SpecPlan
+from dynaspec.propose.draft_model import DraftModelProposer
+from support.checkpoints import VOCAB, Pair
+from support.engines import PlainDecoding, open_llm
+from support.proposers import ScriptedProposer
+
+PROMPT = "the dog and the fox, the dog"
+ALLOWED = (41, 45, 60, 97, 104)
+TEMPERATURE = 2.0
+DEPTH = 3
+SAMPLES = 4000
+RUNS = -(-SAMPLES // 1000)
+LAST = ALLOWED[-1]
+
+
+def exact_law(llm: LLM) -> dict[tuple[int, ...], float]:
+    """Probability of every continuation of ``DEPTH`` allowed tokens."""
+    prompt = tuple(llm.tokenizer.encode(PROMPT))
+    law = {(): 1.0}
+    for _ in range(DEPTH):
+        conditionals = next_tokens(llm, [prompt + tokens for tokens in law])
+        law = {
+            (*tokens, token): probability * float(row[j])
+            for (tokens, probability), row in zip(law.items(), conditionals, strict=True)
+            for j, token in enumerate(ALLOWED)
+        }
+    return law
+
+
+def next_tokens(llm: LLM, contexts: list[tuple[int, ...]]) -> np.ndarray:
+    """[contexts, allowed] probabilities after temperature, from raw log-probabilities."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=1, logprobs=-1)
+    outputs = llm.generate(contexts, greedy)
+    rows = []
+    for output in outputs:
+        (entries,) = output.outputs[0].logprobs or ()
+        rows.append([entries[token].logprob / TEMPERATURE for token in ALLOWED])
+    weights = np.exp(np.array(rows))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def p_value(llm: LLM, law: dict[tuple[int, ...], float]) -> float:
+    """Pearson's test of ``SAMPLES`` continuations against the law; rare ones share a cell."""
+    params = SamplingParams(
+        n=1000, temperature=TEMPERATURE, max_tokens=DEPTH + 2, allowed_token_ids=ALLOWED, detokenize=False
+    )
+    outputs = llm.generate([PROMPT] * RUNS, params)
+    seen = Counter(c.token_ids[:DEPTH] for output in outputs for c in output.outputs)
+    assert set(seen) <= set(product(ALLOWED, repeat=DEPTH))
+    total = seen.total()
+    common = [tokens for tokens, probability in law.items() if probability * total >= 8]
+    found = [seen[tokens] for tokens in common]
+    expected = [law[tokens] * total for tokens in common]
+    found.append(total - sum(found))
+    expected.append(total - sum(expected))
+    statistic = sum((f - e) ** 2 / e for f, e in zip(found, expected, strict=True) if e > 0)
+    print("PV", float(chi2.sf(statistic, len(common))), len(common))
+    return float(chi2.sf(statistic, len(common)))
+
+
+@pytest.fixture(scope="module")
+def law(plain: PlainDecoding) -> Iterator[dict[tuple[int, ...], float]]:
+    law = exact_law(plain.llm)
+    assert sum(law.values()) == pytest.approx(1.0, abs=1e-9)
+    assert sum(probability * SAMPLES >= 8 for probability in law.values()) > 20, "too peaked to tell much"
+    yield law
+
+
+def speculation(tiny: Pair, kind: str) -> dict[str, Any]:
+    if kind == "ngram":
+        return {
+            "method": "ngram",
+            "num_speculative_tokens": DEPTH,
+            "prompt_lookup_min": 1,
+            "prompt_lookup_max": 2,
+        }
+    config = {"model": tiny.drafter, "num_speculative_tokens": DEPTH}
+    if kind == "stopping":  # on what was drawn, which must not favour any token
+        return config | {"draft_confidence_threshold": 0.3, "signal": "token_prob"}
+    return config | {"draft_sample_method": kind}
+
+
+class Guess(ScriptedProposer):
+    """Drafts one token over and over, as sure as lookup is, or claims to have drawn it from some distribution."""
+
+    def __init__(self, q: np.ndarray | None = None) -> None:
+        super().__init__([], VOCAB, fixed_length=True)
+        self._q = q
+
+    def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
+        drafts = super().propose(batch, plan)
+        drafts.tokens[...] = LAST
+        if self._q is not None:
+            drafts.q = torch.from_numpy(self._q).expand(*drafts.tokens.shape, VOCAB)
+        return drafts
+
+
+@pytest.mark.parametrize("scheduling", ["serial", "async"])
+@pytest.mark.parametrize("kind", ["probabilistic", "greedy", "stopping", "ngram"])
+def test_unseeded_output_follows_the_targets_law(
+    kind: str, scheduling: str, tiny: Pair, law: dict[tuple[int, ...], float]
+) -> None:
+    with open_llm(
+        tiny.target,
+        speculative_config=speculation(tiny, kind),
+        max_model_len=64,
+        max_num_seqs=250,
+        async_scheduling=scheduling == "async",
+    ) as llm:
+        assert p_value(llm, law) > 1e-4
+        stats = llm.stats()
+    assert stats.verified > stats.accepted > 0
+
+
+def test_certain_drafts_of_a_poor_proposer_follow_it_too(tiny: Pair, law: dict[tuple[int, ...], float]) -> None:
+    with open_llm(
+        tiny.target,
+        proposer=Guess(),
+        speculative_config=speculation(tiny, "probabilistic"),
+        max_model_len=64,
+        max_num_seqs=250,
+    ) as llm:
+        assert p_value(llm, law) > 1e-4
+
+
+def test_a_proposer_that_misstates_its_distribution_is_seen(
+    tiny: Pair, law: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check can fail: q is flattened after the tokens were drawn from it."""
+    honest = DraftModelProposer.propose
+
+    def flattened(self: DraftModelProposer, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
+        drafts = honest(self, batch, plan)
+        if drafts.q is None:
+            return drafts
+        q = drafts.q.sqrt()
+        return replace(drafts, q=q / q.sum(-1, keepdim=True).clamp_min(1e-9))
+
+    monkeypatch.setattr(DraftModelProposer, "propose", flattened)
+    with open_llm(
+        tiny.target,
+        speculative_config=speculation(tiny, "probabilistic"),
+        max_model_len=64,
+        max_num_seqs=250,
+    ) as llm:
+        assert p_value(llm, law) < 1e-8
+
+
+def test_a_certain_draft_that_claims_to_be_drawn_is_seen(tiny: Pair, law: dict[tuple[int, ...], float]) -> None:
+    """The same with an accepted token that was never random."""
+    q = np.zeros(VOCAB, dtype=np.float32)
+    q[list(ALLOWED)] = 1 / len(ALLOWED)
+    with open_llm(
+        tiny.target,
+        proposer=Guess(q),
+        speculative_config=speculation(tiny, "probabilistic"),
+        max_model_len=64,
+        max_num_seqs=250,
+    ) as llm:
+        assert p_value(llm, law) < 1e-8

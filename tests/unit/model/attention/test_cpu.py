@@ -1,0 +1,183 @@
+"""The numba kernels against the plain PyTorch reference, and bitwise against themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from dynaspec.model.attention.base import AttentionSpec
+from dynaspec.model.attention.cpu import CpuAttention
+from dynaspec.model.attention.reference import ReferenceAttention
+from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Case:
+    """A pass over sequences with some context, and the keys and values of all their tokens."""
+
+    spec: AttentionSpec
+    batch: ForwardBatch
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    past: list[tuple[torch.Tensor, torch.Tensor]]
+
+    def run(self, backend: CpuAttention | ReferenceAttention, window: int | None = None) -> torch.Tensor:
+        """Result of the pass on a cache that is NaN wherever nothing was written."""
+        blocks = int(self.batch.block_tables.max()) + 1
+        shapes = backend.kv_shape(blocks)
+        kv = (torch.full(shapes[0], torch.nan), torch.full(shapes[1], torch.nan))
+        for s, (k, v) in enumerate(self.past):
+            if len(k):
+                self._fill(backend, kv, s, k, v)
+        return backend.attend(self.q, self.k, self.v, kv, backend.prepare(self.batch), window)
+
+    def _fill(
+        self,
+        backend: CpuAttention | ReferenceAttention,
+        kv: tuple[torch.Tensor, torch.Tensor],
+        s: int,
+        k: torch.Tensor,
+        v: torch.Tensor,
+    ) -> None:
+        """Writes a sequence's context, as a pass of its own would."""
+        table = self.batch.block_tables[s : s + 1]
+        batch = chain_batch([0], [len(k)], table)
+        q = torch.zeros(len(k), self.spec.num_heads, self.spec.head_dim)
+        backend.attend(q, k, v, kv, backend.prepare(batch), None)
+
+
+def slots_of(table: np.ndarray, at: np.ndarray) -> np.ndarray:
+    return table[at // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + at % BLOCK_SIZE
+
+
+def chain_batch(contexts: list[int], rows: list[int], tables: np.ndarray) -> ForwardBatch:
+    at = [context + np.arange(count) for context, count in zip(contexts, rows, strict=True)]
+    return ForwardBatch(
+        tokens=torch.zeros(sum(rows), dtype=torch.int64),
+        positions=np.concatenate(at).astype(np.int64),
+        slots=np.concatenate([slots_of(table, where) for table, where in zip(tables, at, strict=True)]),
+        query_start=np.cumsum([0, *rows], dtype=np.int32),
+        context_lens=np.array(contexts, np.int32),
+        block_tables=tables,
+    )
+
+
+def make(
+    contexts: list[int], rows: list[int], *, heads: int = 4, kv_heads: int = 2, dim: int = 32, cap: float | None = None
+) -> Case:
+    generator = torch.Generator().manual_seed(0)
+    per = max(-(-(c + r) // BLOCK_SIZE) for c, r in zip(contexts, rows, strict=True))
+    tables = np.random.default_rng(0).permutation(len(rows) * per).astype(np.int32).reshape(len(rows), per)
+
+    def random(count: int, width: int) -> torch.Tensor:
+        return torch.randn(count, width, dim, generator=generator)
+
+    return Case(
+        spec=AttentionSpec(heads, kv_heads, dim, dim**-0.5, cap),
+        batch=chain_batch(contexts, rows, tables),
+        q=random(sum(rows), heads),
+        k=random(sum(rows), kv_heads),
+        v=random(sum(rows), kv_heads),
+        past=[(random(c, kv_heads), random(c, kv_heads)) for c in contexts],
+    )
+
+
+def as_tree(case: Case, parents: list[int]) -> Case:
+    """The rows of a single sequence become a tree: ``parents[i]`` is row i's parent, −1 the context."""
+    bits, depth = [], []
+    for row, parent in enumerate(parents):
+        bits.append((bits[parent] if parent >= 0 else 0) | 1 << row)
+        depth.append(depth[parent] + 1 if parent >= 0 else 0)
+    positions = int(case.batch.context_lens[0]) + np.array(depth, np.int64)
+    return replace(case, batch=replace(case.batch, positions=positions, ancestors=np.array(bits, np.int64)))
+
+
+def check(case: Case, window: int | None = None, rows: list[int] | slice = slice(None)) -> None:
+    found = case.run(CpuAttention(case.spec, 1), window)
+    expected = case.run(ReferenceAttention(case.spec, CPU), window)
+    torch.testing.assert_close(found[rows], expected[rows], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 2), (5, 1)])
+@pytest.mark.parametrize("dim", [8, 24, 64])
+def test_matches_reference_for_head_counts_and_sizes(heads: int, kv_heads: int, dim: int) -> None:
+    check(make([0, 5, 16, 37], [3, 1, 18, 2], heads=heads, kv_heads=kv_heads, dim=dim))
+
+
+@pytest.mark.parametrize("window", [1, 7, 16, 33])
+def test_sliding_window(window: int) -> None:
+    check(make([0, 40, 15, 64], [35, 1, 4, 20]), window)
+
+
+def test_softcap() -> None:
+    case = make([20, 3], [4, 9], cap=0.5)
+    uncapped = replace(case, spec=replace(case.spec, softcap=None)).run(
+        CpuAttention(replace(case.spec, softcap=None), 1)
+    )
+    check(case)
+    assert not torch.allclose(case.run(CpuAttention(case.spec, 1)), uncapped, atol=1e-2)
+
+
+@pytest.mark.parametrize("window", [None, 3, 20])
+def test_tree(window: int | None) -> None:
+    check(as_tree(make([29], [7]), [-1, 0, 0, 1, 2, 2, 4]), window)
+
+
+def test_rows_without_slot_are_seen_by_nobody() -> None:
+    case = make([10, 0, 33], [4, 3, 5])
+    hidden = [1, 4, 6, 9, 11]
+    case.batch.slots[hidden] = -1
+    shown = [row for row in range(12) if row not in hidden]
+    check(case, rows=shown)
+    assert torch.isfinite(case.run(CpuAttention(case.spec, 1))).all()
+
+
+def test_tree_with_a_row_without_slot() -> None:
+    case = as_tree(make([18], [6]), [-1, 0, 0, 1, 2, 4])
+    case.batch.slots[3] = -1
+    check(case, rows=[0, 1, 2, 4, 5])
+
+
+def test_path_of_a_tree_has_the_bits_of_the_chain() -> None:
+    tree = as_tree(make([29], [7]), [-1, 0, 0, 1, 2, 2, 5])
+    path = [0, 2, 5, 6]
+    chain = make([29], [4])
+    chain = replace(chain, q=tree.q[path], k=tree.k[path], v=tree.v[path], past=tree.past)
+    for window in (None, 3, 20):
+        in_tree = tree.run(CpuAttention(tree.spec, 1), window)[path]
+        assert torch.equal(in_tree, chain.run(CpuAttention(chain.spec, 1), window))
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_threads_and_neighbours_change_no_bit(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynaspec.model.attention.cpu._PARALLEL_WORK", 0)
+    case = make([37, 0, 100, 16], [5, 40, 1, 17])
+    together = case.run(CpuAttention(case.spec, 1), window)
+    for threads in (2, 3, 7):
+        assert torch.equal(case.run(CpuAttention(case.spec, threads), window), together)
+    for s in range(4):
+        begin, end = case.batch.query_start[s : s + 2]
+        rows = slice(int(begin), int(end))
+        batch = chain_batch([int(case.batch.context_lens[s])], [int(end - begin)], case.batch.block_tables[s : s + 1])
+        alone = Case(case.spec, batch, case.q[rows], case.k[rows], case.v[rows], case.past[s : s + 1])
+        assert torch.equal(alone.run(CpuAttention(case.spec, 2), window), together[rows])
+
+
+def test_strided_views_are_read_right() -> None:
+    case = make([20], [6])
+    fused = torch.cat([case.q, case.k, case.v], 1)
+    q, k, v = torch.split(fused, [4, 2, 2], 1)
+    tables = np.pad(case.batch.block_tables, ((0, 0), (0, 3)), constant_values=-1)[:, :-3]
+    views = replace(case, q=q, k=k, v=v, batch=replace(case.batch, block_tables=tables))
+    assert torch.equal(views.run(CpuAttention(case.spec, 1)), case.run(CpuAttention(case.spec, 1)))
+
+
+def test_large_scores_neither_overflow_nor_vanish() -> None:
+    case = make([40], [3])
+    check(replace(case, q=case.q * 200))

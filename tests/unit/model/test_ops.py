@@ -1,0 +1,99 @@
+"""The numba operations against PyTorch, and bitwise against themselves row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from dynaspec.model.config import MlpKind, RopeConfig
+from dynaspec.model.cpu_ops import CpuOps
+from dynaspec.model.ops import Norm, Ops, RopeTable, TorchOps
+
+CPU = torch.device("cpu")
+WIDTHS = [16, 48, 52, 7]
+KINDS: list[MlpKind] = ["gated_silu", "gated_gelu_tanh", "relu", "gelu", "gelu_tanh"]
+
+Run = Callable[[Ops, torch.Tensor], torch.Tensor]
+
+
+def check(run: Run, x: torch.Tensor, tolerance: float = 2e-6) -> None:
+    """``run`` gives PyTorch's values, and each row the same bits alone as together."""
+    together = run(CpuOps(), x.clone())
+    torch.testing.assert_close(together, run(TorchOps(), x.clone()), rtol=1e-5, atol=tolerance)
+    for row in range(len(x)):
+        assert torch.equal(run(CpuOps(), x[row : row + 1].clone())[0], together[row])
+
+
+def norm(width: int, layer: bool) -> Norm:
+    return Norm(torch.randn(width), torch.randn(width) if layer else None, 1e-5)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("layer", [False, True])
+def test_norm(width: int, layer: bool) -> None:
+    torch.manual_seed(0)
+    weights = norm(width, layer)
+    check(lambda ops, x: ops.norm(x, weights), torch.randn(5, width) * 3 + 1)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("layer", [False, True])
+def test_add_norm_returns_the_norm_and_updates_the_sum(width: int, layer: bool) -> None:
+    torch.manual_seed(0)
+    weights = norm(width, layer)
+
+    def run(ops: Ops, both: torch.Tensor) -> torch.Tensor:
+        x, delta = both[:, :width].clone(), both[:, width:].clone()
+        normed = ops.add_norm(x, delta, weights)
+        return torch.cat([x, normed], 1)
+
+    check(run, torch.randn(5, 2 * width))
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_head_norm_works_on_a_view(heads: int) -> None:
+    torch.manual_seed(0)
+    weights = norm(20, layer=False)
+
+    def run(ops: Ops, x: torch.Tensor) -> torch.Tensor:
+        ops.head_norm(x[:, :heads], weights)
+        return x
+
+    check(run, torch.randn(5, 4, 20))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotated", [4, 12])
+def test_rotate(interleaved: bool, rotated: int) -> None:
+    torch.manual_seed(0)
+    rope = RopeConfig(rotated, tuple(0.5**i for i in range(rotated // 2)), interleaved, amplitude=1.2)
+    table = RopeTable.build(rope, 40, CPU)
+    positions = torch.tensor([0, 39, 7])
+    x = torch.randn(3, 4, 12)
+    ours, theirs = x.clone(), x.clone()
+    CpuOps().rotate(ours[:, :3], positions, table)
+    TorchOps().rotate(theirs[:, :3], positions, table)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    assert torch.equal(ours[:, 3], x[:, 3])
+    assert torch.equal(ours[..., rotated:], x[..., rotated:])
+    torch.testing.assert_close(ours[0, :3, :rotated], x[0, :3, :rotated] * 1.2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [10, 32, 50])
+def test_activation(kind: MlpKind, width: int) -> None:
+    torch.manual_seed(0)
+    check(lambda ops, x: ops.activate(kind, x), torch.randn(5, width) * 4)
+
+
+@pytest.mark.parametrize("kind", ["gated_silu", "gelu", "gelu_tanh"])
+def test_activation_of_extreme_values(kind: MlpKind) -> None:
+    x = torch.tensor([[-1e30, -200.0, -88.0, -20.0, 0.0, 20.0, 88.0, 200.0, 1e30, 1.0] + [1.0] * 10])
+    check(lambda ops, x: ops.activate(kind, x), x)
+
+
+def test_softcap() -> None:
+    torch.manual_seed(0)
+    check(lambda ops, x: ops.softcap(x, 30.0), torch.randn(4, 37) * 40, tolerance=1e-5)
