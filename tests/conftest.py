@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is import
 
 import pytest
 import torch
+
 from support.checkpoints import Pair, save_pair
 from support.engines import PlainDecoding
 

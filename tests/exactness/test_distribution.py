@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -76,11 +75,11 @@ def p_value(llm: LLM, law: dict[tuple[int, ...], float]) -> float:
 
 
 @pytest.fixture(scope="module")
-def law(plain: PlainDecoding) -> Iterator[dict[tuple[int, ...], float]]:
+def law(plain: PlainDecoding) -> dict[tuple[int, ...], float]:
     law = exact_law(plain.llm)
     assert sum(law.values()) == pytest.approx(1.0, abs=1e-9)
     assert sum(probability * SAMPLES >= 8 for probability in law.values()) > 20, "too peaked to tell much"
-    yield law
+    return law
 
 
 def speculation(tiny: Pair, kind: str) -> dict[str, Any]:

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.checkpoints import VOCAB, Pair
-from support.engines import PlainDecoding, assert_same, open_llm
-from support.faulty import RaisingProposer, Spoil, SpoiltModel, SpoiltProposer
-from support.proposers import ScriptedProposer
-from support.workloads import MODES, PROMPTS
 
 from dynaspec import SamplingParams
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.proposer import Drafts
 from dynaspec.engine import build
+from support.checkpoints import VOCAB, Pair
+from support.engines import PlainDecoding, assert_same, open_llm
+from support.faulty import RaisingProposer, Spoil, SpoiltModel, SpoiltProposer
+from support.proposers import ScriptedProposer
+from support.workloads import MODES, PROMPTS
 
 PROMPTS_USED = PROMPTS[:4]
 PARAMS = [MODES[mode](i) for i, mode in enumerate(("greedy", "truncated", "logprobs", "greedy_penalised"))]

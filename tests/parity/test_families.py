@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
 
 from .checkpoints import GPT_SIZES, LLAMA_SIZES, TEXTS, VOCAB, save_random, their_logits
-from .paging import in_passes
+from .paging import PagedTexts, in_passes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Transformers' own
 
@@ -117,3 +119,25 @@ def test_rows_are_bitwise_independent_of_batch_and_chunks(models: tuple[Model, A
             passes = [(chunk,)] * -(-len(text) // chunk)
             (alone,) = in_passes(ours, [text], passes, seed=chunk)
             assert torch.equal(alone, expected), f"chunks of {chunk}"
+
+
+def test_taps_are_the_outputs_of_layers(models: tuple[Model, Any]) -> None:
+    ours, theirs = models
+    paged = PagedTexts(ours, 1, len(TEXTS[0]))
+    taps = ours.forward(paged.batch({0: TEXTS[0]}), paged.kv, taps=(0, 1)).taps
+    with torch.no_grad():
+        expected = theirs(torch.tensor([TEXTS[0]]), output_hidden_states=True).hidden_states[1][0]
+    torch.testing.assert_close(taps[0], expected, rtol=1e-4, atol=1e-4)
+    assert set(taps) == {0, 1}
+    assert not torch.equal(taps[0], taps[1])
+
+
+def test_three_hundred_rows_of_mixed_texts_have_the_bits_of_single_ones(tmp_path: Path) -> None:
+    save_random(*CASES["llama"], tmp_path)
+    model = load_model(str(tmp_path))
+    lengths = [90, 88, 85, *[3] * 20]
+    texts = [random.Random(i).choices(range(VOCAB), k=length) for i, length in enumerate(lengths)]
+    together = in_passes(model, texts, [(0, 0, 0, *[2] * 20), (90, 88, 85, *[1] * 20)])
+    for text, expected in zip(texts, together, strict=True):
+        (alone,) = in_passes(model, [text], [(5,)] * 20)
+        assert torch.equal(alone, expected)

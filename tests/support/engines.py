@@ -1,4 +1,4 @@
-"""Engines for tests: with a proposer of the test's own, with few KV blocks, and the plain one that all are compared to."""
+"""Engines for tests: with a proposer of the test's own, with few KV blocks, and the plain one to compare with."""
 
 from __future__ import annotations
 

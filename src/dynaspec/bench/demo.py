@@ -20,9 +20,9 @@ from .policies import PLAIN
 
 MODES: Mapping[str, str] = {
     PLAIN: "plain",
-    "constant:5": "draft model, k = 5",
-    "ngram:constant:5": "n-gram, k = 5",
-    "confidence:0.4:20": "confidence stopping",
+    "constant:5": "draft model k=5",
+    "ngram:constant:5": "n-gram k=5",
+    "confidence:0.4:20": "confidence",
 }
 """Policies in the order they are shown, and what they are called there."""
 SHOWN = "confidence:0.4:20"
@@ -63,8 +63,10 @@ class Summary:
 
     tokens_per_second: float
     speedup: float
-    acceptance_length: float
-    """Tokens per verification step; 1 for plain decoding."""
+    acceptance_length: float | None
+    """Tokens per step that had a draft; None without any."""
+    tokens_per_step: float
+    """Of all steps; 1 for plain decoding."""
     wasted: float
     """Drafted tokens that were thrown away, per token of output."""
 
@@ -118,7 +120,8 @@ def _summary(measured: Sequence[Measured], policy: str, plain: float) -> Summary
     return Summary(
         tokens_per_second=speed,
         speedup=speed / plain,
-        acceptance_length=counts.mean_acceptance_length or 1.0,
+        acceptance_length=counts.mean_acceptance_length,
+        tokens_per_step=counts.tokens_per_request_step or 1.0,
         wasted=(counts.draft_tokens - counts.accepted) / max(1, counts.emitted),
     )
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from .demo import KINDS, MODES, Measured, Summary, by_kind, summarise
+from .demo import MODES, Measured, Summary, by_kind, summarise
 from .policies import PLAIN
 from .provenance import provenance
 from .report import SCHEMA
@@ -19,9 +20,10 @@ def speeds_line(measured: Measured) -> Text:
     """Tokens per second of every policy on one prompt, and whether the outputs are alike."""
     speeds = {policy: measured.tokens_per_second(policy) for policy in measured.runs}
     fastest = max(speeds, key=lambda policy: speeds[policy])
-    line = Text()
+    line = Text("tokens/s: ", "dim")
     for policy, speed in speeds.items():
-        line.append(f"{MODES[policy]} {speed:.0f} tok/s", "bold" if policy == fastest else "dim").append("   ")
+        style = "bold" if policy == fastest else "dim"
+        line.append(f"{MODES[policy]} {speed:.0f}", style).append(" · " if policy != [*speeds][-1] else "   ", "dim")
     if measured.different:
         return line.append("outputs differ: " + ", ".join(measured.different), "bold red")
     return line.append("✓ identical", "green")
@@ -29,18 +31,17 @@ def speeds_line(measured: Measured) -> Text:
 
 def summary_table(measured: Sequence[Measured]) -> Table:
     """A block of lines for each kind of prompt, and one for all of them."""
-    table = Table(title="Greedy decoding, one request at a time", title_justify="left", title_style="bold")
+    table = Table(box=SIMPLE_HEAD, title="Greedy decoding, one request at a time", title_justify="left")
     table.add_column("prompts")
     table.add_column("policy")
-    for name in ("tokens/s", "speed-up", "accept. length", "wasted / token"):
-        table.add_column(name, justify="right")
-    blocks = {KINDS[kind]: summary for kind, summary in by_kind(measured).items()} | {"all": summarise(measured)}
-    for kind, summaries in blocks.items():
+    for name in ("tokens/s", "speed-up", "accepted len.", "per step", "wasted"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for kind, summaries in (by_kind(measured) | {"all": summarise(measured)}).items():
         fastest = max(summaries, key=lambda policy: summaries[policy].tokens_per_second)
         for policy, summary in summaries.items():
             style = "bold green" if policy == fastest else ""
-            table.add_row(kind if policy == PLAIN else "", *_cells(policy, summary), style=style)
-        table.add_section()
+            last = policy == [*summaries][-1]
+            table.add_row(kind if policy == PLAIN else "", *_cells(policy, summary), style=style, end_section=last)
     return table
 
 
@@ -71,7 +72,8 @@ def _cells(policy: str, summary: Summary) -> tuple[str, ...]:
         MODES[policy],
         f"{summary.tokens_per_second:.1f}",
         f"{summary.speedup:.2f}×",
-        f"{summary.acceptance_length:.2f}" if drafts else "-",
+        f"{summary.acceptance_length:.2f}" if summary.acceptance_length else "-",
+        f"{summary.tokens_per_step:.2f}",
         f"{summary.wasted:.2f}" if drafts else "-",
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -17,15 +18,15 @@ from .offline import PolicyResult
 SCHEMA = 1
 """Of the JSON file; grows when a key changes its meaning."""
 _SHOWN_POSITIONS = 6
-_COLUMNS = ("policy", "tokens/s", "speed-up", "accept. length", "draft accept.", "rate per position",
-            "passes t / d", "time t / d", "identical")  # fmt: skip
+_COLUMNS = ("policy", "tokens/s", "speed-up", "length", "accepted", "per position", "passes", "time", "identical")
 
 
 def as_table(results: Sequence[PolicyResult], title: str) -> Table:
-    """One policy a line; passes and times are those of one round, t the target's and d the drafter's."""
-    table = Table(title=title, title_justify="left", title_style="bold", expand=False)
+    """One policy a line: acceptance length, draft acceptance rate (in all and per position), and the passes and times of
+    one round, the target's before the drafter's."""
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
     for name in _COLUMNS:
-        table.add_column(name, justify="left" if name in ("policy", "rate per position") else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in ("policy", "per position") else "right", no_wrap=True)
     fastest = max(result.tokens_per_second for result in results)
     for result in results:
         counts = result.counts

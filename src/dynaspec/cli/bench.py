@@ -14,6 +14,9 @@ from dynaspec.contract.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from dynaspec.bench.session import Session
 
+_FILE_WIDTH = 120
+"""Columns of the table where there is no terminal to fit it into."""
+
 app = typer.Typer(help="Measure speculation policies.", no_args_is_help=True)
 
 
@@ -106,6 +109,8 @@ def _show(session: Session, options: dict[str, Any], output_json: Path | None) -
     tokens = session.results[0].runs[-1].output_tokens
     title = f"{options['num_prompts']} prompts, {tokens} tokens, {options['engine']['max_num_seqs']} at a time"
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_FILE_WIDTH)
     console.print(as_table(session.results, title))
     if output_json is not None:
         write_json(output_json, session.document(options))

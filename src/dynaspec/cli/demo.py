@@ -91,7 +91,7 @@ def _watch(console: Console, llms: dict[str, LLM], params: SamplingParams, round
         view = StreamView(console, shown.tokenizer, prompt.prompt)
         decode_shown(shown, prompt, params, view.update)
         measured.append(measure_prompt(llms, prompt, params, rounds, first=number))
-        console.print(speeds_line(measured[-1]))
+        console.print(speeds_line(measured[-1]), soft_wrap=True)
     return measured
 
 

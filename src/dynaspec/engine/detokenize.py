@@ -25,8 +25,8 @@ class Detokenizer:
         """Text of the window that has been emitted (or belongs to the prompt)."""
         self._longest_stop = max(map(len, params.stop_strings), default=0)
 
-    def push(self, token: int) -> str | None:
-        """Adds a token; cuts the text at a stop string and returns it, if one has come up."""
+    def push(self, token: int, *, may_stop: bool = True) -> str | None:
+        """Adds a token; cuts the text at a stop string that it completes, if it may, and returns the string."""
         self._window.append(token)
         decoded = self._decode(self._window)
         if decoded.endswith(_REPLACEMENT):  # in the middle of a character
@@ -34,7 +34,7 @@ class Detokenizer:
         added = decoded[len(self._shown) :]
         self._slide(decoded)
         self.text += added
-        return self._cut(len(added)) if self._longest_stop else None
+        return self._cut(len(added)) if may_stop and self._longest_stop else None
 
     def finish(self) -> None:
         """Emits what was held back because a character was incomplete."""
@@ -56,8 +56,10 @@ class Detokenizer:
                 self._window, self._shown = shorter, text
 
     def _cut(self, added: int) -> str | None:
-        start = max(0, len(self.text) - added - self._longest_stop + 1)
-        hits = [(self.text.find(stop, start), stop) for stop in self._params.stop_strings]
+        before = len(self.text) - added
+        hits = [
+            (self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._params.stop_strings
+        ]
         at, stop = min(((at, stop) for at, stop in hits if at >= 0), default=(-1, ""))
         if at < 0:
             return None

@@ -101,7 +101,7 @@ class Intake:
             prompt = prompt[given[0]]  # type: ignore[assignment]  # checked below like any other
         if isinstance(prompt, str):
             return prompt, self._tokenizer.encode(prompt)
-        if isinstance(prompt, Sequence) and all(isinstance(t, int | np.integer) for t in prompt):
+        if isinstance(prompt, Sequence) and not isinstance(prompt, bytes) and all(map(_is_token_id, prompt)):
             return None, [int(t) for t in prompt]
         raise RequestError(
             f"the prompt is a {type(prompt).__name__}; expected text, token ids, or a mapping with one of them"
@@ -118,3 +118,7 @@ class Intake:
         outside = [token for token in tokens if not 0 <= token < self._vocab_size]
         if outside:
             raise RequestError(f"the prompt holds token id {outside[0]}; expected ids from 0 to {self._vocab_size - 1}")
+
+
+def _is_token_id(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -32,7 +32,7 @@ def draw(
     Returns:
         tokens [R] int64 on the scores' device, and the very distributions q [R, V] float32 that drafts were drawn
         from. q is given only for DRAFT and only if some request needs it (neither greedy nor seeded); the rows of
-        others are undefined.
+        others are 0.
     """
     greedy = state.greedy[rows.lanes]
     sampled = np.flatnonzero(~greedy)

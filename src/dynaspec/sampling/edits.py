@@ -1,7 +1,6 @@
 """Edits of single entries of a score matrix: masks, biases and penalties, on any device.
 
-Elementwise float32 arithmetic only, so that an entry's bits do not
-depend on what else is edited.
+Elementwise float32 arithmetic only, so that an entry's bits do not depend on what else is edited.
 """
 
 from __future__ import annotations

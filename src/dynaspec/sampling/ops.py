@@ -78,8 +78,8 @@ def without(table: torch.Tensor, tokens: Int64) -> torch.Tensor:
 
 
 def spread(part: torch.Tensor, index: Int64, like: torch.Tensor) -> torch.Tensor:
-    """A tensor shaped as ``like`` [R, V] with ``part`` [r, V] in the rows ``index``; other rows are undefined."""
-    whole = torch.empty_like(like)
+    """A tensor shaped as ``like`` [R, V] with ``part`` [r, V] in the rows ``index`` and 0 in the others."""
+    whole = torch.zeros_like(like)
     whole[_to_device(index, like)] = part
     return whole
 

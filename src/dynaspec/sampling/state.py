@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dynaspec.contract.errors import IntegrityError
 from dynaspec.contract.sampling_params import SamplingParams
 
 from . import edits, ops
@@ -142,11 +143,16 @@ class SamplerState:
 
         Returns:
             [R, V] float32; ``logits`` itself where there is nothing to do.
+
+        Raises:
+            IntegrityError: logits narrower than the vocabulary that the rules were checked against.
         """
         needs = self._needs[rows.lanes]
         combined = int(np.bitwise_or.reduce(needs, initial=0))
         if not combined:
             return logits
+        if logits.shape[1] < self.vocab_size:
+            raise IntegrityError(f"logits are {logits.shape[1]} wide; expected at least {self.vocab_size}")
         scores = logits.clone(memory_format=torch.contiguous_format)
         if combined & Needs.ALLOWED:
             self._apply_allowed(scores, rows, np.flatnonzero(needs & Needs.ALLOWED))
@@ -164,24 +170,24 @@ class SamplerState:
 
     def _apply_allowed(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
         allowed = [self._rules[lane].allowed for lane in rows.lanes[index].tolist()]
-        edits.allow_only(scores, index, self._entries(index, allowed))
+        edits.allow_only(scores, index, self._entries(scores, index, allowed))
 
     def _apply_bad_words(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
         banned = []
         for row, lane in zip(index, rows.lanes[index].tolist(), strict=True):
             banned.append(self._rules[lane].completed_by([*self._recent[lane], *_drafted(rows, row)]))
-        edits.forbid(scores, self._entries(index, banned))
+        edits.forbid(scores, self._entries(scores, index, banned))
 
     def _apply_min_tokens(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
         lanes = rows.lanes[index]
         index = index[self.output_len[lanes] + rows.depth[index] < self._min_tokens[lanes]]
         if index.size:
             stops = [self._rules[lane].stops for lane in rows.lanes[index].tolist()]
-            edits.forbid(scores, self._entries(index, stops))
+            edits.forbid(scores, self._entries(scores, index, stops))
 
     def _apply_bias(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
         rules = [self._rules[lane] for lane in rows.lanes[index].tolist()]
-        edits.add(scores, self._entries(index, [r.biased for r in rules]), [r.bias for r in rules])
+        edits.add(scores, self._entries(scores, index, [r.biased for r in rules]), [r.bias for r in rules])
 
     def _apply_penalties(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
         lanes = rows.lanes[index]
@@ -192,7 +198,7 @@ class SamplerState:
             counts.append(row_counts)
         edits.penalise(
             scores,
-            self._entries(index, tokens),
+            self._entries(scores, index, tokens),
             counts,
             self._repetition[lanes],
             self._frequency[lanes],
@@ -210,8 +216,8 @@ class SamplerState:
             self._top_p[lanes],
         )
 
-    def _entries(self, index: Int64, tokens: Sequence[Int64]) -> Entries:
-        return Entries.of(index, tokens, self.vocab_size, self.device)
+    def _entries(self, scores: torch.Tensor, index: Int64, tokens: Sequence[Int64]) -> Entries:
+        return Entries.of(index, tokens, scores.shape[1], scores.device)
 
 
 def _drafted(rows: Rows, row: int) -> list[int]:

@@ -23,8 +23,8 @@ class TextSink(Protocol):
         """Characters that no later stop string can take back."""
         ...
 
-    def push(self, token: int) -> str | None:
-        """Adds a token; returns the stop string that the text now contains, if any."""
+    def push(self, token: int, *, may_stop: bool) -> str | None:
+        """Adds a token; returns the stop string that it has completed, if it ``may_stop`` the text."""
         ...
 
     def finish(self) -> None:
@@ -112,8 +112,8 @@ class Request:
             self.finish_reason = "stop"
             self.stop_reason = None if token in self.eos_ids else token
             return True
-        matched = self.text.push(token) if self.text is not None else None
-        if allowed_to_stop and matched is not None:
+        matched = self.text.push(token, may_stop=allowed_to_stop) if self.text is not None else None
+        if matched is not None:
             self.finish_reason, self.stop_reason = "stop", matched
             return True
         if self.length >= self.max_length:

@@ -87,9 +87,7 @@ def standard_library() -> Path:
 def _is_source(relative: PurePosixPath) -> bool:
     if str(relative) in SKIPPED_FILES or relative.name.startswith(SKIPPED_PREFIXES):
         return False
-    return not any(
-        part in SKIPPED_FOLDERS or part.startswith(SKIPPED_PREFIXES) for part in relative.parts[:-1]
-    )
+    return not any(part in SKIPPED_FOLDERS or part.startswith(SKIPPED_PREFIXES) for part in relative.parts[:-1])
 
 
 def read_code(root: Path) -> list[Document]:
@@ -112,9 +110,7 @@ def read_code(root: Path) -> list[Document]:
         if text.strip():
             documents.append(Document(str(relative), "code", text))
     if not documents:
-        raise ConfigError(
-            f"corpus: got {str(root)!r}, which holds no usable .py file, expected Python sources"
-        )
+        raise ConfigError(f"corpus: got {str(root)!r}, which holds no usable .py file, expected Python sources")
     return documents
 
 

@@ -47,9 +47,7 @@ class TokenSet:
     def load(cls, path: Path) -> TokenSet:
         """Read what :meth:`save` wrote."""
         if not path.is_file():
-            raise ConfigError(
-                f"tokens: {str(path)!r} does not exist, expected what the stage 'prepare' writes"
-            )
+            raise ConfigError(f"tokens: {str(path)!r} does not exist, expected what the stage 'prepare' writes")
         with np.load(path) as stored:
             return cls(stored["tokens"], stored["starts"])
 
@@ -119,6 +117,29 @@ class RowSampler:
             start = self._order[row] * self._seq_len
             out[i] = self._stream[start : start + self._seq_len + 1]
         return torch.from_numpy(out)
+
+
+class Pool:
+    """The first rows of a sampler, over and over, in a new order each time.
+
+    For rows about which something dear is remembered, such as what the target thinks of them.
+    """
+
+    def __init__(self, sampler: Sampler, rows: int, seed: int) -> None:
+        if rows < 1:
+            raise ConfigError(f"rows: got {rows}, expected at least 1")
+        self._rows = sampler.batch(0, rows)
+        self._seed = seed
+
+    def batch(self, first_row: int, rows: int) -> torch.Tensor:
+        """Like :meth:`RowSampler.batch`."""
+        size = len(self._rows)
+        chosen: list[int] = []
+        while len(chosen) < rows:
+            epoch, start = divmod(first_row + len(chosen), size)
+            order = np.random.default_rng((self._seed, epoch)).permutation(size)
+            chosen += order[start : start + rows - len(chosen)].tolist()
+        return self._rows[chosen]
 
 
 class Mixture:

@@ -3,7 +3,8 @@
 1. *Pretraining* on next tokens needs no target and is the cheapest way to a drafter that can read.
 2. The target continues prompts from the training split, greedily.
 3. *Distillation* on a mixture of corpus rows and those continuations: the drafter is judged on what
-   the target writes, which is more regular than what people wrote.
+   the target writes, which is more regular than what people wrote. The rows are few enough to come
+   again, since it is the target's answer that costs time, and it is remembered.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class DistillSettings:
     batch: int = 64
     kl_weight: float = 0.8
     generated_share: float = 0.5  # of the rows of a distillation batch
+    corpus_rows: int = 512  # rows of the corpus that the target is asked about
+    teacher_tokens: int = 32  # of which the target's probability is kept at each position
     decay_share: float = 0.6  # of the distillation
 
     def __post_init__(self) -> None:

@@ -232,9 +232,7 @@ def behaviour(
     """Let the target continue ``per_kind`` prompts of each kind and see what drafter and parser say."""
 
     def encode(text: str) -> Tokens:
-        return np.array(
-            tokenizer.encode(text, add_special_tokens=False).ids[-longest_prompt:], dtype=np.uint16
-        )
+        return np.array(tokenizer.encode(text, add_special_tokens=False).ids[-longest_prompt:], dtype=np.uint16)
 
     code = code_prompts(held_out, per_kind)
     maths = [maths_prompt(d) for d in held_out if d.kind == "maths"][:per_kind]

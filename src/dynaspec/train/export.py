@@ -81,9 +81,7 @@ def load_exported(folder: Path, device: torch.device) -> LlamaForCausalLM:
         CheckpointError: there is none.
     """
     if not (folder / "model.safetensors").is_file():
-        raise CheckpointError(
-            f"export: {str(folder)!r} holds no model, expected what the stage 'export' writes"
-        )
+        raise CheckpointError(f"export: {str(folder)!r} holds no model, expected what the stage 'export' writes")
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
 
 

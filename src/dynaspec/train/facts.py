@@ -114,9 +114,7 @@ def write_evaluation(
 def _method(seq_len: int, shown: Behaviour) -> dict[str, str]:
     return {
         "weights": "The exported bfloat16 values, computed in float32.",
-        "held_out_loss": (
-            f"Every token of the held-out documents once, in rows of {seq_len} of the joined documents."
-        ),
+        "held_out_loss": (f"Every token of the held-out documents once, in rows of {seq_len} of the joined documents."),
         "agreement": (
             f"The target continues held-out prompts greedily, up to {shown.new_tokens} tokens. At each "
             "position of that text the drafter's argmax is compared with the target's token. survival[j]: "

@@ -119,9 +119,7 @@ class Optimizers:
             inner = parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
             (matrices if inner else others).append(parameter)
         self._muon = Muon(matrices, rates.matrix_lr, weight_decay=rates.weight_decay)
-        self._adamw = AdamW(
-            others, rates.other_lr, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True
-        )
+        self._adamw = AdamW(others, rates.other_lr, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True)
         self._peaks = ((self._muon, rates.matrix_lr), (self._adamw, rates.other_lr))
 
     def set_factor(self, factor: float) -> None:

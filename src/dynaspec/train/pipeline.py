@@ -14,16 +14,17 @@ from transformers import LlamaForCausalLM
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.train import card, evaluate, facts
 from dynaspec.train.corpus import Corpus, load_corpus
-from dynaspec.train.data import Mixture, RowSampler, Sampler, TokenSet, encode
+from dynaspec.train.data import Mixture, Pool, RowSampler, Sampler, TokenSet, encode
 from dynaspec.train.device import choose_device
 from dynaspec.train.distill import write_continuations
 from dynaspec.train.export import export, load_exported, round_weights
 from dynaspec.train.loop import Checkpoints, Listener, Loop, LoopSettings
 from dynaspec.train.model import Shape, build
-from dynaspec.train.objective import Distillation, NextToken
+from dynaspec.train.objective import NextToken
 from dynaspec.train.optimizer import Optimizers, Rates
 from dynaspec.train.schedule import Budget, Schedule
 from dynaspec.train.settings import LmSettings, Stage
+from dynaspec.train.teacher import Distillation, Teacher
 from dynaspec.train.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 Watch = Callable[[str], AbstractContextManager[Listener]]
@@ -87,9 +88,7 @@ class Pipeline:
         settings = self._settings
         stable = self._places.target.stable
         if settings.extend and not stable.is_file():
-            raise CheckpointError(
-                f"extend: {str(stable)!r} does not exist, expected a run that reached its decay"
-            )
+            raise CheckpointError(f"extend: {str(stable)!r} does not exist, expected a run that reached its decay")
         model = build(settings.target, settings.seed).to(self._device)
         backbone = torch.compile(model.model) if settings.compile else None
         self._fit(
@@ -106,15 +105,11 @@ class Pipeline:
         settings, places, distill = self._settings, self._places, self._settings.distill
         if not settings.resume:
             places.generated.unlink(missing_ok=True)
-        corpus_rows = RowSampler(self._train_tokens(), settings.seq_len, settings.seed + 1)
         model = build(settings.draft, settings.seed + 1).to(self._device)
         if settings.resume and (places.draft.latest.is_file() or places.generated.is_file()):
             self._restore(model, places.pretrained)
         else:
-            steady = Schedule(settings.warmup_steps, 0.0)
-            budget = settings.draft_budget.part(distill.pretrain_share)
-            run = Run("drafter, text", settings.draft, settings.draft_rates, steady, budget)
-            self._fit(run, model, corpus_rows, NextToken(model), places.pretrained)
+            self._pretrain(model, settings.draft_budget.part(distill.pretrain_share))
         target = self._trained_target()
         rest = settings.draft_budget.after(distill.pretrain_share)
         written = write_continuations(
@@ -127,19 +122,31 @@ class Pipeline:
             self._device,
             places.generated,
         )
-        self._say(
-            f"the target wrote {written.documents} continuations, {len(written.tokens)} tokens with prompts"
+        self._say(f"the target wrote {written.documents} continuations, {len(written.tokens)} tokens with prompts")
+        corpus, own = self._draft_rows(), RowSampler(written, settings.seq_len, settings.seed + 2)
+        rows = Mixture(
+            Pool(corpus, min(distill.corpus_rows, corpus.rows_per_epoch), settings.seed + 3),
+            Pool(own, own.rows_per_epoch, settings.seed + 4),
+            distill.generated_share,
         )
-        own_rows = RowSampler(written, settings.seq_len, settings.seed + 2)
         falling = Schedule(settings.warmup_steps, distill.decay_share)
         budget = rest.after(distill.generate_share)
         self._fit(
             Run("drafter, distillation", settings.draft, settings.draft_rates, falling, budget),
             model,
-            Mixture(corpus_rows, own_rows, distill.generated_share),
-            Distillation(target, model, distill.kl_weight),
+            rows,
+            Distillation(Teacher(target, distill.teacher_tokens), model, distill.kl_weight),
             places.draft,
         )
+
+    def _draft_rows(self) -> RowSampler:
+        return RowSampler(self._train_tokens(), self._settings.seq_len, self._settings.seed + 1)
+
+    def _pretrain(self, model: LlamaForCausalLM, budget: Budget) -> None:
+        settings = self._settings
+        steady = Schedule(settings.warmup_steps, 0.0)
+        run = Run("drafter, text", settings.draft, settings.draft_rates, steady, budget)
+        self._fit(run, model, self._draft_rows(), NextToken(model), self._places.pretrained)
 
     def export(self) -> None:
         """Write both models in the Hugging Face layout, with their cards."""
@@ -173,15 +180,9 @@ class Pipeline:
             tokens = encode(documents, tokenizer)
             size = sum(len(d.text.encode()) for d in documents)
             for name, model in (("target", target), ("draft", drafter)):
-                losses[name][kind] = evaluate.held_out_loss(
-                    model, tokens, size, settings.seq_len, self._device
-                )
-                self._say(
-                    f"held-out loss, {name}, {kind}: {losses[name][kind].nats_per_token:.4f} nats a token"
-                )
-        shown = evaluate.behaviour(
-            target, drafter, tokenizer, held_out, self._device, settings.prompts_per_kind
-        )
+                losses[name][kind] = evaluate.held_out_loss(model, tokens, size, settings.seq_len, self._device)
+                self._say(f"held-out loss, {name}, {kind}: {losses[name][kind].nats_per_token:.4f} nats a token")
+        shown = evaluate.behaviour(target, drafter, tokenizer, held_out, self._device, settings.prompts_per_kind)
         facts.write_evaluation(settings, losses, shown, self._device)
         card.write_cards(places.out)
         for line in card.summary(places.out):
@@ -234,6 +235,5 @@ class Pipeline:
         with self._watch(run.title) as listener:
             done = loop.run(run.budget, listener)
         self._say(
-            f"{run.title}: {done.step} steps, {done.tokens} tokens, {done.seconds / 60:.1f} min, "
-            f"loss {done.loss:.4f}"
+            f"{run.title}: {done.step} steps, {done.tokens} tokens, {done.seconds / 60:.1f} min, loss {done.loss:.4f}"
         )

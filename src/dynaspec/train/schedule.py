@@ -65,9 +65,7 @@ class Budget:
         """What is left once the first ``share`` is used; a time of day stays what it is."""
         return replace(
             self,
-            max_steps=None
-            if self.max_steps is None
-            else max(1, self.max_steps - round(share * self.max_steps)),
+            max_steps=None if self.max_steps is None else max(1, self.max_steps - round(share * self.max_steps)),
             max_seconds=None if self.max_seconds is None else (1.0 - share) * self.max_seconds,
         )
 

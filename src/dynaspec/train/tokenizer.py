@@ -83,7 +83,5 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(
-            f"tokenizer: {str(path)!r} does not exist, expected what the stage 'prepare' writes"
-        )
+        raise ConfigError(f"tokenizer: {str(path)!r} does not exist, expected what the stage 'prepare' writes")
     return Tokenizer.from_file(str(path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -115,7 +116,7 @@ class FakeModel:
             return text_hash(text, places)
         padded = np.concatenate([np.full(self._order, -1), text])
         windows = np.lib.stride_tricks.sliding_window_view(padded, self._order)[1:]
-        return np.array([text_hash(w, np.arange(w.size))[-1] for w in windows], dtype=np.int64)
+        return (windows + 7) @ _POWERS[: self._order] % _PRIME
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -272,7 +273,12 @@ def prompt(length: int, salt: int = 0) -> list[int]:
 
 def plain_decode(text: Sequence[int], count: int, *, order: int | None = None) -> list[int]:
     """Greedy decoding by the definition of the fake target, without any engine."""
+    return list(_plain_decode(tuple(text), count, order))
+
+
+@cache
+def _plain_decode(text: tuple[int, ...], count: int, order: int | None) -> tuple[int, ...]:
     model, tokens = FakeModel(order=order), list(text)
     for _ in range(count):
         tokens.append(model.next_token(tokens))
-    return tokens[len(text) :]
+    return tuple(tokens[len(text) :])

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dynaspec.contract.errors import RequestError
+from dynaspec.contract.errors import IntegrityError, RequestError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 from unit.sampling.oracle import process_row
@@ -151,6 +152,30 @@ def test_a_lane_taken_again_keeps_nothing_of_its_last_request() -> None:
     column = np.zeros(1, np.int64)
     assert state.process(logits, Rows(column, column, column, np.zeros((1, 0), np.int64))) is logits
     assert state.output_len[0] == 0
+
+
+def test_coming_back_after_preemption_is_the_same_as_having_stayed() -> None:
+    params = SamplingParams(**CASES["everything"], max_tokens=50, seed=1)
+    common: dict[str, Any] = {"seed": 1, "n_index": 2, "eos_token_ids": EOS, "bad_words": [[4, 5], [6, 4, 9]]}
+    state = SamplerState(2, VOCAB)
+    state.add(0, params, prompt=[1, 2], **common)
+    for tokens in ([4], [7, 6], [4]):
+        state.commit(0, tokens)
+    state.add(1, params, prompt=[1, 2], output=[4, 7, 6, 4], **common)
+    column = np.array([0, 1])
+    rows = Rows(column, column, np.array([1, 1]), np.array([[9], [9]]))
+    scores = state.process(torch.randn(1, VOCAB).repeat(2, 1), rows)
+    assert torch.equal(scores[0], scores[1])
+    assert len(set(state.keys(rows, column, Purpose.TARGET).tolist())) == 1
+
+
+def test_padded_logits_are_welcome_and_narrow_ones_refused() -> None:
+    params = SamplingParams(temperature=0.0, logit_bias={VOCAB - 1: 2.0})
+    kwargs: dict[str, Any] = {"prompt": [1], "output": [], "drafted": [1]}
+    scores = process(params, torch.zeros(2, VOCAB + 5), **kwargs)
+    assert scores.nonzero().tolist() == [[0, VOCAB - 1], [1, VOCAB - 1]]
+    with pytest.raises(IntegrityError, match="logits are 23 wide; expected at least 24"):
+        process(params, torch.zeros(2, VOCAB - 1), **kwargs)
 
 
 @pytest.mark.parametrize(

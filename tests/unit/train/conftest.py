@@ -61,8 +61,6 @@ def library(tmp_path: Path) -> Path:
 @pytest.fixture
 def gsm8k(tmp_path: Path) -> Path:
     path = tmp_path / "problems.jsonl"
-    rows = [
-        {"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(120)
-    ]
+    rows = [{"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(120)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return path

@@ -34,9 +34,7 @@ def test_held_out_documents_are_never_in_the_training_split(library, gsm8k):
     assert train_names.isdisjoint(holdout.code)
     assert not [d for d in corpus.train if d.kind == "maths" and problem_index(d) in holdout.maths]
     assert {d.name for d in corpus.held_out if d.kind == "code"} == {"sched.py", "chunk.py"}
-    assert {problem_index(d) for d in corpus.held_out if d.kind == "maths"} == {
-        i for i in holdout.maths if i < 120
-    }
+    assert {problem_index(d) for d in corpus.held_out if d.kind == "maths"} == {i for i in holdout.maths if i < 120}
     assert train_names.isdisjoint(d.name for d in corpus.held_out)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.train.data import Mixture, RowSampler, TokenSet, token_set
+from dynaspec.train.data import Mixture, Pool, RowSampler, TokenSet, token_set
 from dynaspec.train.tokenizer import END_OF_TEXT_ID
 
 
@@ -58,3 +58,16 @@ def test_mixture_draws_both_in_order(tokens):
     assert torch.equal(Mixture(main, other, 0.0).batch(4, 4), main.batch(4, 4))
     with pytest.raises(ConfigError, match="share: got 2, expected 0 to 1"):
         Mixture(main, other, 2)
+
+
+def test_a_pool_repeats_its_rows_in_new_orders(tokens):
+    sampler = RowSampler(tokens, 16, seed=1)
+    pool = Pool(sampler, 5, seed=2)
+    expected = sorted(sampler.batch(0, 5).tolist())
+    epochs = [pool.batch(first, 5).tolist() for first in (0, 5, 10)]
+    assert [sorted(rows) for rows in epochs] == [expected] * 3
+    assert epochs[0] != epochs[1] or epochs[1] != epochs[2]
+    across = pool.batch(3, 7).tolist()
+    assert across == [*epochs[0][3:], *epochs[1]]
+    with pytest.raises(ConfigError, match="rows: got 0, expected at least 1"):
+        Pool(sampler, 0, seed=0)

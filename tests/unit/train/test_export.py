@@ -27,9 +27,7 @@ def test_transformers_loads_the_same_logits(exported):
     model, folder = exported
     loaded = AutoModelForCausalLM.from_pretrained(folder / "out" / "target", dtype=torch.float32)
     assert isinstance(loaded, LlamaForCausalLM)
-    ids = AutoTokenizer.from_pretrained(folder / "out" / "target")(
-        "def f(x):\n", return_tensors="pt"
-    ).input_ids
+    ids = AutoTokenizer.from_pretrained(folder / "out" / "target")("def f(x):\n", return_tensors="pt").input_ids
     with torch.no_grad():
         assert torch.equal(loaded(ids).logits, round_weights(model)(ids).logits)
         assert torch.allclose(loaded(ids).logits, model(ids).logits, atol=0.05)

@@ -108,14 +108,14 @@ class CudaAttention:
         plans = self._plan(batch, rows)
         longest = int((batch.context_lens + rows).max(initial=1))
         width = min(_power_of_two(-(-longest // BLOCK_SIZE)), batch.block_tables.shape[1])
-        shorts = (
+        shorts: tuple[npt.NDArray[Any], ...] = (
             batch.slots,
             batch.query_start,
             batch.context_lens,
             batch.block_tables[:, :width],
             *(plan.tiles for plan in plans),
         )
-        arrays = [batch.positions, *(array.astype(np.int32, copy=False) for array in shorts)]
+        arrays: list[npt.NDArray[Any]] = [batch.positions, *(array.astype(np.int32, copy=False) for array in shorts)]
         if batch.ancestors is not None:
             arrays.append(batch.ancestors)
         packed, views = _upload(arrays, self._device)

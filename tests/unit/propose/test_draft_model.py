@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from dynaspec.contract.proposer import Drafts
+from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.contract.step import StopRule
+from dynaspec.kv.arena import Arena
+from dynaspec.propose.draft_model import DraftModelProposer
+from dynaspec.propose.guard import Guard
+from dynaspec.sampling.state import SamplerState
+from unit.engine.fakes import VOCAB, FakeModel, Read, plain_decode, prompt
+from unit.propose.batches import batch, block_tables, plan, target
+
+
+class Desk:
+    """A proposer with two lanes' texts; plays the engine's and the target's part."""
+
+    def __init__(self, *sizes: int, temperature: float = 0.0, **options: int) -> None:
+        self.texts = [prompt(size, i) for i, size in enumerate(sizes)]
+        self.tables = block_tables()
+        self.sampler = SamplerState(4, VOCAB)
+        self.model = FakeModel()
+        arena = Arena.allocate(1, self.model.kv_shapes(40), torch.float32, torch.device("cpu"))
+        self.proposer = DraftModelProposer(
+            self.model, arena, self.tables, self.sampler, **{"max_length": 256, **options}
+        )
+        for lane, text in enumerate(self.texts):
+            self.seat(lane, SamplingParams(temperature=temperature))
+            assert self.tables.try_open(lane, [], len(text))
+            self.proposer.admit(lane, ())
+
+    def seat(self, lane: int, params: SamplingParams) -> None:
+        self.sampler.add(lane, params, seed=lane, n_index=0, eos_token_ids=(), bad_words=(), prompt=())
+
+    def propose(self, *depth: int, stop: StopRule | None = None) -> Drafts:
+        for lane, k in enumerate(depth):
+            assert self.tables.try_grow(lane, len(self.texts[lane]) + k)
+        self.model.reads.clear()
+        self.model.rows.clear()
+        return self.proposer.propose(self.batch(), plan(*depth, stop=stop))
+
+    def batch(self):  # type: ignore[no-untyped-def]
+        return batch(*self.texts, tables=self.tables)
+
+    def commit(self, drafts: Drafts, *accepted: int) -> None:
+        lengths = [len(text) for text in self.texts]
+        self.proposer.advance(target(range(len(lengths)), lengths, accepted))
+        for i, n in enumerate(accepted):
+            self.texts[i] += [*drafts.tokens[i, :n].tolist(), 30]
+
+    @property
+    def lags(self) -> tuple[int, ...]:
+        return self.proposer.lag(self.batch())
+
+
+def rows(reads: Sequence[Read]) -> list[int]:
+    return [len(read.tokens) - read.context for read in reads]
+
+
+def test_drafts_are_the_models_own_continuation() -> None:
+    desk = Desk(20, 5)
+    drafts = desk.propose(4, 2)
+    assert drafts.lens.tolist() == [4, 2]
+    assert drafts.tokens[0].tolist() == plain_decode(desk.texts[0], 4)
+    assert drafts.tokens[1].tolist() == [*plain_decode(desk.texts[1], 2), 0, 0]
+    assert drafts.early_exit is not None
+    assert not drafts.early_exit.any()
+
+
+def test_rows_that_have_drafted_all_leave_the_batch() -> None:
+    desk = Desk(20, 5, 3)
+    drafts = desk.propose(4, 1, 0)
+    assert drafts.rows_per_pass == tuple(desk.model.rows) == (25, 1, 1, 1)
+    assert [rows(reads) for reads in desk.model.reads] == [[20, 5], [1], [1], [1]]
+    assert desk.lags == (-1, -1, 2)
+
+
+@pytest.mark.parametrize("k", [1, 3, 6])
+def test_after_full_acceptance_two_tokens_are_ingested(k: int) -> None:
+    desk = Desk(20)
+    desk.commit(desk.propose(k), k)
+    assert desk.lags == (1,)
+    desk.propose(2)
+    assert rows(desk.model.reads[0]) == [2]
+    assert desk.model.reads[0][0].tokens == desk.texts[0]
+
+
+def test_after_a_rejection_only_the_targets_token_is_ingested() -> None:
+    desk = Desk(20)
+    desk.commit(desk.propose(6), 2)
+    assert desk.lags == (0,)
+    desk.propose(3)
+    assert rows(desk.model.reads[0]) == [1]
+    assert desk.model.reads[0][0].tokens == desk.texts[0]
+
+
+def test_steps_without_speculation_are_caught_up_at_once() -> None:
+    desk = Desk(20)
+    desk.commit(desk.propose(3), 1)
+    for _ in range(5):
+        drafts = desk.propose(0)
+        assert desk.model.reads == []
+        desk.commit(drafts, 0)
+    assert desk.lags == (5,)
+    drafts = desk.propose(2)
+    assert rows(desk.model.reads[0]) == [6]
+    assert drafts.tokens[0].tolist() == plain_decode(desk.texts[0], 2)
+
+
+def test_long_lags_are_caught_up_in_chunks_without_drafting() -> None:
+    desk = Desk(20, 5, catch_up_tokens=8)
+    seen = []
+    for _ in range(3):
+        drafts = desk.propose(2, 2)
+        seen.append((rows(desk.model.reads[0]), drafts.lens.tolist(), drafts.skipped))
+        desk.commit(drafts, 0, 0)
+    assert seen == [
+        ([5, 8], [0, 2], {"a": "catching_up"}),
+        ([1, 8], [0, 2], {"a": "catching_up"}),
+        ([6, 1], [2, 2], {}),
+    ]
+    assert drafts.tokens[0].tolist() == plain_decode(desk.texts[0][:-1], 2)
+
+
+def test_all_may_be_catching_up() -> None:
+    desk = Desk(20, catch_up_tokens=8)
+    drafts = desk.propose(3)
+    assert (drafts.lens.tolist(), drafts.tokens.shape, drafts.rows_per_pass) == ([0], (1, 0), (8,))
+    assert desk.lags == (11,)
+
+
+def test_requests_longer_than_the_drafters_positions_are_not_drafted_for() -> None:
+    desk = Desk(20, 5, 18, max_length=20)
+    drafts = desk.propose(3, 3, 3)
+    assert drafts.lens.tolist() == [0, 3, 2]
+    assert drafts.skipped == {"a": "drafter_length"}
+    assert all(len(read.tokens) <= 20 for reads in desk.model.reads for read in reads)
+    assert [len(reads) for reads in desk.model.reads] == [2, 2, 1]
+
+
+def test_a_new_request_on_a_lane_starts_from_nothing() -> None:
+    desk = Desk(20)
+    desk.commit(desk.propose(3), 2)
+    desk.proposer.evict(0)
+    desk.proposer.admit(0, ())
+    desk.texts[0] = prompt(9, 5)
+    assert desk.lags == (8,)
+    assert desk.propose(2).tokens[0].tolist() == plain_decode(desk.texts[0], 2)
+
+
+def test_a_prefix_hit_is_not_ingested_again() -> None:
+    desk = Desk(33)
+    desk.propose(1)
+    cached = desk.tables.blocks(0)[:2]
+    desk.texts.append([*desk.texts[0][:32], 1, 2])
+    desk.seat(1, SamplingParams(temperature=0.0))
+    assert desk.tables.try_open(1, cached, 34)
+    desk.proposer.admit(1, cached)
+    drafts = desk.propose(0, 3)
+    assert [(read.context, len(read.tokens)) for read in desk.model.reads[0]] == [(32, 34)]
+    assert drafts.tokens[1].tolist() == plain_decode(desk.texts[1], 3)
+
+
+@pytest.mark.parametrize("scope", ["request", "batch_mean"])
+def test_the_stop_rule_is_honoured_between_passes(scope: str) -> None:
+    desk = Desk(20, 5, 9)
+    drafts = desk.propose(6, 6, 6, stop=StopRule((0.45,), scope))  # type: ignore[arg-type]
+    assert drafts.confidence is not None
+    signals = drafts.confidence
+    for i, n in enumerate(drafts.lens.tolist()):
+        assert drafts.early_exit is not None
+        assert drafts.early_exit[i] == (n < 6)
+        if scope == "request":
+            assert (signals[i, : n - 1] >= 0.45).all()
+            assert n == 6 or signals[i, n - 1] < 0.45
+    if scope == "batch_mean":
+        n = int(drafts.lens[0])
+        assert drafts.lens.tolist() == [n] * 3
+        assert (signals[:, : n - 1].mean(0) >= 0.45).all()
+    assert len(desk.model.rows) == max(drafts.lens)
+    assert desk.model.rows[1:] == [int((drafts.lens > j).sum()) for j in range(1, max(drafts.lens))]
+
+
+def test_the_signal_is_the_raw_probability_whatever_the_temperature() -> None:
+    drawn = StopRule((0.0,), signal="token_prob")
+    a, b = (Desk(20, temperature=t).propose(1).confidence for t in (0.0, 2.0))
+    c, d = (Desk(20, temperature=t).propose(1, stop=drawn).confidence for t in (0.0, 50.0))
+    assert a is not None
+    assert a.tolist() == b.tolist() == c.tolist()  # type: ignore[union-attr]
+    assert d.tolist() < a.tolist()  # type: ignore[union-attr]
+
+
+def test_q_is_what_was_drawn_from() -> None:
+    desk = Desk(20, 5, temperature=0.7)
+    drafts = desk.propose(3, 1)
+    assert drafts.q is not None
+    assert drafts.q.shape == (2, 3, VOCAB)
+    assert torch.allclose(drafts.q[0].sum(-1), torch.ones(3))
+    assert not drafts.q[1, 1:].any()
+    for j in range(3):
+        assert drafts.q[0, j, drafts.tokens[0, j]] > 0
+    assert Desk(20).propose(3).q is None
+
+
+def test_most_probable_drafts_have_no_distribution() -> None:
+    desk = Desk(20, temperature=0.7, probabilistic=False)
+    drafts = desk.propose(3)
+    assert drafts.q is None
+    assert drafts.tokens[0].tolist() == plain_decode(desk.texts[0], 3)
+
+
+def test_greedy_rows_of_a_mixed_batch_are_no_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory may hold anything, also NaN."""
+    monkeypatch.setattr(torch, "empty_like", lambda like: torch.full_like(like, float("nan")))
+    desk = Desk(20, 5)
+    desk.seat(1, SamplingParams(temperature=0.8))
+    guard = Guard(desk.proposer, VOCAB, lambda: None, max_faults=1)
+    for lane in (0, 1):
+        assert desk.tables.try_grow(lane, 30)
+    drafts = guard.propose(desk.batch(), plan(3, 3))
+    assert guard.enabled
+    assert drafts.lens.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_beyond_the_watermark_is_ever_read(seed: int) -> None:
+    """Whatever is read is the committed text and the draft's own tokens, and exactly what is lacking is ingested."""
+    rng = np.random.default_rng(seed)
+    desk = Desk(*rng.integers(1, 40, 3).tolist(), catch_up_tokens=24)
+    for _ in range(12):
+        depth = [int(k) for k in rng.choice([0, 0, 1, 3, 5], 3)]
+        lags = desk.lags
+        drafts = desk.propose(*depth)
+        working = [i for i in range(3) if depth[i]]
+        order = sorted(working, key=lambda i: (lags[i] + 1 > 24, i))
+        for j, reads in enumerate(desk.model.reads):
+            here = order if j == 0 else [i for i in working if drafts.lens[i] > j]
+            assert len(reads) == len(here)
+            for i, read in zip(here, reads, strict=True):
+                text = [*desk.texts[i], *drafts.tokens[i, : drafts.lens[i]].tolist()]
+                assert read.tokens == text[: len(read.tokens)]
+                ingested = len(read.tokens) - read.context
+                assert ingested == (1 if j else min(lags[i] + 1, 24))
+        desk.commit(drafts, *(int(rng.integers(0, n + 1)) for n in drafts.lens))

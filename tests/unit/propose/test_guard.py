@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dynaspec.contract.proposer import DecodeBatch, Drafts, ProposerNeeds
+from dynaspec.contract.step import ProposerTraits, SpecPlan
+from dynaspec.propose.guard import Guard
+from unit.propose.batches import batch, plan, target
+
+VOCAB = 8
+
+
+class Faulty:
+    """Drafts token 1; then ``spoil`` has its way with the drafts."""
+
+    traits = ProposerTraits(name="faulty")
+    needs = ProposerNeeds()
+
+    def __init__(self, spoil: Callable[[Drafts], Any] = lambda drafts: None) -> None:
+        self.spoil = spoil
+        self.depths: list[tuple[int, ...]] = []
+        self.broken = ""
+
+    def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
+        return self._book("lag", (3,) * len(batch.ids))
+
+    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
+        return self._book("peek", ((1, 2),) * len(batch.ids))
+
+    def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
+        self.depths.append(plan.depth)
+        size, width = len(plan.depth), max(plan.depth)
+        lens = np.array(plan.depth, dtype=np.int64)
+        drafts = Drafts(
+            tokens=np.ones((size, width), dtype=np.int64),
+            lens=lens,
+            confidence=np.full((size, width), 0.5, dtype=np.float32),
+            q=torch.full((size, width, VOCAB), 1 / VOCAB),
+            early_exit=np.zeros(size, dtype=np.bool_),
+        )
+        replaced = self.spoil(drafts)
+        return drafts if replaced is None else replaced
+
+    def advance(self, step: object) -> None:
+        self._book("advance", None)
+
+    def admit(self, lane: int, cached_blocks: Sequence[int]) -> None:
+        self._book("admit", None)
+
+    def evict(self, lane: int) -> None:
+        self._book("evict", None)
+
+    def _book(self, name: str, value: Any) -> Any:
+        if self.broken == name:
+            raise RuntimeError(name)
+        return value
+
+
+class Desk:
+    def __init__(self, spoil: Callable[[Drafts], Any] = lambda drafts: None, *, max_faults: int = 3) -> None:
+        self.proposer = Faulty(spoil)
+        self.faults = 0
+        self.guard = Guard(self.proposer, VOCAB, self._count, max_faults=max_faults)
+        self.batch = batch([1, 2], [3, 4], [5, 6])
+
+    def propose(self, *depth: int) -> Drafts:
+        return self.guard.propose(self.batch, plan(*depth))
+
+    def _count(self) -> None:
+        self.faults += 1
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+
+def test_good_drafts_pass_untouched() -> None:
+    desk = Desk()
+    drafts = desk.propose(2, 0, 3)
+    assert (drafts.lens.tolist(), desk.faults, drafts.skipped) == ([2, 0, 3], 0, {})
+
+
+def _negative_token(drafts: Drafts) -> None:
+    drafts.tokens[1, 0] = -1
+
+
+def _token_outside(drafts: Drafts) -> None:
+    drafts.tokens[1, 1] = VOCAB
+
+
+def _too_long(drafts: Drafts) -> None:
+    drafts.lens[1] = 3
+
+
+def _negative_length(drafts: Drafts) -> None:
+    drafts.lens[1] = -1
+
+
+def _nan_confidence(drafts: Drafts) -> None:
+    assert drafts.confidence is not None
+    drafts.confidence[1, 0] = np.nan
+
+
+def _nan_q(drafts: Drafts) -> None:
+    assert drafts.q is not None
+    drafts.q[1, 0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    "spoil", [_negative_token, _token_outside, _too_long, _negative_length, _nan_confidence, _nan_q]
+)
+def test_nonsense_in_a_row_costs_that_request_its_speculation(spoil: Callable[[Drafts], None]) -> None:
+    desk = Desk(spoil)
+    assert desk.propose(3, 2, 3).lens.tolist() == [3, 0, 3]
+    assert (desk.faults, desk.guard.enabled) == (1, True)
+    desk.proposer.spoil = lambda drafts: None
+    drafts = desk.propose(3, 2, 3)
+    assert (drafts.lens.tolist(), drafts.skipped) == ([3, 0, 3], {"b": "proposer_fault"})
+    assert desk.proposer.depths[-1] == (3, 0, 3)
+    desk.guard.evict(1)  # the next request on the lane is drafted for again
+    assert desk.propose(3, 2, 3).lens.tolist() == [3, 2, 3]
+
+
+def test_padding_may_hold_anything() -> None:
+    def spoil(drafts: Drafts) -> None:
+        assert drafts.confidence is not None
+        drafts.tokens[0, 1:], drafts.confidence[0, 1:] = -5, np.nan
+
+    desk = Desk(spoil)
+    assert desk.propose(1, 3, 3).lens.tolist() == [1, 3, 3]
+    assert desk.faults == 0
+
+
+def _raise(drafts: Drafts) -> None:
+    raise ZeroDivisionError
+
+
+def _none_at_all(drafts: Drafts) -> object:
+    return "nothing"
+
+
+def _tokens_short(drafts: Drafts) -> None:
+    drafts.tokens = drafts.tokens[:2]
+
+
+def _tokens_narrow(drafts: Drafts) -> None:
+    drafts.tokens = drafts.tokens[:, :1]
+
+
+def _tokens_flat(drafts: Drafts) -> None:
+    drafts.tokens = drafts.tokens[:, 0]
+
+
+def _tokens_float(drafts: Drafts) -> None:
+    drafts.tokens = drafts.tokens.astype(np.float64)  # type: ignore[assignment]
+
+
+def _lens_short(drafts: Drafts) -> None:
+    drafts.lens = drafts.lens[:2]
+
+
+def _lens_float(drafts: Drafts) -> None:
+    drafts.lens = drafts.lens.astype(np.float64)  # type: ignore[assignment]
+
+
+def _confidence_short(drafts: Drafts) -> None:
+    assert drafts.confidence is not None
+    drafts.confidence = drafts.confidence[:1]
+
+
+def _early_exit_short(drafts: Drafts) -> None:
+    assert drafts.early_exit is not None
+    drafts.early_exit = drafts.early_exit[:1]
+
+
+def _q_of_another_vocabulary(drafts: Drafts) -> None:
+    assert drafts.q is not None
+    drafts.q = drafts.q[..., :-1]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(_raise, _none_at_all, _tokens_short, _tokens_narrow, _tokens_flat, _tokens_float, _lens_short),
+        *(_lens_float, _confidence_short, _early_exit_short, _q_of_another_vocabulary),
+    ],
+)
+def test_a_fault_of_the_whole_costs_all_that_were_to_draft(spoil: Callable[[Drafts], None]) -> None:
+    desk = Desk(spoil)
+    drafts = desk.propose(3, 0, 3)
+    assert (drafts.lens.tolist(), drafts.tokens.shape, desk.faults) == ([0, 0, 0], (3, 0), 1)
+    desk.proposer.spoil = lambda drafts: None
+    drafts = desk.propose(3, 2, 3)
+    assert (drafts.lens.tolist(), drafts.skipped) == ([0, 2, 0], {"a": "proposer_fault", "c": "proposer_fault"})
+
+
+def test_after_some_faults_nothing_is_drafted_any_more() -> None:
+    desk = Desk(_raise, max_faults=2)
+    desk.propose(1, 0, 0)
+    assert desk.guard.enabled
+    desk.propose(0, 1, 0)
+    assert not desk.guard.enabled
+    drafts = desk.propose(1, 1, 1)
+    assert (drafts.lens.tolist(), len(desk.proposer.depths), desk.faults) == ([0, 0, 0], 2, 2)
+    assert drafts.skipped == dict.fromkeys("abc", "proposer_fault")
+    assert (desk.guard.lag(desk.batch), desk.guard.peek(desk.batch)) == ((0, 0, 0), None)
+
+
+@pytest.mark.parametrize("name", ["lag", "peek", "advance", "admit", "evict"])
+def test_a_fault_in_the_books_switches_the_proposer_off(name: str) -> None:
+    desk = Desk()
+    assert desk.guard.lag(desk.batch) == (3, 3, 3)
+    desk.proposer.broken = name
+    calls: dict[str, Callable[[], object]] = {
+        "lag": lambda: desk.guard.lag(desk.batch),
+        "peek": lambda: desk.guard.peek(desk.batch),
+        "advance": lambda: desk.guard.advance(target([0], [2], [0])),
+        "admit": lambda: desk.guard.admit(0, ()),
+        "evict": lambda: desk.guard.evict(0),
+    }
+    assert calls[name]() == {"lag": (0, 0, 0)}.get(name)
+    assert (desk.guard.enabled, desk.faults) == (False, 1)
+    assert desk.propose(1, 1, 1).lens.tolist() == [0, 0, 0]
+
+
+def test_where_nothing_is_asked_for_the_proposer_is_not_called() -> None:
+    desk = Desk(_raise)
+    assert desk.propose(0, 0, 0).lens.tolist() == [0, 0, 0]
+    assert (desk.proposer.depths, desk.faults) == ([], 0)
