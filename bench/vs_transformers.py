@@ -33,7 +33,7 @@ from transformers.utils import logging as quiet
 from dynaspec.bench.demo import DemoPrompt, load_demo_prompts
 from dynaspec.bench.measure import run_once
 from dynaspec.bench.provenance import provenance
-from dynaspec.bench.report import write_json
+from dynaspec.bench.report import make_folder, write_json
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.proposer import DecodeBatch, Drafts
@@ -99,6 +99,8 @@ class FixedDrafts(NoProposer):
 def main() -> None:
     args = _arguments()
     try:
+        if args.json is not None:
+            make_folder(args.json.parent)
         report = measure(args)
     except DynaspecError as error:
         print_error(str(error))

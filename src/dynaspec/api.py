@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Literal, cast
 
+import numpy as np
+
 from dynaspec.contract.errors import ConfigError, DynaspecError, RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
@@ -299,7 +301,7 @@ class AsyncLLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    one = isinstance(prompts, str | Mapping) or (bool(prompts) and isinstance(prompts[0], int))
+    one = isinstance(prompts, str | Mapping) or (bool(prompts) and isinstance(prompts[0], int | np.integer))
     return cast(list[Prompt], [prompts] if one else list(prompts))
 
 

@@ -59,10 +59,10 @@ def in_passes(
     found: list[list[torch.Tensor]] = [[] for _ in texts]
     for counts in passes:
         starts = paged.lengths.tolist()
-        chunks = {
-            t: texts[t][starts[t] : starts[t] + count] for t, count in enumerate(counts) if starts[t] < len(texts[t])
-        }
+        chunks = {t: texts[t][starts[t] : starts[t] + count] for t, count in enumerate(counts)}
         chunks = {t: chunk for t, chunk in chunks.items() if chunk}
+        if not chunks:
+            break
         for t, logits in paged.append(chunks).items():
             found[t].append(logits)
     return [torch.cat(parts) for parts in found]

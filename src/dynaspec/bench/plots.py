@@ -51,7 +51,6 @@ def plot_summaries(summaries: Mapping[str, Mapping[str, Summary]], path: Path, t
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(MODES), frameon=False, fontsize=10)
     figure.suptitle(title + "\n", x=0.012, ha="left", fontsize=13, color=_INK)
-    path.parent.mkdir(parents=True, exist_ok=True)
     canvas.print_png(path)  # type: ignore[no-untyped-call]
 
 

@@ -22,8 +22,11 @@ _COLUMNS = ("policy", "tokens/s", "speed-up", "length", "accepted", "per positio
 
 
 def as_table(results: Sequence[PolicyResult], title: str) -> Table:
-    """One policy a line: acceptance length, draft acceptance rate (in all and per position), and the passes and times of
-    one round, the target's before the drafter's."""
+    """One policy a line.
+
+    The acceptance length, the share of drafts accepted, in all and per position; then the passes and times of one
+    round, the target's before the drafter's.
+    """
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name in ("policy", "per position") else "right", no_wrap=True)
@@ -45,13 +48,24 @@ def as_table(results: Sequence[PolicyResult], title: str) -> Table:
     return table
 
 
+def make_folder(path: Path) -> None:
+    """Creates the folder that results will go to: before the work that makes them.
+
+    Raises:
+        ConfigError: it cannot be created.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder {path} cannot be created: {error.strerror}") from None
+
+
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """
     Raises:
         ConfigError: the file cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"the results cannot be written: {error}") from None

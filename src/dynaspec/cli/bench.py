@@ -64,6 +64,7 @@ def offline(
     Plain decoding always runs too, as the reference. Prefix caching is off, so that no round profits from another.
     """
     from dynaspec.bench.policies import parse_policies
+    from dynaspec.bench.report import make_folder
 
     specs = parse_policies(policies, draft_model)
     engine = {"enable_prefix_caching": False, "max_num_seqs": batch_size} | o.given(
@@ -75,6 +76,9 @@ def offline(
         async_scheduling=async_scheduling,
     )
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos)
+
+    if output_json is not None:
+        make_folder(output_json.parent)
 
     from dynaspec.bench import datasets
 

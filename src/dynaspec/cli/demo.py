@@ -33,6 +33,9 @@ def demo(
     """Decode a dozen prompts plainly and with speculation; show text, equality, speed and waste."""
     from rich.console import Console
 
+    from dynaspec.bench.report import make_folder
+
+    make_folder(output_dir)
     console = Console(highlight=False)
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     with ExitStack() as stack:

@@ -94,7 +94,7 @@ def generate(
     speculation = o.speculation(
         speculative_config,
         method=method,
-        model=draft_model,
+        draft_model=draft_model,
         policy=policy,
         num_speculative_tokens=num_speculative_tokens,
         draft_confidence_threshold=draft_confidence_threshold,

@@ -78,18 +78,22 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def speculation(speculative_config: str | None, **options: Any) -> SpeculativeConfig | None:
+def speculation(
+    speculative_config: str | None, *, draft_model: str | None = None, **options: Any
+) -> SpeculativeConfig | None:
     """The speculation asked for, as JSON or by single options; the environment decides what they leave open.
 
     Raises:
         ConfigError: both were given, or what was given is wrong.
     """
-    single = given(**options)
+    single = given(draft_model=draft_model, **options)
     if speculative_config is not None and single:
         flags = ", ".join("--" + name.replace("_", "-") for name in single)
         raise ConfigError(f"--speculative-config was given together with {flags}; expected one or the other")
     if "draft_confidence_threshold" in single:
         single["draft_confidence_threshold"] = _threshold(single["draft_confidence_threshold"])
+    if draft_model is not None:
+        single["model"] = single.pop("draft_model")
     return SpeculativeConfig.parse(speculative_config if speculative_config is not None else single or None, os.environ)
 
 

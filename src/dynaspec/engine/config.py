@@ -93,5 +93,5 @@ def parse_bytes(text: str) -> int:
     unit = number[-1:] if number[-1:] in _UNITS else ""
     try:
         return int(float(number.removesuffix(unit)) * _UNITS[unit])
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f"{text!r} is not a size; expected bytes or a number with K, M, G or T") from None

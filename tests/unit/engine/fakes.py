@@ -45,7 +45,9 @@ _POWERS = np.array([pow(31, i, _PRIME) for i in range(4096)], dtype=np.int64)
 
 def text_hash(tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """[n] hash of every prefix of a text; below 2²⁰, so that float32 holds it."""
-    return np.cumsum((tokens + 7) * _POWERS[np.arange(tokens.size)] + 13 * (positions - np.arange(tokens.size))) % _PRIME
+    return (
+        np.cumsum((tokens + 7) * _POWERS[np.arange(tokens.size)] + 13 * (positions - np.arange(tokens.size))) % _PRIME
+    )
 
 
 @dataclass
@@ -175,21 +177,22 @@ class Rig:
     deviates: float = 0.25
     stop: StopRule | None = None
     keep: int | None = None
+    vocab: int = VOCAB
 
     def __post_init__(self) -> None:
-        self.target = FakeModel(order=self.order)
-        self.draft_model = FakeModel(order=self.order, deviates=self.deviates)
+        self.target = FakeModel(order=self.order, vocab=self.vocab)
+        self.draft_model = FakeModel(order=self.order, deviates=self.deviates, vocab=self.vocab)
         self.tables = BlockTables(
             BlockPool(self.num_blocks), self.max_seqs, self.max_tokens, BLOCK, caching=self.caching
         )
-        self.sampler = SamplerState(self.max_seqs, VOCAB)
+        self.sampler = SamplerState(self.max_seqs, self.vocab)
         self.lanes = Lanes(self.max_seqs, self.max_tokens)
         self.ticks = 0
         self.scheduler = Scheduler(self.lanes, self.tables, self.max_rows, self._clock)
         self.controller = ScriptedController(self.lengths, self.stop, self.keep)
         self.stats = SpecStats()
         self.proposer = self._proposer()
-        self.guard = Guard(self.proposer, VOCAB, self.stats.proposer_fault)
+        self.guard = Guard(self.proposer, self.vocab, self.stats.proposer_fault)
         self.step = Step(
             scheduler=self.scheduler,
             controller=self.controller,

@@ -68,4 +68,4 @@ def test_configurations_that_cannot_work(options: dict[str, Any], message: str) 
 def test_a_configuration_does_not_change() -> None:
     config = EngineConfig.build(model="m")
     with pytest.raises(ValidationError):
-        config.max_num_seqs = 3  # type: ignore[misc]
+        config.max_num_seqs = 3

@@ -136,7 +136,7 @@ def test_what_is_stable_is_never_taken_back(text: str, include: bool) -> None:
         if hit is not None:
             break
     ends = [(text.index(stop) + len(stop), text.index(stop), stop) for stop in ("stop", "ox") if stop in text]
-    end, at, stop = min(ends, default=(len(text), len(text), ""))
+    end, at, _ = min(ends, default=(len(text), len(text), ""))
     assert one.text == text[: end if include else at]
 
 

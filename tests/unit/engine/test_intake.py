@@ -69,7 +69,6 @@ def test_prompts_that_cannot_be_served(prompt: Any, message: str) -> None:
     [
         ({"logprobs": 9999}, "logprobs is 9999"),
         ({"prompt_logprobs": 9999}, "prompt_logprobs is 9999"),
-        ({"stop_token_ids": [9999], "min_tokens": 1}, "9999"),
         ({"allowed_token_ids": [9999]}, "9999"),
         ({"logit_bias": {9999: 1.0}}, "9999"),
     ],
@@ -107,8 +106,8 @@ def test_every_continuation_is_a_request_of_its_own() -> None:
 
 
 def test_seeds() -> None:
-    assert [r.seed for r in make("abc", n=2, **{"temperature": 1.0}).requests] == [
-        r.seed for r in make("abc", n=2, **{"temperature": 1.0}).requests
+    assert [r.seed for r in make("abc", n=2, temperature=1.0).requests] == [
+        r.seed for r in make("abc", n=2, temperature=1.0).requests
     ]
     assert make("abc", seed=1).requests[0].seed != make("abc", seed=2).requests[0].seed
     intake = Intake(TOKENIZER, TOKENIZER.vocab_size, (EOS,), 32, 0)
@@ -116,6 +115,10 @@ def test_seeds() -> None:
     assert first.requests[0].seed != second.requests[0].seed
     given = SamplingParams(seed=5, n=2)
     assert [r.seed for r in intake.make("c", "abc", given).requests] == [5, 5]
+
+
+def test_stop_tokens_that_can_never_come_are_no_error() -> None:
+    assert 9999 in make("abc", stop_token_ids=[9999], min_tokens=1).requests[0].stop_ids
 
 
 def test_text_is_made_only_where_it_is_wanted() -> None:

@@ -28,7 +28,7 @@ def step(lengths: list[int], chunks: list[tuple[int, int, int, bool]]) -> StepBa
 
 
 def drafts(*rows: list[int], width: int = 3) -> Drafts:
-    tokens = np.array([[*row, *[0] * (width - len(row))] for row in rows], dtype=np.int64).reshape(-1, width)
+    tokens = np.array([[*row, *[0] * (width - len(row))] for row in rows], dtype=np.int64).reshape(len(rows), width)
     return Drafts(tokens=tokens, lens=np.array([len(row) for row in rows], dtype=np.int64))
 
 

@@ -39,7 +39,8 @@ def test_outputs_grow_until_the_request_has_ended() -> None:
 def test_deltas_add_up_to_the_whole() -> None:
     one = group(max_tokens=20, output_kind=RequestOutputKind.DELTA, stop="stop")
     builder = OutputBuilder(one, TOKENIZER)
-    texts, tokens = [], []
+    texts: list[str] = []
+    tokens: list[int] = []
     for piece in ("one ", "s", "t", "🙂", "st", "op"):
         take(one, piece)
         output = builder.build().outputs[0]

@@ -53,7 +53,7 @@ class ByteTokenizer(Tokenizer):
         self._tokenizer = _Fast()
         self._backend = backend()
         self.vocab_size = backend().get_vocab_size()
-        self.eos = backend().token_to_id(EOS)
+        self.eos = int(backend().token_to_id(EOS) or 0)
 
     def bytes_of(self, text: str) -> list[int]:
         """One token a byte, without any merge."""

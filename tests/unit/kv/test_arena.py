@@ -13,7 +13,7 @@ def test_blocks_within(memory: int, needed: int, blocks: int) -> None:
 
 
 def test_memory_for_less_than_a_block_is_refused() -> None:
-    with pytest.raises(CapacityError, match="99 bytes.*takes 100"):
+    with pytest.raises(CapacityError, match=r"99 bytes.*takes 100"):
         blocks_within(99, 100, 5)
 
 

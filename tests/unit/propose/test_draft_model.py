@@ -14,7 +14,7 @@ from dynaspec.propose.draft_model import DraftModelProposer
 from dynaspec.propose.guard import Guard
 from dynaspec.sampling.state import SamplerState
 from unit.engine.fakes import VOCAB, FakeModel, Read, plain_decode, prompt
-from unit.propose.batches import batch, block_tables, plan, target
+from unit.propose.batches import Batch, batch, block_tables, plan, target
 
 
 class Desk:
@@ -44,7 +44,7 @@ class Desk:
         self.model.rows.clear()
         return self.proposer.propose(self.batch(), plan(*depth, stop=stop))
 
-    def batch(self):  # type: ignore[no-untyped-def]
+    def batch(self) -> Batch:
         return batch(*self.texts, tables=self.tables)
 
     def commit(self, drafts: Drafts, *accepted: int) -> None:

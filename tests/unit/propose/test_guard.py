@@ -159,7 +159,7 @@ def _tokens_flat(drafts: Drafts) -> None:
 
 
 def _tokens_float(drafts: Drafts) -> None:
-    drafts.tokens = drafts.tokens.astype(np.float64)  # type: ignore[assignment]
+    drafts.tokens = drafts.tokens.astype(np.float64)
 
 
 def _lens_short(drafts: Drafts) -> None:
@@ -167,7 +167,7 @@ def _lens_short(drafts: Drafts) -> None:
 
 
 def _lens_float(drafts: Drafts) -> None:
-    drafts.lens = drafts.lens.astype(np.float64)  # type: ignore[assignment]
+    drafts.lens = drafts.lens.astype(np.float64)
 
 
 def _confidence_short(drafts: Drafts) -> None:

@@ -14,13 +14,15 @@ from dynaspec.propose.stopping import StopMask
 CPU = torch.device("cpu")
 
 
-def lengths(rule: StopRule | None, depth: Sequence[int], signals: Sequence[Sequence[float]]) -> tuple[list[int], list[int]]:
+def lengths(
+    rule: StopRule | None, depth: Sequence[int], signals: Sequence[Sequence[float]]
+) -> tuple[list[int], list[int]]:
     """(final lengths, rows of each pass) where row i shows ``signals[i]`` pass after pass."""
     mask = StopMask(rule, np.array(depth, dtype=np.int64), CPU)
     running, rows = np.arange(len(depth)), []
     for done in range(1, max(depth) + 1):
         rows.append(running.size)
-        mask.update(done, running, torch.tensor([signals[i][done - 1] for i in running]))
+        mask.update(done, running, torch.tensor([signals[i][done - 1] for i in running.tolist()]))
         running = mask.running(done)
         if not running.size:
             break

@@ -78,7 +78,12 @@ def test_a_finished_request_leaves_the_step_planned_ahead() -> None:
     flying, ahead = driver.plan(2), driver.plan(4)
     driver.commit(flying, 1, tokens=[[9, 9], [5, 5]])
     assert driver.settle(ahead) == [1]
-    assert (ids(ahead), ahead.lanes.tolist(), ahead.granted.tolist(), ahead.room.tolist()) == (["b"], [1], [4], [45 - 9 - 1])
+    assert (ids(ahead), ahead.lanes.tolist(), ahead.granted.tolist(), ahead.room.tolist()) == (
+        ["b"],
+        [1],
+        [4],
+        [45 - 9 - 1],
+    )
     assert ahead.lengths.tolist() == [8]
     driver.commit(ahead, 4)
     assert lengths(driver, 1) == (13, 12, 13, 12)

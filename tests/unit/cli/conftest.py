@@ -1,0 +1,49 @@
+"""A tiny pair of models, and the console entry called as a shell would call it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from dynaspec.cli.main import main
+from support.checkpoints import Pair, save_pair
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory) -> Pair:
+    return save_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def dynaspec(monkeypatch, capsys):
+    """Runs ``dynaspec`` with arguments; what it printed, and its exit code."""
+
+    def run(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["dynaspec", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            code = exit_.code or 0
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return run

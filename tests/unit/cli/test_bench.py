@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    path = tmp_path / "data.jsonl"
+    rows = [{"category": "long", "prompt": "the quick brown fox " * 60}, {"category": "short", "turns": ["1 2 3"]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def test_offline(dynaspec, pair, dataset, tmp_path):
+    out = tmp_path / "results" / "out.json"
+    result = dynaspec(
+        *("bench", "offline", "--model", pair.target, "--draft-model", pair.drafter, "--dataset", dataset),
+        *("--policies", "constant:3,ngram:constant:3", "--max-tokens", 12, "--rounds", 2, "--batch-size", 2),
+        *("--temperature", 0.7, "--output-json", out),
+    )
+    assert result.code == 0, result.err
+    assert "note: 1 of 2 prompts did not fit" in result.err
+    document = json.loads(out.read_text("utf-8"))
+    assert set(document) == {"schema", "provenance", "options", "prompts_cut", "results"}
+    assert document["prompts_cut"] == 1
+    assert document["options"]["engine"]["max_num_seqs"] == 2
+    assert {"date", "versions", "machine", "threads", "git", "environment"} <= set(document["provenance"])
+    assert [r["policy"] for r in document["results"]] == ["plain", "constant:3", "ngram:constant:3"]
+    plain, constant, _ = document["results"]
+    assert plain["speedup"] == 1.0
+    assert plain["counts"]["drafts"] == 0
+    assert constant["counts"]["draft_tokens"] > 0
+    assert set(constant["by_category"]) == {"long", "short"}
+    for policy in document["results"]:
+        assert policy["identical"] is True
+        assert policy["output_tokens"] == plain["output_tokens"]
+        assert policy["policy"] in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policies", "magic"), "the policy 'magic' is not known"),
+        (("--policies", "constant:4"), "needs a draft model"),
+        (("--policies", "plain", "--dataset", "/nowhere/data.jsonl"), "cannot be read"),
+        (("--policies", "plain", "--output-json", "/dev/null/out.json"), "cannot be created"),
+        (("--policies", "plain", "--max-tokens", "256"), "no room for a prompt"),
+    ],
+)
+def test_bad_input(dynaspec, pair, dataset, arguments, message):
+    result = dynaspec("bench", "offline", "--model", pair.target, "--dataset", dataset, *arguments)
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+    assert message in result.err
