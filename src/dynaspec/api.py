@@ -7,12 +7,14 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Literal, cast
 
 import numpy as np
+from tqdm import tqdm
 
 from dynaspec.contract.errors import ConfigError, DynaspecError, RequestError
 from dynaspec.contract.outputs import RequestOutput
@@ -71,6 +73,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool = False,
         on_output: Callable[[int, RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Continues every prompt; outputs in the order of the prompts.
@@ -78,6 +81,7 @@ class LLM:
         Args:
             prompts: one prompt or several; each is text, token ids or a mapping with one of them.
             sampling_params: for all prompts, or one for each.
+            use_tqdm: show a progress bar over the prompts.
             on_output: called with (prompt's index, output so far) whenever a prompt has got tokens.
 
         Raises:
@@ -85,19 +89,21 @@ class LLM:
         """
         many = _as_list(prompts)
         params = _params_for(many, sampling_params)
-        return self._run(many, params, on_output)
+        return self._run(many, params, use_tqdm, on_output)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool = False,
         on_output: Callable[[int, RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation, or several, through the model's chat template."""
         one = bool(messages) and isinstance(messages[0], Mapping)
         chats: Sequence[Any] = [messages] if one or not messages else messages
-        return self.generate([self.tokenizer.render_chat(chat) for chat in chats], sampling_params, on_output=on_output)
+        prompts = [self.tokenizer.render_chat(chat) for chat in chats]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, on_output=on_output)
 
     def stats(self) -> SpecCounts:
         """Totals since the engine was built; subtract two of them for a span."""
@@ -119,6 +125,7 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
+        use_tqdm: bool,
         on_output: Callable[[int, RequestOutput], None] | None,
     ) -> list[RequestOutput]:
         index_of: dict[str, int] = {}
@@ -129,7 +136,8 @@ class LLM:
                     one = replace(one, output_kind=RequestOutputKind.FINAL_ONLY)
                 self._engine.add(request_id, prompt, one)
                 index_of[request_id] = i
-            final = dict(self._drain(index_of, on_output))
+            outputs = self._drain(index_of, on_output)
+            final = dict(tqdm(outputs, total=len(prompts), desc="prompts", disable=not use_tqdm))
         finally:
             for request_id in index_of:
                 self._engine.abort(request_id)
@@ -247,6 +255,7 @@ class AsyncLLM:
             while self._take_commands():
                 for output in self._engine.step():
                     self._emit(output)
+                self._engine.log_stats(time.monotonic())
         except Exception as error:  # whatever it was, every waiting caller must hear of it
             _log.exception("the engine has stopped")
             ended = error

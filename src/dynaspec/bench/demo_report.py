@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from .demo import MODES, Measured, Summary, by_kind, summarise
+from .demo import KINDS, MODES, Measured, Summary, by_kind, summarise
 from .policies import PLAIN
 from .provenance import provenance
 from .report import SCHEMA
@@ -31,17 +31,19 @@ def speeds_line(measured: Measured) -> Text:
 
 def summary_table(measured: Sequence[Measured]) -> Table:
     """A block of lines for each kind of prompt, and one for all of them."""
-    table = Table(box=SIMPLE_HEAD, title="Greedy decoding, one request at a time", title_justify="left")
-    table.add_column("prompts")
-    table.add_column("policy")
-    for name in ("tokens/s", "speed-up", "accepted len.", "per step", "wasted"):
-        table.add_column(name, justify="right", no_wrap=True)
+    title = "Greedy decoding, one request at a time"
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, collapse_padding=True)
+    for heading in ("\nprompts", "\npolicy"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("\ntokens/s", "\nspeed-up", "accept.\nlength", "tokens\n/ step", "wasted\n/ token"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for kind, summaries in (by_kind(measured) | {"all": summarise(measured)}).items():
+        name = KINDS.get(kind, kind)
         fastest = max(summaries, key=lambda policy: summaries[policy].tokens_per_second)
         for policy, summary in summaries.items():
             style = "bold green" if policy == fastest else ""
             last = policy == [*summaries][-1]
-            table.add_row(kind if policy == PLAIN else "", *_cells(policy, summary), style=style, end_section=last)
+            table.add_row(name if policy == PLAIN else "", *_cells(policy, summary), style=style, end_section=last)
     return table
 
 

@@ -57,9 +57,7 @@ class Detokenizer:
 
     def _cut(self, added: int) -> str | None:
         before = len(self.text) - added
-        hits = [
-            (self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._params.stop_strings
-        ]
+        hits = [(self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._params.stop_strings]
         at, stop = min(((at, stop) for at, stop in hits if at >= 0), default=(-1, ""))
         if at < 0:
             return None

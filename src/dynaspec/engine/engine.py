@@ -8,6 +8,7 @@ from dynaspec.contract.errors import RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.observe.counts import SpecCounts
+from dynaspec.observe.periodic import PeriodicLog
 from dynaspec.observe.stats import SpecStats
 from dynaspec.schedule.request import Request
 from dynaspec.schedule.scheduler import Scheduler
@@ -47,6 +48,7 @@ class Engine:
         self._scheduler = scheduler
         self._loop = loop
         self._stats = stats
+        self._periodic = PeriodicLog(stats)
         self._live: dict[str, _Live] = {}
         self._group_of: dict[Request, str] = {}
 
@@ -95,6 +97,14 @@ class Engine:
             elif live.group.params.output_kind is not RequestOutputKind.FINAL_ONLY:
                 outputs.append(live.outputs.build())
         return outputs
+
+    def log_stats(self, now: float) -> None:
+        """Logs a line about speculation every ten seconds.
+
+        Args:
+            now: monotonic seconds.
+        """
+        self._periodic.tick(now)
 
     def verify_integrity(self) -> None:
         """Compares the books of the KV cache with each other; for tests and idle moments.

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from dynaspec.schedule.request import Request
 
-from .step import Ran, Scheduled, Step
+from .acts import Ran, Scheduled
+from .step import Step
 
 
 class Loop(Protocol):

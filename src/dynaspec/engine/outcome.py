@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from dynaspec.contract.proposer import Drafts
@@ -11,8 +9,7 @@ from dynaspec.contract.step import DraftView, Ended, Limits, SpecPlan, StepOutco
 from dynaspec.schedule.batch import StepBatch
 from dynaspec.schedule.result import Committed
 
-if TYPE_CHECKING:
-    from .step import Ran
+from .acts import Ran
 
 
 def build_view(

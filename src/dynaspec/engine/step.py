@@ -8,11 +8,9 @@ commit     tokens become output, the controller learns           ┘ (``async_sc
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dynaspec.contract.controller import Controller
-from dynaspec.contract.proposer import Drafts
-from dynaspec.contract.step import Limits, SpecPlan, StepView
+from dynaspec.contract.step import Limits
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.guard import Guard
 from dynaspec.sampling.state import SamplerState
@@ -21,31 +19,9 @@ from dynaspec.schedule.request import Request
 from dynaspec.schedule.result import Committed
 from dynaspec.schedule.scheduler import Scheduler
 
+from .acts import Ran, Scheduled
 from .outcome import build_outcome, build_view, draft_view, why_off
-from .target import TargetVerifier, Verified
-
-
-@dataclass(slots=True)
-class Scheduled:
-    """A step that has been planned."""
-
-    batch: StepBatch
-    view: StepView
-    plan: SpecPlan
-
-
-@dataclass(slots=True)
-class Ran:
-    """A step that has been run, but not committed."""
-
-    scheduled: Scheduled
-    drafts: Drafts
-    plan: SpecPlan
-    """After the trim."""
-    verified: Verified
-    draft_s: float
-    verify_s: float
-    started_s: float
+from .target import TargetVerifier
 
 
 class Step:

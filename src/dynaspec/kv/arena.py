@@ -24,6 +24,7 @@ class Arena:
         device: torch.device,
     ) -> Arena:
         """Zeroed tensors; the operating system maps CPU pages only when they are first written."""
+
         def layer() -> tuple[torch.Tensor, torch.Tensor]:
             key, value = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
             return key, value

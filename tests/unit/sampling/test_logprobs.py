@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dynaspec.sampling.health import finite_rows
 from dynaspec.sampling.logprobs import logprobs
 
 
@@ -23,12 +22,3 @@ def test_numbers_of_top_tokens() -> None:
         columns = logprobs(logits, chosen, asked)
         assert columns.top.shape == columns.top_tokens.shape == (2, given)
     np.testing.assert_array_equal(np.argsort(-logits.numpy(), axis=-1), columns.top_tokens)
-
-
-def test_which_rows_are_finite() -> None:
-    rows = torch.zeros(5, 4)
-    rows[1, 2] = torch.nan
-    rows[2, 0] = torch.inf
-    rows[3, 1] = -torch.inf
-    rows[4] = -torch.inf
-    assert finite_rows(rows).tolist() == [True, False, False, True, False]

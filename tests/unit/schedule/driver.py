@@ -28,6 +28,7 @@ class Driver:
         self.tables = BlockTables(BlockPool(blocks), lanes, longest, 4, caching=caching)
         self.lanes = Lanes(lanes, longest)
         self.now = 0.0
+        self.plans = 0
         self.scheduler = Scheduler(self.lanes, self.tables, rows, self._clock)
 
     def add(self, *requests: Request) -> None:
@@ -36,6 +37,9 @@ class Driver:
 
     def plan(self, depth: int | Sequence[int] = 0) -> StepBatch:
         """A batch with KV reserved for ``depth`` drafts a request."""
+        self.plans += 1
+        if self.plans > 1000:
+            raise AssertionError("a scenario has not come to its end after 1000 steps")
         batch = self.scheduler.next_batch()
         wanted = (depth,) * len(batch.requests) if isinstance(depth, int) else tuple(depth)
         if not batch.empty:

@@ -1,0 +1,34 @@
+"""A step between its acts: planned, or run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynaspec.contract.proposer import Drafts
+from dynaspec.contract.step import SpecPlan, StepView
+from dynaspec.schedule.batch import StepBatch
+
+from .target import Verified
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """A step that has been planned."""
+
+    batch: StepBatch
+    view: StepView
+    plan: SpecPlan
+
+
+@dataclass(slots=True)
+class Ran:
+    """A step that has been run, but not committed."""
+
+    scheduled: Scheduled
+    drafts: Drafts
+    plan: SpecPlan
+    """After the trim."""
+    verified: Verified
+    draft_s: float
+    verify_s: float
+    started_s: float
