@@ -321,6 +321,9 @@ def _params_for(
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * len(prompts)
+    wrong = next((one for one in params if not isinstance(one, SamplingParams)), None)
+    if wrong is not None:
+        raise RequestError(f"sampling_params holds a {type(wrong).__name__}; expected SamplingParams")
     if len(params) != len(prompts):
         raise RequestError(
             f"{len(params)} sampling_params were given for {len(prompts)} prompts; expected one for each"

@@ -32,7 +32,7 @@ LAST = ALLOWED[-1]
 def exact_law(llm: LLM) -> dict[tuple[int, ...], float]:
     """Probability of every continuation of ``DEPTH`` allowed tokens."""
     prompt = tuple(llm.tokenizer.encode(PROMPT))
-    law = {(): 1.0}
+    law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(DEPTH):
         conditionals = next_tokens(llm, [prompt + tokens for tokens in law])
         law = {
@@ -52,7 +52,8 @@ def next_tokens(llm: LLM, contexts: list[tuple[int, ...]]) -> np.ndarray:
         (entries,) = output.outputs[0].logprobs or ()
         rows.append([entries[token].logprob / TEMPERATURE for token in ALLOWED])
     weights = np.exp(np.array(rows))
-    return weights / weights.sum(axis=1, keepdims=True)
+    shares: np.ndarray = weights / weights.sum(axis=1, keepdims=True)
+    return shares
 
 
 def p_value(llm: LLM, law: dict[tuple[int, ...], float]) -> float:

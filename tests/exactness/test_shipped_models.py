@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ SPECULATION: dict[str, dict[str, Any]] = {
     "confidence": {"model": str(DRAFT), "num_speculative_tokens": 8, "draft_confidence_threshold": 0.4},
     "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
 }
-MODES = {
+MODES: dict[str, Callable[[int], SamplingParams]] = {
     "greedy": lambda i: SamplingParams(temperature=0.0, max_tokens=32),
     "seeded": lambda i: SamplingParams(temperature=0.8, top_p=0.95, seed=i, max_tokens=32),
 }

@@ -204,7 +204,7 @@ async def test_a_dying_engine_ends_every_stream_at_once(
     tiny: Pair, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with open_async_llm(tiny.target, **options) as llm:
-        verifier = llm._engine._loop._step._verifier
+        verifier = vars(llm._engine._loop)["_step"]._verifier
         verify, calls = verifier.verify, iter(range(10**6))
 
         def dies(*args: Any) -> Any:

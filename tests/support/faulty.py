@@ -86,7 +86,7 @@ class SpoiltModel:
         return getattr(self._model, name)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._model.logits(hidden)
+        logits: torch.Tensor = self._model.logits(hidden)
         self._calls_left -= 1
         if self._calls_left <= 0:
             logits[self._rows] = torch.nan

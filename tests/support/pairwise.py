@@ -37,7 +37,7 @@ def covering_array(
         for b in right
         if not clash(a, b)
     )
-    rows = []
+    rows: list[Row] = []
     while missing:
         chosen = sorted(next(iter(missing)))
         for name in sorted(set(factors) - {factor for factor, _ in chosen}):

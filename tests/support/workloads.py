@@ -43,7 +43,7 @@ def _edited(i: int) -> SamplingParams:
         logit_bias={45: 2.0, 9: -100.0, 70 + i: 1.5},
         bad_words=["the", "q"],
         min_tokens=34,
-        stop=["e", "an"] if i % 2 else None,
+        stop=["e", "an", "o", "t", "r", "1"] if i % 2 else None,
         stop_token_ids=range(100, 130),
         include_stop_str_in_output=i % 4 == 1,
     )

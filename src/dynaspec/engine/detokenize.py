@@ -21,8 +21,8 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._params = params
         self._window: list[int] = list(prompt[-_CONTEXT:])
-        self._shown = self._decode(self._window)
-        """Text of the window that has been emitted (or belongs to the prompt)."""
+        self._shown = self._decode(self._window).rstrip(_REPLACEMENT)
+        """Text of the window that has been emitted, or belongs to the prompt; half a character does not."""
         self._longest_stop = max(map(len, params.stop_strings), default=0)
 
     def push(self, token: int, *, may_stop: bool = True) -> str | None:

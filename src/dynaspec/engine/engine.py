@@ -10,7 +10,6 @@ from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.periodic import PeriodicLog
 from dynaspec.observe.stats import SpecStats
-from dynaspec.schedule.request import Request
 from dynaspec.schedule.scheduler import Scheduler
 
 from .config import EngineConfig
@@ -50,7 +49,8 @@ class Engine:
         self._stats = stats
         self._periodic = PeriodicLog(stats)
         self._live: dict[str, _Live] = {}
-        self._group_of: dict[Request, str] = {}
+        self._group_of: dict[str, str] = {}
+        """Id of a continuation → id of its group."""
 
     @property
     def unfinished(self) -> bool:
@@ -70,9 +70,12 @@ class Engine:
             raise RequestError(f"the request id {request_id!r} is already running; expected a new one")
         group = self._intake.make(request_id, prompt, params)
         self._scheduler.ensure_fits(group.requests[0])
+        taken = [request.id for request in group.requests if request.id in self._group_of]
+        if taken:
+            raise RequestError(f"the request id {taken[0]!r} is already running; expected a new one")
         for request in group.requests:
             self._scheduler.add(request)
-            self._group_of[request] = request_id
+            self._group_of[request.id] = request_id
         self._live[request_id] = _Live(group, OutputBuilder(group, self.tokenizer))
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -89,7 +92,7 @@ class Engine:
         preemptions = self._scheduler.preemptions
         touched = self._loop.advance()
         self._stats.preemption(self._scheduler.preemptions - preemptions)
-        ids = dict.fromkeys(self._group_of[request] for request in touched if request in self._group_of)
+        ids = dict.fromkeys(self._group_of[request.id] for request in touched if request.id in self._group_of)
         outputs = []
         for live in [self._live[request_id] for request_id in ids]:
             if live.group.finished:
@@ -123,5 +126,5 @@ class Engine:
     def _retire(self, live: _Live) -> RequestOutput:
         del self._live[live.group.id]
         for request in live.group.requests:
-            del self._group_of[request]
+            del self._group_of[request.id]
         return live.outputs.build()

@@ -52,6 +52,8 @@ class Intake:
         Raises:
             RequestError: a prompt or parameters that the model cannot serve.
         """
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling_params is a {type(params).__name__}; expected SamplingParams")
         text, tokens = self._tokens(prompt)
         if params.truncate_prompt_tokens is not None:
             tokens = tokens[-params.truncate_prompt_tokens :]

@@ -56,6 +56,14 @@ def test_a_character_of_several_tokens_appears_when_it_is_complete() -> None:
     assert seen == ["", "", "", "🙂"]
 
 
+def test_a_character_that_the_prompt_began_belongs_to_the_output() -> None:
+    first, *rest = "é".encode()
+    text = Detokenizer(TOKENIZER, SamplingParams(), [ord("a"), first])
+    for byte in rest:
+        text.push(byte)
+    assert text.text == "é"
+
+
 def test_the_window_slides() -> None:
     text = start()
     for _ in range(500):
