@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-# Must be set before torch loads its OpenMP runtime: spinning worker threads make a small matrix product beside another
-# busy process twenty times slower.
+# Must be set before torch loads its OpenMP runtime. Worker threads that spin for long make a small matrix product beside
+# another busy process twenty times slower; threads that never spin must be woken for each of a step's many products.
+# A few microseconds of spinning bridge the gap between two products: plain decoding of a 25 M model gained 1.4 ×.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams

@@ -68,6 +68,11 @@ class LLM:
     def config(self) -> EngineConfig:
         return self._engine.config
 
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt included."""
+        return self._engine.max_model_len
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

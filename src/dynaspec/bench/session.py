@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoConfig
-
 from dynaspec.api import LLM
 from dynaspec.contract.sampling_params import SamplingParams
 
@@ -63,15 +61,7 @@ def run_comparison(
             llms[spec.name] = LLM(model, speculative_config=spec.config, **engine)
             stack.callback(llms[spec.name].close)
         first = next(iter(llms.values()))
-        room = _model_length(model, engine) - (params.max_tokens or 0)
+        room = first.max_model_len - (params.max_tokens or 0)
         fitted = fit(prompts, first.tokenizer, room)
         workload = Workload(fitted.token_ids, tuple(p.category for p in prompts), params, rounds)
         return Session(workload, tuple(compare(llms, workload, progress)), fitted.cut)
-
-
-def _model_length(model: str, engine: Mapping[str, Any]) -> int:
-    """Most tokens of a request: as configured, else the checkpoint's."""
-    if engine.get("max_model_len") is not None:
-        return int(engine["max_model_len"])
-    config = AutoConfig.from_pretrained(model, trust_remote_code=bool(engine.get("trust_remote_code")))
-    return int(config.max_position_embeddings)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from dynaspec.contract.errors import CapacityError
+
+_ALIGNMENT = 64
+"""Bytes; a cache line, and a vector register."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +27,10 @@ class Arena:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Arena:
-        """Zeroed tensors; the operating system maps CPU pages only when they are first written."""
+        """Zeroed tensors."""
 
         def layer() -> tuple[torch.Tensor, torch.Tensor]:
-            key, value = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
+            key, value = (_zeros(shape, dtype, device) for shape in shapes)
             return key, value
 
         try:
@@ -37,6 +41,16 @@ class Arena:
                 f"could not allocate {wanted / 2**20:.0f} MiB of KV cache on {device}; "
                 "expected a smaller kv_cache_memory"
             ) from error
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros whose CPU pages the operating system maps only when they are first written (``torch.zeros`` writes all)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = torch.Size(shape).numel() * dtype.itemsize
+    memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
 
 
 def blocks_within(memory: int, bytes_per_block: int, needed: int) -> int:
