@@ -84,7 +84,7 @@ def generate(
         dtype=dtype,
         device=device,
         max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs or _needed_seqs(len(texts) * params.n),
+        max_num_seqs=_needed_seqs(len(texts) * params.n) if max_num_seqs is None else max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_memory=kv_cache_memory,
         enable_prefix_caching=enable_prefix_caching,

@@ -58,7 +58,10 @@ class EngineConfig(BaseModel):
             if first["type"] == "extra_forbidden":
                 known = ", ".join(sorted(cls.model_fields))
                 raise ConfigError(f"unknown option {name!r}; expected one of {known}") from None
-            raise ConfigError(f"{name or 'options'}: {first['msg']} (given: {first.get('input')!r})") from None
+            if first["type"] == "value_error":
+                message = str(first["ctx"]["error"])
+                raise ConfigError(f"{name}: {message}" if name else message) from None
+            raise ConfigError(f"{name}: {first['msg']} (given: {first.get('input')!r})") from None
 
     @field_validator("kv_cache_memory", mode="before")
     @classmethod
