@@ -37,5 +37,3 @@ class Committed:
     """[B] tokens that became output; 0 for a request that has left meanwhile."""
     finished: Ints
     """[B] 1 where the request ended in this step."""
-    chunk_tokens: int = 0
-    """Tokens that completing prefill chunks emitted."""

@@ -181,7 +181,7 @@ class Scheduler:
         committed = Committed(emitted, finished)
         for chunk, token in zip(batch.chunks, result.chunk_tokens, strict=True):
             if chunk.request.lane == chunk.lane:
-                committed.chunk_tokens += self._commit_chunk(chunk, token, result, now)
+                self._commit_chunk(chunk, token, result, now)
         return committed
 
     def verify_integrity(self) -> None:
@@ -309,19 +309,18 @@ class Scheduler:
         self._publish_and_trim(request, lane, now)
         return taken
 
-    def _commit_chunk(self, chunk: Chunk, token: int | None, result: StepResult, now: float) -> int:
+    def _commit_chunk(self, chunk: Chunk, token: int | None, result: StepResult, now: float) -> None:
         lanes, request, lane = self.lanes, chunk.request, chunk.lane
         request.prompt_logprobs += result.prompt_logprobs.get(request.id, [])
         lanes.computed[lane] += chunk.count
         if token is None:
             self.tables.publish(lane, lanes.tokens[lane], int(lanes.computed[lane]))
-            return 0
+            return
         request.commit([token], now)
         lanes.tokens[lane, lanes.length[lane]] = token
         lanes.length[lane] += 1
         request.logprobs += result.logprobs.get(request.id, [])[:1]
         self._publish_and_trim(request, lane, now)
-        return 1
 
     def _publish_and_trim(self, request: Request, lane: int, now: float) -> None:
         self.tables.publish(lane, self.lanes.tokens[lane], int(self.lanes.computed[lane]))
