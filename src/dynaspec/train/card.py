@@ -21,8 +21,9 @@ named in `holdout.json` of the training code. The weights carry no rights of the
 _LIMITS = """## What it is for
 
 A model of this size demonstrates and tests speculative decoding on a CPU. It writes text that looks like
-Python and like solved problems; what it says is not to be relied on. Training saw rows of {seq_len}
-tokens: positions beyond that are untrained.
+Python and like solved problems, and greedy text soon repeats itself; what it says is not to be relied on.
+Training saw rows of {seq_len} tokens: positions beyond that are untrained. A line break and the indentation
+after it are one token, so end a prompt before the break (`def area(radius):`), not after it.
 """
 
 _AGAIN = """## Again

@@ -31,6 +31,7 @@ def export(model: LlamaForCausalLM, tokenizer_folder: Path, folder: Path) -> Non
     shutil.rmtree(staged, ignore_errors=True)
     try:
         round_weights(model).to(torch.bfloat16).save_pretrained(staged)
+        (staged / "model.safetensors").chmod(0o644)  # it is written for its owner alone
         _add_old_names(staged / "config.json", model.config.rope_parameters["rope_theta"])
         (staged / "generation_config.json").write_text(json.dumps(GENERATION, indent=2) + "\n", "utf-8")
         tokenizer = load_tokenizer(tokenizer_folder)

@@ -40,7 +40,7 @@ def write_training(settings: LmSettings, device: torch.device) -> None:
     """Gather the facts of every stage that has run into ``training.json``."""
     places = settings.places
     corpus = load_corpus(settings.library, settings.gsm8k)
-    train = TokenSet.load(places.tokens("train"))
+    train = TokenSet.load(places.train)
     facts: dict[str, Any] = {
         "provenance": provenance(device),
         "note": settings.note,
@@ -123,7 +123,7 @@ def _method(seq_len: int, shown: Behaviour) -> dict[str, str]:
             f"each step drafts {shown.draft_len}."
         ),
         "completions": (
-            "Prompts are held-out files cut after the header of a top-level function, with the "
+            "Prompts are held-out files cut after the colon of a top-level function's header, with the "
             f"{CONTEXT_LINES} lines before it, at most {shown.longest_prompt} tokens. The body ends before "
             "the first line that starts in column 0 with anything but a comment; where none comes within "
             f"{shown.new_tokens} tokens, it is cut at its last line end, and an unfinished statement counts "

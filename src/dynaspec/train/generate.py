@@ -24,9 +24,10 @@ def maths_prompt(document: Document) -> str:
 
 
 def function_headers(source: str) -> list[tuple[int, int]]:
-    """Character spans [start, end) of ``def f(...):`` lines at top level, end after the newline.
+    """Character spans [start, end) of ``def f(...):`` at top level, end before the line break.
 
-    Decorators are left out; functions written on one line are passed over.
+    Decorators are left out; functions written on one line are passed over. A line break and the
+    indentation after it are one token: a prompt that ends after the break has decided against any.
     """
     lines = source.splitlines(keepends=True)
     offsets = np.concatenate([[0], np.cumsum([len(line) for line in lines])])
@@ -36,7 +37,7 @@ def function_headers(source: str) -> list[tuple[int, int]]:
             continue
         start, end = node.lineno - 1, node.body[0].lineno - 1
         # Comments and blank lines between header and body belong to the completion.
-        header = re.match(r"(?:.*\n)*?.*:[ \t]*(?:#.*)?\n", "".join(lines[start:end]))
+        header = re.match(r"(?:.*\n)*?.*:[ \t]*(?:#.*)?(?=\n)", "".join(lines[start:end]))
         if end > start and header is not None and _opens_a_block(header.group()):
             spans.append((int(offsets[start]), int(offsets[start]) + header.end()))
     return spans
@@ -44,7 +45,7 @@ def function_headers(source: str) -> list[tuple[int, int]]:
 
 def _opens_a_block(header: str) -> bool:
     try:
-        ast.parse(header + "    pass\n")
+        ast.parse(header + "\n    pass\n")
     except SyntaxError:
         return False
     return True
@@ -60,7 +61,8 @@ def training_prompts(
 ) -> list[Tokens]:
     """``count`` prompts of at most ``longest`` tokens, half code and half maths where both exist.
 
-    Code is cut at a random line, since the drafter meets it at any; maths after ``Answer:``.
+    Code is cut at the end of a random line, before its line break (see :func:`function_headers`),
+    and maths after ``Answer:``.
     """
     rng = np.random.default_rng((seed, 1))
     kinds = [pool for kind in ("code", "maths") if (pool := [d for d in documents if d.kind == kind])]
@@ -71,7 +73,7 @@ def training_prompts(
         if document.kind == "maths":
             text = maths_prompt(document)
         else:
-            ends = [m.end() for m in re.finditer("\n", document.text)] or [len(document.text)]
+            ends = [m.start() for m in re.finditer("(?<=.)\n", document.text)] or [len(document.text)]
             end = ends[int(rng.integers(len(ends)))]
             text = document.text[max(0, end - 8 * longest) : end]
         ids = tokenizer.encode(text, add_special_tokens=False).ids[-longest:]

@@ -69,15 +69,12 @@ class Pipeline:
         return load_corpus(self._settings.library, self._settings.gsm8k)
 
     def prepare(self) -> None:
-        """Learn the tokenizer on the training split and tokenise everything."""
+        """Learn the tokenizer on the training split, and tokenise that split."""
         corpus = self._corpus()
         tokenizer = train_tokenizer((d.text for d in corpus.train), self._settings.target.vocab)
         save_tokenizer(tokenizer, self._places.tokenizer, self._settings.target.positions)
         train = encode(corpus.train, tokenizer)
-        train.save(self._places.tokens("train"))
-        for kind in ("code", "maths"):
-            documents = [d for d in corpus.held_out if d.kind == kind]
-            encode(documents, tokenizer).save(self._places.tokens(f"held_out_{kind}"))
+        train.save(self._places.train)
         self._say(
             f"prepared {len(corpus.train)} documents, {len(train.tokens)} tokens; "
             f"{len(corpus.held_out)} documents held out"
@@ -189,7 +186,7 @@ class Pipeline:
             self._say(line)
 
     def _train_tokens(self) -> TokenSet:
-        return TokenSet.load(self._places.tokens("train"))
+        return TokenSet.load(self._places.train)
 
     def _trained_target(self) -> LlamaForCausalLM:
         model = build(self._settings.target, seed=0)

@@ -30,9 +30,10 @@ class Places:
         """The learnt tokenizer."""
         return self.work / "tokenizer"
 
-    def tokens(self, split: str) -> Path:
-        """Tokenised documents of ``train``, ``held_out_code`` or ``held_out_maths``."""
-        return self.work / f"{split}.npz"
+    @property
+    def train(self) -> Path:
+        """The tokenised training split."""
+        return self.work / "train.npz"
 
     @property
     def generated(self) -> Path:

@@ -73,14 +73,14 @@ def test_held_out_loss_scores_every_token_once(tokens):
 
 
 def test_prompts_are_cut_after_function_headers():
-    header = "def f(\n    x: dict = {1: 2},\n):  # note\n"
-    text = f"import os\n\n@cache\n{header}\n    # why\n    return x\n\ndef g(): pass\n"
+    header = "def f(\n    x: dict = {1: 2},\n):  # note"
+    text = f"import os\n\n@cache\n{header}\n\n    # why\n    return x\n\ndef g(): pass\n"
     assert [text[a:b] for a, b in function_headers(text)] == [header]
     a = Document("a.py", "code", "x = 1\ndef a(y):\n    return y\ndef b(y):\n    return y\n")
     b = Document("b.py", "code", "def c(y):\n    return y\n")
     prompts = code_prompts([a, b], 3)
-    assert [p.header for p in prompts] == ["def a(y):\n", "def c(y):\n", "def b(y):\n"]
-    assert prompts[0].text == "x = 1\ndef a(y):\n"
+    assert [p.header for p in prompts] == ["def a(y):", "def c(y):", "def b(y):"]
+    assert prompts[0].text == "x = 1\ndef a(y):"
 
 
 def test_body_ends_at_the_next_top_level_line():
@@ -89,10 +89,10 @@ def test_body_ends_at_the_next_top_level_line():
         "    x = 1\n# note\n    return x\n",
         False,
     )
-    assert parses("def f():\n", "    return 1\n\nclass", ended=False) == (True, True)
-    assert parses("def f():\n", "    return (\n", ended=False) == (False, False)
-    assert parses("def f():\n", "    return 1", ended=True) == (True, True)
-    assert parses("def f():\n", "nonsense here\n", ended=False) == (False, True)
+    assert parses("def f():", "\n    return 1\n\nclass", ended=False) == (True, True)
+    assert parses("def f():", "\n    return (\n", ended=False) == (False, False)
+    assert parses("def f():", "\n    return 1", ended=True) == (True, True)
+    assert parses("def f():", "nonsense here\n", ended=False) == (False, True)
 
 
 def test_training_prompts_are_short_and_reproducible(documents, tokenizer):
