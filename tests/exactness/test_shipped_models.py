@@ -37,11 +37,6 @@ MODES: dict[str, Callable[[int], SamplingParams]] = {
     "seeded": lambda i: SamplingParams(temperature=0.8, top_p=0.95, seed=i, max_tokens=32),
 }
 
-pytestmark = pytest.mark.skipif(
-    not (TARGET / "config.json").is_file() or not (DRAFT / "config.json").is_file(),
-    reason="models/target or models/draft is missing; `dynaspec train` makes them",
-)
-
 
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[PlainDecoding]:

@@ -1,4 +1,4 @@
-"""The two models: Llama in the layout that Transformers, vLLM and this engine load."""
+"""The two models: Llama in the layout that Transformers and this engine load."""
 
 from __future__ import annotations
 
