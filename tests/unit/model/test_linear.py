@@ -1,36 +1,65 @@
 from __future__ import annotations
 
-import logging
-
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from dynaspec.model import linear
-from dynaspec.model.linear import LinearFactory, PackedLinear, PlainLinear, row_invariant
+from dynaspec.model.kernels import gemm, team
+from dynaspec.model.linear import LinearFactory, PlainLinear, row_invariant
+from dynaspec.model.packed import PackedLinear
 
 CPU = torch.device("cpu")
-SHAPES = [(96, 48), (307, 48), (40, 72), (512, 192), (256, 1408)]
+SHAPES = [(96, 48), (307, 48), (40, 72), (512, 192), (256, 1408), (1, 3)]
 
 
-@pytest.fixture
-def factory() -> LinearFactory:
-    return LinearFactory(CPU, torch.float32)
+def _weight(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape).to(dtype).float()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("biased", [False, True])
-def test_rows_have_the_same_bits_for_every_number_of_rows(
-    factory: LinearFactory, shape: tuple[int, int], biased: bool
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_rows_have_the_same_bits_for_every_number_of_rows_and_threads(
+    shape: tuple[int, int], biased: bool, dtype: torch.dtype, threads: int
 ) -> None:
     torch.manual_seed(0)
-    weight, bias = torch.randn(shape), torch.randn(shape[0]) if biased else None
-    layer = factory(weight, bias)
+    weight, bias = _weight(shape, dtype), torch.randn(shape[0]) if biased else None
+    layer = PackedLinear(weight, bias, threads)
     x = torch.randn(300, shape[1])
-    together = layer(x)
-    torch.testing.assert_close(together, F.linear(x, weight, bias), rtol=1e-4, atol=1e-3)
-    for rows in (*range(1, 49), 100, 255):
+    together = PackedLinear(weight, bias, 1)(x)
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(together.double(), exact, rtol=1e-4, atol=1e-4)
+    for rows in (*range(1, 34), 100, 255):
         assert torch.equal(layer(x[7 : 7 + rows].clone()), together[7 : 7 + rows]), f"{rows} rows"
+
+
+def test_large_products_are_shared_by_the_team() -> None:
+    if not team.available:
+        pytest.skip("PyTorch does not use GNU OpenMP here")
+    x = torch.randn(64, 512)
+    weight = _weight((1024, 512), torch.bfloat16)
+    assert torch.equal(PackedLinear(weight, None, 2)(x), PackedLinear(weight, None, 1)(x))
+
+
+def test_bfloat16_weights_take_half_the_memory_and_float32_weights_lose_nothing() -> None:
+    weight = torch.randn(64, 48)
+    assert gemm.pack(weight.bfloat16().float().numpy()).nbytes == weight.nbytes // 2
+    assert gemm.pack(weight.numpy()).nbytes == weight.nbytes
+
+
+def test_rows_that_lie_apart_are_multiplied_right() -> None:
+    weight, x = torch.randn(32, 16), torch.randn(5, 40)
+    torch.testing.assert_close(PackedLinear(weight, None, 1)(x[:, 3:19]), x[:, 3:19] @ weight.T)
+
+
+def test_infinite_and_undefined_values_stay_in_their_row() -> None:
+    x = torch.randn(3, 16)
+    x[1] = float("nan")
+    out = PackedLinear(torch.randn(32, 16), None, 1)(x)
+    assert np.isnan(out[1]).all()
+    assert np.isfinite(out[[0, 2]]).all()
 
 
 def test_layers_are_packed_on_cpu_in_float32_only() -> None:
@@ -41,7 +70,7 @@ def test_layers_are_packed_on_cpu_in_float32_only() -> None:
 
 def test_the_original_matrix_is_not_kept() -> None:
     weight = torch.randn(64, 48)
-    layer, x = PackedLinear(weight, None), torch.randn(3, 48)
+    layer, x = PackedLinear(weight, None, 1), torch.randn(3, 48)
     before = layer(x)
     weight.zero_()
     assert torch.equal(layer(x), before)
@@ -53,18 +82,4 @@ def test_a_layer_that_depends_on_the_number_of_rows_is_found_out() -> None:
     def wobbly(x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, weight) + (1e-6 if len(x) == 8 else 0.0)
 
-    assert not row_invariant(wobbly, weight, None)
-
-
-def test_a_wrong_layer_is_found_out() -> None:
-    weight = torch.randn(32, 32)
-    assert not row_invariant(lambda x: x @ weight, weight, None)
-
-
-def test_falls_back_with_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(linear, "row_invariant", lambda *_: False)
-    factory = LinearFactory(CPU, torch.float32)
-    with caplog.at_level(logging.WARNING):
-        assert isinstance(factory(torch.randn(16, 16)), PlainLinear)
-        assert isinstance(factory(torch.randn(16, 16)), PlainLinear)
-    assert caplog.text.count("depends on the number of rows") == 1
+    assert not row_invariant(wobbly, 32)

@@ -1,0 +1,213 @@
+"""Matrix products on CPU: float32 rows by a weight matrix held in float32 or bfloat16, summed in float32.
+
+The matrix [out, in] is packed once into panels of 32 outputs, [panels, in, 32], so that a pass streams through memory
+in order. Every output is one running sum over the inputs in their order, in whichever tile its row lies: the bits of
+a row depend on nothing but that row. A bfloat16 weight widens exactly as it is loaded; few rows cost what it takes to
+read the weights, and half the bytes are half the time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import carray, cfunc, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from . import team
+from .simd import LANES
+
+Floats = npt.NDArray[np.float32]
+Words = npt.NDArray[np.uint32]
+
+PANEL = 2 * LANES
+_TILE_ROWS = 8
+"""Rows worked on at a time, a power of two: 16 sums in registers. A rest goes through halved tiles."""
+
+_AHEAD = 128
+"""Inputs that weights are fetched ahead of their use; without it a tile of 8 rows waits for memory."""
+_TEAM_WORK = 1 << 17
+"""Multiplications from which more threads than one are faster."""
+
+_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_FLOAT = ir.FloatType()
+_VEC = ir.VectorType(_FLOAT, LANES)
+_INTS = ir.VectorType(_I32, LANES)
+
+
+def _load(builder: Any, base: Any, offset: Any, vector: Any) -> Any:
+    value = builder.load(builder.bitcast(builder.gep(base, [offset]), vector.as_pointer()))
+    value.align = 4
+    return value
+
+
+def _float_weights(builder: Any, base: Any, offset: Any) -> tuple[Any, Any]:
+    second = builder.add(offset, _I64(LANES))
+    return _load(builder, base, offset, _VEC), _load(builder, base, second, _VEC)
+
+
+def _bfloat_weights(builder: Any, base: Any, offset: Any) -> tuple[Any, Any]:
+    words = _load(builder, base, offset, _INTS)
+    low = builder.shl(words, ir.Constant(_INTS, [16] * LANES))
+    high = builder.and_(words, ir.Constant(_INTS, [0xFFFF0000] * LANES))
+    return builder.bitcast(low, _VEC), builder.bitcast(high, _VEC)
+
+
+def _splat(builder: Any, scalar: Any) -> Any:
+    one = builder.insert_element(ir.Constant(_VEC, ir.Undefined), scalar, _I32(0))
+    return builder.shuffle_vector(one, one, ir.Constant(_INTS, [0] * LANES))
+
+
+def _tile(
+    builder: Any, rows: int, words: int, x: Any, depth: Any, panel: Any, bias: Any, out: Any, stride: Any
+) -> None:
+    """Emits the sums of ``rows`` rows over one panel whose inputs take ``words`` 32-bit words each."""
+    module = builder.module
+    weights = _float_weights if words == PANEL else _bfloat_weights
+    fma = cgutils.get_or_insert_function(module, ir.FunctionType(_VEC, [_VEC] * 3), "llvm.fma.v16f32")
+    fetch_type = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
+    fetch = cgutils.get_or_insert_function(module, fetch_type, "llvm.prefetch.p0")
+    x_rows = [builder.gep(x, [builder.mul(depth, _I64(row))]) for row in range(rows)]
+    sums = [[cgutils.alloca_once(builder, _VEC) for _ in range(2)] for _ in range(rows)]
+    first = _float_weights(builder, bias, _I64(0))
+    for slots in sums:
+        for slot, value in zip(slots, first, strict=True):
+            builder.store(value, slot)
+    with cgutils.for_range(builder, depth) as loop:
+        here = builder.mul(loop.index, _I64(words))
+        soon = builder.gep(panel, [builder.add(here, _I64(_AHEAD * words))])
+        builder.call(fetch, [builder.bitcast(soon, _I8.as_pointer()), _I32(0), _I32(3), _I32(1)])
+        pair = weights(builder, panel, here)
+        for x_row, slots in zip(x_rows, sums, strict=True):
+            value = _splat(builder, builder.load(builder.gep(x_row, [loop.index])))
+            for slot, weight in zip(slots, pair, strict=True):
+                builder.store(builder.call(fma, [value, weight, builder.load(slot)]), slot)
+    for row, slots in enumerate(sums):
+        for half, slot in enumerate(slots):
+            at = builder.add(builder.mul(stride, _I64(row)), _I64(half * LANES))
+            target = builder.bitcast(builder.gep(out, [at]), _VEC.as_pointer())
+            builder.store(builder.load(slot), target).align = 4
+
+
+def _panel_kernel(words: int) -> Any:
+    """A product with one panel, (x, rows, in, panel, bias, out, stride) → nothing.
+
+    x, panel, bias and out are addresses: x [rows, in], panel [in, ``words``], bias [32], out [rows, 32] with its rows
+    ``stride`` apart.
+    """
+
+    @intrinsic
+    def kernel(typingctx: Any, x: Any, rows: Any, depth: Any, panel: Any, bias: Any, out: Any, stride: Any) -> Any:
+        def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            rows_, depth_, stride_ = args[1], args[2], args[6]
+            x_at, bias_at, out_at = (builder.inttoptr(args[i], _FLOAT.as_pointer()) for i in (0, 4, 5))
+            panel_at = builder.inttoptr(args[3], (_FLOAT if words == PANEL else _I32).as_pointer())
+
+            def tile(size: int, row: Any) -> None:
+                x_tile = builder.gep(x_at, [builder.mul(row, depth_)])
+                out_tile = builder.gep(out_at, [builder.mul(row, stride_)])
+                _tile(builder, size, words, x_tile, depth_, panel_at, bias_at, out_tile, stride_)
+
+            with cgutils.for_range(builder, builder.udiv(rows_, _I64(_TILE_ROWS))) as loop:
+                tile(_TILE_ROWS, builder.mul(loop.index, _I64(_TILE_ROWS)))
+            size = _TILE_ROWS // 2
+            while size:
+                wanted = builder.icmp_signed("!=", builder.and_(rows_, _I64(size)), _I64(0))
+                with builder.if_then(wanted):
+                    tile(size, builder.and_(rows_, _I64(-2 * size)))
+                size //= 2
+            return context.get_dummy_value()
+
+        return types.void(*(types.intp,) * 7), generate
+
+    return kernel
+
+
+_float_panel = _panel_kernel(PANEL)
+_bfloat_panel = _panel_kernel(LANES)
+
+
+@njit(cache=True, nogil=True)
+def _panels(
+    x: int, rows: int, depth: int, packed: int, words: int, bias: int, out: int, stride: int, first: int, end: int
+) -> None:
+    """Panels ``first`` … ``end − 1`` of a product; addresses as for the kernels, of whole arrays."""
+    for number in range(first, end):
+        panel = packed + number * depth * words * 4
+        column = number * PANEL * 4
+        if words == PANEL:
+            _float_panel(x, rows, depth, panel, bias + column, out + column, stride)
+        else:
+            _bfloat_panel(x, rows, depth, panel, bias + column, out + column, stride)
+
+
+@njit("void(f4[:, ::1], u4[:, :, ::1], f4[::1], f4[:, ::1])", cache=True, nogil=True)
+def multiply(x: Floats, packed: Words, bias: Floats, out: Floats) -> None:
+    """out = x · weightᵀ + bias on the calling thread.
+
+    Args:
+        x: [rows, in].
+        packed: what ``pack`` made of the weight [out, in].
+        bias: [out rounded up to 32].
+        out: [rows, out rounded up to 32].
+    """
+    panels, depth, words = packed.shape
+    _panels(
+        x.ctypes.data,
+        x.shape[0],
+        depth,
+        packed.ctypes.data,
+        words,
+        bias.ctypes.data,
+        out.ctypes.data,
+        out.shape[1],
+        0,
+        panels,
+    )
+
+
+@cfunc("void(CPointer(i8))", cache=True)
+def _share(pointer: Any) -> None:
+    """One thread's part of ``multiply_together``."""
+    task = carray(pointer, 10)
+    threads, panels = task[8], task[9]
+    number = team.thread_number()
+    first, end = panels * number // threads, panels * (number + 1) // threads
+    _panels(task[0], task[1], task[2], task[3], task[4], task[5], task[6], task[7], first, end)
+
+
+SHARE: int = _share.address
+
+
+@njit("void(f4[:, ::1], u4[:, :, ::1], f4[::1], f4[:, ::1], i8, i8)", cache=True, nogil=True)
+def multiply_together(x: Floats, packed: Words, bias: Floats, out: Floats, threads: int, share: int) -> None:
+    """``multiply`` on several threads of the team; ``share`` is ``SHARE``."""
+    panels, depth, words = packed.shape
+    if x.shape[0] * panels * PANEL * depth < _TEAM_WORK:
+        multiply(x, packed, bias, out)
+        return
+    task = np.empty(10, np.int64)
+    task[0], task[1], task[2] = x.ctypes.data, x.shape[0], depth
+    task[3], task[4], task[5] = packed.ctypes.data, words, bias.ctypes.data
+    task[6], task[7], task[8], task[9] = out.ctypes.data, out.shape[1], threads, panels
+    team.parallel(share, task.ctypes.data, np.uint32(threads), np.uint32(0))
+    task[0] = 0  # a use after the call: numba frees an array behind its last one
+
+
+def pack(weight: Floats) -> Words:
+    """Panels of a weight [out, in], in bfloat16 if that loses nothing.
+
+    Returns:
+        [panels, in, 16] where each word holds two bfloat16 weights (the low half is output i of the panel, the high
+        half output i + 16), or [panels, in, 32] float32. As uint32 either way.
+    """
+    padded = -(-weight.shape[0] // PANEL) * PANEL
+    words = np.zeros((padded, weight.shape[1]), np.uint32)
+    words[: weight.shape[0]] = np.ascontiguousarray(weight).view(np.uint32)
+    panels = words.reshape(-1, PANEL, weight.shape[1])
+    if not (words & 0xFFFF).any():
+        panels = panels[:, :LANES] >> 16 | panels[:, LANES:]
+    return np.ascontiguousarray(panels.transpose(0, 2, 1))

@@ -1,0 +1,34 @@
+"""Linear layers on CPU in float32: matrices packed once, the same bits for a row however many rows there are.
+
+``F.linear`` chooses its kernel, and with it the order of summation, by the number of rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from .kernels import gemm, team
+
+
+class PackedLinear:
+    """Products in float32 with packed weights, of which no other copy is kept."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, threads: int) -> None:
+        self._width = weight.shape[0]
+        self._packed = gemm.pack(weight.numpy())
+        self._padded = self._packed.shape[0] * gemm.PANEL
+        self._bias = np.zeros(self._padded, np.float32)
+        if bias is not None:
+            self._bias[: self._width] = bias.numpy()
+        self._threads = threads if team.available else 1
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.contiguous().numpy()
+        out = np.empty((rows.shape[0], self._padded), np.float32)
+        if self._threads == 1:
+            gemm.multiply(rows, self._packed, self._bias, out)
+        else:
+            gemm.multiply_together(rows, self._packed, self._bias, out, self._threads, gemm.SHARE)
+        result = torch.from_numpy(out)
+        return result if self._padded == self._width else result[:, : self._width].contiguous()
