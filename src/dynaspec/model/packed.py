@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .kernels import gemm, team
+from .kernels import gemm
+from .kernels.team import team_size
 
 
 class PackedLinear:
@@ -21,14 +22,11 @@ class PackedLinear:
         self._bias = np.zeros(self._padded, np.float32)
         if bias is not None:
             self._bias[: self._width] = bias.numpy()
-        self._threads = threads if team.available else 1
+        self._threads = team_size(threads)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.contiguous().numpy()
         out = np.empty((rows.shape[0], self._padded), np.float32)
-        if self._threads == 1:
-            gemm.multiply(rows, self._packed, self._bias, out)
-        else:
-            gemm.multiply_together(rows, self._packed, self._bias, out, self._threads, gemm.SHARE)
+        gemm.multiply(rows, self._packed, self._bias, out, self._threads)
         result = torch.from_numpy(out)
         return result if self._padded == self._width else result[:, : self._width].contiguous()

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dynaspec.model.kernels import gemm, team
+from dynaspec.model.kernels import gemm
 from dynaspec.model.linear import LinearFactory, PlainLinear, row_invariant
 from dynaspec.model.packed import PackedLinear
 
@@ -36,8 +36,6 @@ def test_rows_have_the_same_bits_for_every_number_of_rows_and_threads(
 
 
 def test_large_products_are_shared_by_the_team() -> None:
-    if not team.available:
-        pytest.skip("PyTorch does not use GNU OpenMP here")
     x = torch.randn(64, 512)
     weight = _weight((1024, 512), torch.bfloat16)
     assert torch.equal(PackedLinear(weight, None, 2)(x), PackedLinear(weight, None, 1)(x))

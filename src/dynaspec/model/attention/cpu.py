@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +11,13 @@ import torch
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.kernels import paged_attention as kernels
 from dynaspec.model.kernels.simd import LANES
+from dynaspec.model.kernels.team import team_size
 
 from .base import KV, AttentionSpec, Shape
 
 _UNIT_ROWS = 16
-_PARALLEL_WORK = 1 << 22
-"""Multiplications of one layer from which a second thread pays for being woken (about 0.2 ms)."""
+_TEAM_WORK = 1 << 18
+"""Multiplications of one layer from which more threads than one are faster."""
 _NO_ANCESTORS = np.empty(0, np.int64)
 
 
@@ -31,7 +30,7 @@ class CpuMeta:
     ancestors: npt.NDArray[np.int64]
     units: npt.NDArray[np.int32]
     chains: npt.NDArray[np.bool_]
-    bounds: tuple[int, ...]
+    bounds: npt.NDArray[np.int64]
     """Units of work of thread i: bounds[i] … bounds[i + 1] − 1."""
     longest: int
 
@@ -44,8 +43,7 @@ class CpuAttention:
 
     def __init__(self, spec: AttentionSpec, threads: int) -> None:
         self.spec = spec
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads - 1, "attention") if threads > 1 else None
+        self._threads = team_size(threads)
 
     def kv_shape(self, num_blocks: int) -> tuple[Shape, Shape]:
         padded = -(-self.spec.head_dim // LANES) * LANES
@@ -68,53 +66,41 @@ class CpuAttention:
             longest=int((batch.context_lens + rows).max()),
         )
 
-    def _split(self, cost: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    def _split(self, cost: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Shares of about equal cost, one a thread; a single share where the pass is small."""
         heads = self.spec.num_kv_heads
         end = (len(cost) - 1) * heads
-        if self._pool is None or int(cost[-1]) * self.spec.num_heads * self.spec.head_dim < _PARALLEL_WORK:
-            return 0, end
+        if self._threads == 1 or int(cost[-1]) * self.spec.num_heads * self.spec.head_dim < _TEAM_WORK:
+            return np.array((0, end))
         cumulative = np.repeat(np.diff(cost), heads).cumsum()
         shares = np.linspace(0, int(cumulative[-1]), self._threads + 1)[1:-1]
-        return 0, *np.searchsorted(cumulative, shares, side="right").tolist(), end
+        return np.array((0, *np.searchsorted(cumulative, shares, side="right").tolist(), end))
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: KV, meta: CpuMeta, window: int | None
     ) -> torch.Tensor:
         """See ``AttentionBackend.attend``."""
-        batch, spec, bounds = meta.batch, self.spec, meta.bounds
-        queries, k_cache, v_cache = q.numpy(), kv[0].numpy(), kv[1].numpy()
+        batch, spec = meta.batch, self.spec
+        k_cache, v_cache = kv[0].numpy(), kv[1].numpy()
         kernels.write_kv(k.numpy(), v.numpy(), k_cache, v_cache, batch.slots)
-        out = torch.empty(q.shape[0], spec.num_heads * spec.head_dim)
-        target = out.numpy()
-
-        def work(first: int, end: int) -> None:
-            kernels.attend(
-                queries,
-                k_cache,
-                v_cache,
-                target,
-                meta.units,
-                first,
-                end,
-                meta.longest,
-                batch.query_start,
-                batch.context_lens,
-                batch.block_tables,
-                batch.slots,
-                batch.positions,
-                meta.ancestors,
-                meta.chains,
-                spec.scale,
-                spec.softcap or 0.0,
-                window or 0,
-            )
-
-        if self._pool is None or len(bounds) == 2:
-            work(*bounds)
-            return out
-        others = [self._pool.submit(work, *share) for share in pairwise(bounds[1:])]
-        work(bounds[0], bounds[1])
-        for other in others:
-            other.result()
-        return out
+        out = np.empty((q.shape[0], spec.num_heads * spec.head_dim), np.float32)
+        kernels.attend(
+            q.numpy(),
+            k_cache,
+            v_cache,
+            out,
+            meta.units,
+            meta.bounds,
+            meta.longest,
+            batch.query_start,
+            batch.context_lens,
+            batch.block_tables,
+            batch.slots,
+            batch.positions,
+            meta.ancestors,
+            meta.chains,
+            spec.scale,
+            spec.softcap or 0.0,
+            window or 0,
+        )
+        return torch.from_numpy(out)

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import carray, cfunc, njit, types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from . import team
 from .simd import LANES
+from .team import together
 
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
@@ -130,71 +130,35 @@ _float_panel = _panel_kernel(PANEL)
 _bfloat_panel = _panel_kernel(LANES)
 
 
-@njit(cache=True, nogil=True)
-def _panels(
-    x: int, rows: int, depth: int, packed: int, words: int, bias: int, out: int, stride: int, first: int, end: int
-) -> None:
-    """Panels ``first`` … ``end − 1`` of a product; addresses as for the kernels, of whole arrays."""
-    for number in range(first, end):
-        panel = packed + number * depth * words * 4
+@njit("void(i8, i8, f4[:, ::1], u4[:, :, ::1], f4[::1], f4[:, ::1])", cache=True, nogil=True)
+def _share(thread: int, threads: int, x: Floats, packed: Words, bias: Floats, out: Floats) -> None:
+    """One thread's panels of a product."""
+    panels, depth, words = packed.shape
+    for number in range(panels * thread // threads, panels * (thread + 1) // threads):
+        panel = packed.ctypes.data + number * depth * words * 4
         column = number * PANEL * 4
+        inputs, offset, target = x.ctypes.data, bias.ctypes.data + column, out.ctypes.data + column
         if words == PANEL:
-            _float_panel(x, rows, depth, panel, bias + column, out + column, stride)
+            _float_panel(inputs, x.shape[0], depth, panel, offset, target, out.shape[1])
         else:
-            _bfloat_panel(x, rows, depth, panel, bias + column, out + column, stride)
+            _bfloat_panel(inputs, x.shape[0], depth, panel, offset, target, out.shape[1])
 
 
-@njit("void(f4[:, ::1], u4[:, :, ::1], f4[::1], f4[:, ::1])", cache=True, nogil=True)
-def multiply(x: Floats, packed: Words, bias: Floats, out: Floats) -> None:
-    """out = x · weightᵀ + bias on the calling thread.
+@njit("void(f4[:, ::1], u4[:, :, ::1], f4[::1], f4[:, ::1], i8)", cache=True, nogil=True)
+def multiply(x: Floats, packed: Words, bias: Floats, out: Floats, threads: int) -> None:
+    """out = x · weightᵀ + bias.
 
     Args:
         x: [rows, in].
         packed: what ``pack`` made of the weight [out, in].
         bias: [out rounded up to 32].
         out: [rows, out rounded up to 32].
+        threads: of the team, at most.
     """
-    panels, depth, words = packed.shape
-    _panels(
-        x.ctypes.data,
-        x.shape[0],
-        depth,
-        packed.ctypes.data,
-        words,
-        bias.ctypes.data,
-        out.ctypes.data,
-        out.shape[1],
-        0,
-        panels,
-    )
-
-
-@cfunc("void(CPointer(i8))", cache=True)
-def _share(pointer: Any) -> None:
-    """One thread's part of ``multiply_together``."""
-    task = carray(pointer, 10)
-    threads, panels = task[8], task[9]
-    number = team.thread_number()
-    first, end = panels * number // threads, panels * (number + 1) // threads
-    _panels(task[0], task[1], task[2], task[3], task[4], task[5], task[6], task[7], first, end)
-
-
-SHARE: int = _share.address
-
-
-@njit("void(f4[:, ::1], u4[:, :, ::1], f4[::1], f4[:, ::1], i8, i8)", cache=True, nogil=True)
-def multiply_together(x: Floats, packed: Words, bias: Floats, out: Floats, threads: int, share: int) -> None:
-    """``multiply`` on several threads of the team; ``share`` is ``SHARE``."""
-    panels, depth, words = packed.shape
-    if x.shape[0] * panels * PANEL * depth < _TEAM_WORK:
-        multiply(x, packed, bias, out)
-        return
-    task = np.empty(10, np.int64)
-    task[0], task[1], task[2] = x.ctypes.data, x.shape[0], depth
-    task[3], task[4], task[5] = packed.ctypes.data, words, bias.ctypes.data
-    task[6], task[7], task[8], task[9] = out.ctypes.data, out.shape[1], threads, panels
-    team.parallel(share, task.ctypes.data, np.uint32(threads), np.uint32(0))
-    task[0] = 0  # a use after the call: numba frees an array behind its last one
+    if threads == 1 or x.shape[0] * out.shape[1] * x.shape[1] < _TEAM_WORK:
+        _share(0, 1, x, packed, bias, out)
+    else:
+        together(_share, threads, (x, packed, bias, out))
 
 
 def pack(weight: Floats) -> Words:

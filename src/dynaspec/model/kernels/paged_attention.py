@@ -19,6 +19,7 @@ from numba import njit
 
 from .functions import exp, tanh
 from .simd import LANES, const, fma, lane_max, lane_sum, load, maximum, splat, store, store_first
+from .team import together
 
 Floats = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -44,23 +45,33 @@ def write_kv(k: Floats, v: Floats, k_cache: Floats, v_cache: Floats, slots: Int6
 
 @njit(cache=True, nogil=True)
 def _scores(queries: Floats, k_cache: Floats, head: int, table: Int32, first: int, end: int, scores: Floats) -> None:
-    """Dot products of the tile's queries [TILE, head_dim] with all keys of blocks first … end − 1."""
+    """Dot products of the tile's queries [TILE, head_dim] with all keys of blocks first … end − 1.
+
+    Two blocks at a time: eight sums that do not wait for each other.
+    """
     heads, head_dim = k_cache.shape[1], k_cache.shape[2]
     width = scores.shape[1]
-    for block in range(first, end):
+    for block in range(first, end, 2):
+        after = min(block + 1, end - 1)
         base = (table[block] * heads + head) * head_dim * LANES
-        s0 = s1 = s2 = s3 = const(0.0)
+        base_after = (table[after] * heads + head) * head_dim * LANES
+        s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = const(0.0)
         for d in range(head_dim):
-            key = load(k_cache, base + d * LANES)
-            s0 = fma(splat(queries[0, d]), key, s0)
-            s1 = fma(splat(queries[1, d]), key, s1)
-            s2 = fma(splat(queries[2, d]), key, s2)
-            s3 = fma(splat(queries[3, d]), key, s3)
-        at = block * LANES
+            key, key_after = load(k_cache, base + d * LANES), load(k_cache, base_after + d * LANES)
+            q0, q1, q2, q3 = splat(queries[0, d]), splat(queries[1, d]), splat(queries[2, d]), splat(queries[3, d])
+            s0, t0 = fma(q0, key, s0), fma(q0, key_after, t0)
+            s1, t1 = fma(q1, key, s1), fma(q1, key_after, t1)
+            s2, t2 = fma(q2, key, s2), fma(q2, key_after, t2)
+            s3, t3 = fma(q3, key, s3), fma(q3, key_after, t3)
+        at, at_after = block * LANES, after * LANES
         store(scores, at, s0)
         store(scores, width + at, s1)
         store(scores, 2 * width + at, s2)
         store(scores, 3 * width + at, s3)
+        store(scores, at_after, t0)
+        store(scores, width + at_after, t1)
+        store(scores, 2 * width + at_after, t2)
+        store(scores, 3 * width + at_after, t3)
 
 
 @njit(cache=True, nogil=True)
@@ -125,33 +136,50 @@ def _number_keys(
 
 @njit(cache=True, nogil=True)
 def _weighted(
-    total: Any, weights: Floats, keys: Int32, t: int, low: int, high: int, v_cache: Floats, table: Int32, at: int
+    totals: Any, weights: Floats, keys: Int32, t: int, low: int, high: int, v_cache: Floats, table: Int32, at: Any
 ) -> Any:
-    """total + Σ weight · value over the keys numbered low … high − 1; 16 dimensions, ``at`` their place in a block."""
+    """totals + Σ weight · value over the keys numbered low … high − 1.
+
+    Two vectors of 16 dimensions, ``at`` their places in a block.
+    """
+    first, second = totals
     width = v_cache.shape[3]
     block_size = v_cache.shape[1] * LANES * width
     for number in range(low, high):
         key = keys[t, number]
         base = table[key // LANES] * block_size + key % LANES * width
-        total = fma(splat(weights[t, number]), load(v_cache, base + at), total)
-    return total
+        weight = splat(weights[t, number])
+        first = fma(weight, load(v_cache, base + at[0]), first)
+        second = fma(weight, load(v_cache, base + at[1]), second)
+    return first, second
 
 
 @njit(cache=True, nogil=True)
-def _weighted_tile(totals: Any, weights: Floats, low: int, high: int, v_cache: Floats, table: Int32, at: int) -> Any:
+def _weighted_tile(totals: Any, weights: Floats, low: int, high: int, v_cache: Floats, table: Int32, at: Any) -> Any:
     """The same for all four queries at once, over context keys that all of them see."""
-    o0, o1, o2, o3 = totals
+    (a0, b0), (a1, b1), (a2, b2), (a3, b3) = totals
     width = v_cache.shape[3]
     block_size = v_cache.shape[1] * LANES * width
     for block in range(low // LANES, (high + LANES - 1) // LANES):
-        base = table[block] * block_size + at
+        base = table[block] * block_size
         for number in range(max(low, block * LANES), min(high, (block + 1) * LANES)):
-            value = load(v_cache, base + number % LANES * width)
-            o0 = fma(splat(weights[0, number]), value, o0)
-            o1 = fma(splat(weights[1, number]), value, o1)
-            o2 = fma(splat(weights[2, number]), value, o2)
-            o3 = fma(splat(weights[3, number]), value, o3)
-    return o0, o1, o2, o3
+            key = base + number % LANES * width
+            first, second = load(v_cache, key + at[0]), load(v_cache, key + at[1])
+            w0, w1 = splat(weights[0, number]), splat(weights[1, number])
+            w2, w3 = splat(weights[2, number]), splat(weights[3, number])
+            a0, b0 = fma(w0, first, a0), fma(w0, second, b0)
+            a1, b1 = fma(w1, first, a1), fma(w1, second, b1)
+            a2, b2 = fma(w2, first, a2), fma(w2, second, b2)
+            a3, b3 = fma(w3, first, a3), fma(w3, second, b3)
+    return (a0, b0), (a1, b1), (a2, b2), (a3, b3)
+
+
+@njit(cache=True, nogil=True)
+def _put(out: Floats, target: int, lane: int, head_dim: int, pair: Any, total: float) -> None:
+    """Writes two vectors of a head's dimensions ``lane`` … over ``total``; what lies beyond the head is left out."""
+    store_first(out, target + lane, pair[0] / splat(total), min(LANES, head_dim - lane))
+    if head_dim > lane + LANES:
+        store_first(out, target + lane + LANES, pair[1] / splat(total), min(LANES, head_dim - lane - LANES))
 
 
 @njit(cache=True, nogil=True)
@@ -175,9 +203,10 @@ def _values(
     """
     begin = min(lows.max(), limit)
     end = max(begin, min(highs.min(), limit))
-    for lane in range(0, head_dim, LANES):
-        at = head * LANES * v_cache.shape[3] + lane
-        zero = const(0.0)
+    width = v_cache.shape[3]
+    zero = const(0.0), const(0.0)
+    for lane in range(0, head_dim, 2 * LANES):
+        at = head * LANES * width + lane, head * LANES * width + min(lane + LANES, width - LANES)
         o0 = _weighted(zero, weights, keys, 0, lows[0], min(begin, highs[0]), v_cache, table, at)
         o1 = _weighted(zero, weights, keys, 1, lows[1], min(begin, highs[1]), v_cache, table, at)
         o2 = _weighted(zero, weights, keys, 2, lows[2], min(begin, highs[2]), v_cache, table, at)
@@ -187,27 +216,27 @@ def _values(
         o1 = _weighted(o1, weights, keys, 1, max(end, lows[1]), highs[1], v_cache, table, at)
         o2 = _weighted(o2, weights, keys, 2, max(end, lows[2]), highs[2], v_cache, table, at)
         o3 = _weighted(o3, weights, keys, 3, max(end, lows[3]), highs[3], v_cache, table, at)
-        count = min(LANES, head_dim - lane)
-        store_first(out, targets[0] + lane, o0 / splat(sums[0]), count)
-        store_first(out, targets[1] + lane, o1 / splat(sums[1]), count)
-        store_first(out, targets[2] + lane, o2 / splat(sums[2]), count)
-        store_first(out, targets[3] + lane, o3 / splat(sums[3]), count)
+        _put(out, targets[0], lane, head_dim, o0, sums[0])
+        _put(out, targets[1], lane, head_dim, o1, sums[1])
+        _put(out, targets[2], lane, head_dim, o2, sums[2])
+        _put(out, targets[3], lane, head_dim, o3, sums[3])
 
 
 @njit(
-    "void(f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], i4[:, ::1], i8, i8, i8, i4[::1], i4[::1],"
-    " i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8)",
+    "void(i8, i8, f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], i4[:, ::1], i8[::1], i8, i4[::1],"
+    " i4[::1], i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8)",
     cache=True,
     nogil=True,
 )
-def attend(
+def _share(
+    thread: int,
+    threads: int,
     q: Floats,
     k_cache: Floats,
     v_cache: Floats,
     out: Floats,
     units: Int32,
-    first_unit: int,
-    end_unit: int,
+    bounds: Int64,
     longest: int,
     query_start: Int32,
     context_lens: Int32,
@@ -220,20 +249,7 @@ def attend(
     softcap: float,
     window: int,
 ) -> None:
-    """Attention of the rows in some units of work, whose keys and values have been written.
-
-    Args:
-        q: [R, heads, head_dim], rows may lie apart.
-        k_cache: see the module; like ``v_cache``.
-        out: [R, heads · head_dim].
-        units: [U, 3] sequence, first and end row within it. Work is numbered unit · kv heads + kv head.
-        first_unit, end_unit: the range of work to do.
-        longest: most keys that any row may look at.
-        ancestors: [R] or empty.
-        chains: [S] whether positions, slots and ancestors are those of plain text, so that row i simply sees the
-            context and rows 0 … i.
-        scale, softcap, window: 0 = none for the last two.
-    """
+    """One thread's units of ``attend``."""
     heads, head_dim = q.shape[1], q.shape[2]
     kv_heads = k_cache.shape[1]
     group = heads // kv_heads
@@ -246,7 +262,7 @@ def attend(
     for t in range(TILE):
         for key in range(width):
             keys[t, key] = key
-    for number in range(first_unit, end_unit):
+    for number in range(bounds[thread], bounds[thread + 1]):
         sequence, first, end = units[number // kv_heads]
         head = number % kv_heads
         first_row, context, table = query_start[sequence], context_lens[sequence], block_tables[sequence]
@@ -278,6 +294,70 @@ def attend(
                 sums[t] = _softmax(scores, t, lows[t], highs[t], softcap)
             limit = highs.min() if chains[sequence] else context
             _values(scores, keys, sums, lows, highs, limit, v_cache, head, table, out, targets, head_dim)
+
+
+@njit(
+    "void(f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], i4[:, ::1], i8[::1], i8, i4[::1], i4[::1],"
+    " i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8)",
+    cache=True,
+    nogil=True,
+)
+def attend(
+    q: Floats,
+    k_cache: Floats,
+    v_cache: Floats,
+    out: Floats,
+    units: Int32,
+    bounds: Int64,
+    longest: int,
+    query_start: Int32,
+    context_lens: Int32,
+    block_tables: Int32,
+    slots: Int64,
+    positions: Int64,
+    ancestors: Int64,
+    chains: npt.NDArray[np.bool_],
+    scale: float,
+    softcap: float,
+    window: int,
+) -> None:
+    """Attention of rows whose keys and values have been written.
+
+    Args:
+        q: [R, heads, head_dim], rows may lie apart.
+        k_cache: see the module; like ``v_cache``.
+        out: [R, heads · head_dim].
+        units: [U, 3] sequence, first and end row within it. Work is numbered unit · kv heads + kv head.
+        bounds: [threads + 1] thread i does work bounds[i] … bounds[i + 1] − 1.
+        longest: most keys that any row may look at.
+        ancestors: [R] or empty.
+        chains: [S] whether positions, slots and ancestors are those of plain text, so that row i simply sees the
+            context and rows 0 … i.
+        scale, softcap, window: 0 = none for the last two.
+    """
+    work = (
+        q,
+        k_cache,
+        v_cache,
+        out,
+        units,
+        bounds,
+        longest,
+        query_start,
+        context_lens,
+        block_tables,
+        slots,
+        positions,
+        ancestors,
+        chains,
+        scale,
+        softcap,
+        window,
+    )
+    if bounds.size == 2:
+        _share(0, 1, *work)
+    else:
+        together(_share, bounds.size - 1, work)
 
 
 @njit("Tuple((i4[:, ::1], b1[::1], i8[::1]))(i4[::1], i4[::1], i8[::1], i8[::1], b1, i8)", cache=True, nogil=True)

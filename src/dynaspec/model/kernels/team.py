@@ -1,6 +1,6 @@
-"""Runs a compiled function on several threads at once: PyTorch's own OpenMP team.
+"""Runs compiled code on several threads at once: PyTorch's own OpenMP team.
 
-A decoding step has dozens of products of some ten microseconds. Waking a thread costs more than that, so the threads
+A decoding step has dozens of kernels of some ten microseconds. Waking a thread costs more than that, so the threads
 must be those that PyTorch's operators keep warm, and no second set may compete with them for the cores.
 """
 
@@ -13,12 +13,15 @@ from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import torch  # noqa: F401  loads the OpenMP runtime that is looked for here
+from llvmlite import ir
 from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 logger = logging.getLogger(__name__)
 
-_PARALLEL = "GOMP_parallel"
-_NUMBER = "omp_get_thread_num"
+_PARALLEL, _NUMBER = "GOMP_parallel", "omp_get_thread_num"
+_POINTER, _I32, _I64 = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)
 
 
 def _runtime() -> ctypes.CDLL | None:
@@ -31,20 +34,77 @@ def _runtime() -> ctypes.CDLL | None:
     return None if loaded is None else ctypes.CDLL(loaded)
 
 
+@ctypes.CFUNCTYPE(None, ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+def _alone(function: Any, data: int, threads: int, flags: int) -> None:
+    function(data)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int)
+def _first() -> int:
+    return 0
+
+
 def _register() -> bool:
+    """Makes the team's functions known to compiled code; whether there is a team."""
     runtime = _runtime()
-    if runtime is None:
-        logger.info("PyTorch here does not use GNU OpenMP: matrix products run on one thread")
-        return False
-    for name in (_PARALLEL, _NUMBER):
-        llvm.add_symbol(name, ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value)
-    return True
+    functions = (_alone, _first) if runtime is None else (getattr(runtime, name) for name in (_PARALLEL, _NUMBER))
+    for name, function in zip((_PARALLEL, _NUMBER), functions, strict=True):
+        llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+    return runtime is not None
 
 
-available = _register()
-"""Whether ``parallel`` and ``thread_number`` may be called."""
+_available = _register()
 
-parallel: Any = types.ExternalFunction(_PARALLEL, types.void(types.intp, types.intp, types.uint32, types.uint32))
-"""(address of a C function of one pointer, that pointer, threads, 0): runs the function on so many threads."""
-thread_number: Any = types.ExternalFunction(_NUMBER, types.int32())
-"""Which of them the calling one is."""
+
+def team_size(threads: int) -> int:
+    """How many threads of ``threads`` can run compiled code together."""
+    if threads > 1 and not _available:
+        logger.warning("PyTorch here does not use GNU OpenMP: model passes run on one thread")
+    return threads if _available else 1
+
+
+@intrinsic(prefer_literal=False)
+def together(typingctx: Any, function: Any, threads: Any, args: Any) -> Any:
+    """Calls ``function(i, threads, *args)`` for i = 0 … threads − 1, each on its own thread, and waits for all.
+
+    The function is one of numba's that returns nothing and raises nothing; args is a tuple.
+    """
+    inner_types = (types.intp, types.intp, *args.types)
+    inner_sig = function.get_call_type(typingctx, inner_types, {})
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        compiled = function.dispatcher.get_compile_result(inner_sig)
+        context.active_code_library.add_linking_library(compiled.library)
+        fields = [values[1], *cgutils.unpack_tuple(builder, values[2])]
+        share = _outlined(context, builder, compiled, [field.type for field in fields])
+        task = cgutils.alloca_once(builder, ir.LiteralStructType([field.type for field in fields]))
+        for place, field in enumerate(fields):
+            builder.store(field, cgutils.gep_inbounds(builder, task, 0, place))
+        start_type = ir.FunctionType(ir.VoidType(), [share.type, _POINTER, _I32, _I32])
+        start = cgutils.get_or_insert_function(builder.module, start_type, _PARALLEL)
+        count = builder.trunc(values[1], _I32)
+        builder.call(start, [share, builder.bitcast(task, _POINTER), count, _I32(0)])
+        return context.get_dummy_value()
+
+    return types.void(function, types.intp, args), generate
+
+
+def _outlined(context: Any, builder: Any, compiled: Any, fields: list[Any]) -> Any:
+    """A C function of one pointer that calls the compiled one with its thread's number and what the pointer shows."""
+    module = builder.module
+    function = ir.Function(
+        module,
+        ir.FunctionType(ir.VoidType(), [_POINTER]),
+        module.get_unique_name(f"share_{compiled.fndesc.unique_name}"),
+    )
+    function.linkage = "internal"
+    inner = ir.IRBuilder(function.append_basic_block("entry"))
+    task = inner.load(inner.bitcast(function.args[0], ir.LiteralStructType(fields).as_pointer()))
+    number_of = cgutils.get_or_insert_function(module, ir.FunctionType(_I32, []), _NUMBER)
+    number = inner.sext(inner.call(number_of, []), _I64)
+    arguments = [number, *(inner.extract_value(task, place) for place in range(len(fields)))]
+    callee = context.declare_function(module, compiled.fndesc)
+    signature = compiled.signature
+    context.call_conv.call_function(inner, callee, signature.return_type, signature.args, arguments)
+    inner.ret_void()
+    return function

@@ -156,7 +156,7 @@ def test_path_of_a_tree_has_the_bits_of_the_chain() -> None:
 
 @pytest.mark.parametrize("window", [None, 9])
 def test_threads_and_neighbours_change_no_bit(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaspec.model.attention.cpu._PARALLEL_WORK", 0)
+    monkeypatch.setattr("dynaspec.model.attention.cpu._TEAM_WORK", 0)
     case = make([37, 0, 100, 16], [5, 40, 1, 17])
     together = case.run(CpuAttention(case.spec, 1), window)
     for threads in (2, 3, 7):
