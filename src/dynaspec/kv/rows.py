@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -34,11 +35,30 @@ def ragged_rows(tables: Int32, block_size: int, lanes: Int64, start: Int64, coun
         tables: [lanes, max blocks] of all lanes.
         lanes, start, count: [S], ``count`` ≥ 1.
     """
-    query_start = np.zeros(len(lanes) + 1, dtype=np.int32)
-    np.cumsum(count, out=query_start[1:])
-    row_lanes = np.repeat(lanes, count)
-    positions = np.arange(query_start[-1]) + np.repeat(start - query_start[:-1], count)
-    block, offset = np.divmod(positions, block_size)
-    slots = tables[row_lanes, block] * np.int64(block_size) + offset
-    width = int((start + count - 1).max()) // block_size + 1
-    return RaggedRows(query_start, row_lanes, positions, slots, tables[lanes, :width])
+    return RaggedRows(*_rows(tables, block_size, lanes, start, count))
+
+
+@njit(
+    "Tuple((i4[::1], i8[::1], i8[::1], i8[::1], i4[:, ::1]))(i4[:, ::1], i8, i8[::1], i8[::1], i8[::1])",
+    cache=True,
+    nogil=True,
+)
+def _rows(
+    tables: Int32, block_size: int, lanes: Int64, start: Int64, count: Int64
+) -> tuple[Int32, Int64, Int64, Int64, Int32]:
+    query_start = np.zeros(lanes.size + 1, np.int32)
+    width = 0
+    for s in range(lanes.size):
+        query_start[s + 1] = query_start[s] + count[s]
+        width = max(width, (start[s] + count[s] - 1) // block_size + 1)
+    total = query_start[-1]
+    row_lanes, positions, slots = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
+    blocks = np.empty((lanes.size, width), np.int32)
+    for s in range(lanes.size):
+        table = tables[lanes[s]]
+        blocks[s] = table[:width]
+        for i in range(count[s]):
+            row, position = query_start[s] + i, start[s] + i
+            row_lanes[row], positions[row] = lanes[s], position
+            slots[row] = np.int64(table[position // block_size]) * block_size + position % block_size
+    return query_start, row_lanes, positions, slots, blocks

@@ -22,7 +22,7 @@ from dynaspec.sampling.state import SamplerState
 
 from .drawing import DraftColumns
 from .none import no_drafts
-from .stopping import StopMask
+from .stopping import stop_mask
 from .watermark import Watermarks
 
 
@@ -99,7 +99,7 @@ class DraftModelProposer:
             self._model.device,
             probabilistic=self._probabilistic,
         )
-        mask = StopMask(plan.stop, depth[index], self._model.device)
+        mask = stop_mask(plan.stop, depth[index], self._model.device)
         ingested, hidden = self._ingest(batch, index, catching_up)
         rows_per_pass = [ingested]
         running = np.arange(index.size)

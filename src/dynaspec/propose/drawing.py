@@ -66,11 +66,8 @@ class DraftColumns:
             tokens, q = draw(scores, rows, self._sampler, Purpose.DRAFT)
         else:
             tokens, q = ops.argmax(scores), None
-        raw = logits.softmax(-1)
-        if rule is not None and rule.signal == "token_prob":
-            signal = raw.gather(1, tokens[:, None])[:, 0]
-        else:
-            signal = raw.amax(-1)
+        signalled = tokens if rule is not None and rule.signal == "token_prob" else ops.argmax(logits)
+        signal = ops.probability(logits, signalled)
         at = self._index(requests)
         self._tokens[at, position] = tokens
         self._signal[at, position] = signal

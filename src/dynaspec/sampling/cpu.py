@@ -134,6 +134,22 @@ def softmax(scores: Float32, index: Int64, out: Float32) -> None:
 
 
 @kernel
+def probability(scores: Float32, tokens: Int64, out: Float32) -> None:
+    """out[r] = softmax(scores[r])[tokens[r]]; 0 for a row that is −inf throughout.
+
+    Args:
+        scores: [R, V]
+        tokens: [R]
+        out: [R]
+    """
+    weights = np.empty(scores.shape[1], np.float64)
+    for r in range(tokens.size):
+        weigh(scores[r], weights)
+        mass = total(weights)
+        out[r] = np.float32(weights[tokens[r]] / mass) if mass > 0.0 else 0.0
+
+
+@kernel
 def race(weights: Float32, keys: UInt64, out: Int64) -> None:
     """out[r] = argmin_i E_i / weights[r, i] with exponential noise E of stream keys[r]; 0 if no weight is positive.
 

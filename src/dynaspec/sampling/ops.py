@@ -31,6 +31,15 @@ def softmax(scores: torch.Tensor, index: Int64) -> torch.Tensor:
     return out
 
 
+def probability(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The probability of one token [R] in the softmax of each row [R, V]: float32 [R] on the scores' device."""
+    if not _on_cpu(scores):
+        return scores.softmax(-1).gather(1, tokens[:, None])[:, 0]
+    out = np.empty(scores.shape[0], np.float32)
+    cpu.probability(scores.numpy(), tokens.numpy(), out)
+    return torch.from_numpy(out)
+
+
 def race(weights: torch.Tensor, keys: UInt64) -> torch.Tensor:
     """One token of each row [r, V], drawn in proportion to its weights with the noise of stream keys[r].
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaspec.contract.step import StopRule
-from dynaspec.propose.stopping import StopMask
+from dynaspec.propose.stopping import stop_mask
 
 CPU = torch.device("cpu")
 
@@ -18,7 +18,7 @@ def lengths(
     rule: StopRule | None, depth: Sequence[int], signals: Sequence[Sequence[float]]
 ) -> tuple[list[int], list[int]]:
     """(final lengths, rows of each pass) where row i shows ``signals[i]`` pass after pass."""
-    mask = StopMask(rule, np.array(depth, dtype=np.int64), CPU)
+    mask = stop_mask(rule, np.array(depth, dtype=np.int64), CPU)
     running, rows = np.arange(len(depth)), []
     for done in range(1, max(depth) + 1):
         rows.append(running.size)
@@ -80,6 +80,6 @@ def test_the_mask_is_the_rule(data: st.DataObject, scope: str) -> None:
 
 @pytest.mark.parametrize("scope", ["request", "batch_mean"])
 def test_rows_may_be_given_in_any_order(scope: str) -> None:
-    mask = StopMask(StopRule((0.5,), scope), np.array([2, 2]), CPU)  # type: ignore[arg-type]
+    mask = stop_mask(StopRule((0.5,), scope), np.array([2, 2]), CPU)  # type: ignore[arg-type]
     mask.update(1, np.array([1, 0]), torch.tensor([0.2, 0.9]))
     assert mask.lengths().tolist() == ([2, 1] if scope == "request" else [2, 2])

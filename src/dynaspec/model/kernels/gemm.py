@@ -25,11 +25,11 @@ Words = npt.NDArray[np.uint32]
 
 PANEL = 2 * LANES
 _TILE_ROWS = 8
-"""Rows worked on at a time, a power of two: 16 sums in registers. A rest goes through halved tiles."""
+"""Rows worked on at a time: 16 sums in registers. What is left goes through a smaller tile."""
 
 _AHEAD = 128
 """Inputs that weights are fetched ahead of their use; without it a tile of 8 rows waits for memory."""
-_TEAM_WORK = 1 << 17
+_TEAM_WORK = 1 << 20
 """Multiplications from which more threads than one are faster."""
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -113,12 +113,10 @@ def _panel_kernel(words: int) -> Any:
 
             with cgutils.for_range(builder, builder.udiv(rows_, _I64(_TILE_ROWS))) as loop:
                 tile(_TILE_ROWS, builder.mul(loop.index, _I64(_TILE_ROWS)))
-            size = _TILE_ROWS // 2
-            while size:
-                wanted = builder.icmp_signed("!=", builder.and_(rows_, _I64(size)), _I64(0))
-                with builder.if_then(wanted):
-                    tile(size, builder.and_(rows_, _I64(-2 * size)))
-                size //= 2
+            rest = builder.urem(rows_, _I64(_TILE_ROWS))
+            for size in range(1, _TILE_ROWS):
+                with builder.if_then(builder.icmp_signed("==", rest, _I64(size))):
+                    tile(size, builder.sub(rows_, rest))
             return context.get_dummy_value()
 
         return types.void(*(types.intp,) * 7), generate
