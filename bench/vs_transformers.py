@@ -331,7 +331,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="models/target", help="the target's checkpoint folder")
     parser.add_argument("--draft-model", default="models/draft", help="the drafter's checkpoint folder")
     parser.add_argument("--rounds", type=int, default=3, help="times that everything is measured (3)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of each continuation (64)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="tokens of each continuation (128)")
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
     args = parser.parse_args()
     if args.rounds < 1 or args.max_tokens < 2:

@@ -15,7 +15,6 @@ import torch
 
 from dynaspec.contract.step import StopRule
 
-
 Int64 = npt.NDArray[np.int64]
 
 

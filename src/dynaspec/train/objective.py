@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from dynaspec.train.precision import precision
+
 Backbone = Callable[..., Any]
-
-
-def precision(device: torch.device) -> AbstractContextManager[object]:
-    """bfloat16 products on CUDA, float32 elsewhere."""
-    if device.type == "cuda":
-        return torch.autocast("cuda", dtype=torch.bfloat16)
-    return nullcontext()
 
 
 def logits(model: LlamaForCausalLM, inputs: Tensor, backbone: Backbone | None = None) -> Tensor:
