@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from .step import DraftView, SpecPlan, StepOutcome, StepView
 
@@ -29,4 +29,13 @@ class Controller(Protocol):
 
     def forget(self, ids: Sequence[str]) -> None:
         """These requests have ended."""
+        ...
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A controller that can say what it believes; for metrics, the decision log and people."""
+
+    def estimates(self) -> Mapping[str, Any]:
+        """Plain JSON values: what the latest decision rested on."""
         ...

@@ -67,6 +67,10 @@ class Drafts:
     early_exit: npt.NDArray[np.bool_] | None = None
     """[B] drafting stopped before the granted depth because of the stop rule."""
     rows_per_pass: tuple[int, ...] = ()
+    kv_skipped: int = 0
+    """See ``Work``."""
+    kv_redone: int = 0
+    """See ``Work``."""
     skipped: dict[str, str] | None = None
     """Request id → reason, where a granted depth came to nothing (``catching_up``, ``no_match``, …)."""
 

@@ -42,6 +42,8 @@ class Limits:
     """The proposer honours a StopRule between its passes."""
     can_trim: bool = True
     """Rows may be dropped between drafting and verification."""
+    can_gate: bool = True
+    """The drafter can leave out the KV of single draft tokens."""
     verify_budget: int | None = None
     """Most target rows in a step; None = no limit."""
     plan_lag: int = 0
@@ -72,6 +74,8 @@ class StepView:
     waiting: int
     """Requests in the queue."""
     limits: Limits
+    expected_acceptance: tuple[float | None, ...] = ()
+    """What callers expect of each request: share of drafted tokens accepted. Empty = no request says anything."""
 
     def select(self, keep: Sequence[int]) -> StepView:
         """The same view of some of its requests."""
@@ -79,7 +83,9 @@ class StepView:
             "lag": tuple(tuple(column[i] for i in keep) for column in self.lag),
             "offers": tuple(c if c is None else tuple(c[i] for i in keep) for c in self.offers),
         }
-        columns = ("ids", "context_len", "room_depth", "room_nodes", "max_draft", "temperature")
+        columns = ["ids", "context_len", "room_depth", "room_nodes", "max_draft", "temperature"]
+        if self.expected_acceptance:
+            columns.append("expected_acceptance")
         return replace(self, **_selected(self, columns, keep), **per_proposer)
 
 
@@ -95,6 +101,18 @@ class StopRule:
     below: tuple[float, ...]
     scope: Scope = "request"
     signal: Signal = "confidence"
+    weight: float = 1.0
+    """For ``survival``, with ``bias`` and ``offset``: the signal is the product, over the draft so far, of
+    σ(weight · logit(confidence) + bias[position] + offset[request]), the chance that all of it is accepted. The
+    confidence is the drafter's largest probability, whatever token was drawn."""
+    bias: tuple[float, ...] = ()
+    """One entry a position; the last one goes on for longer drafts."""
+    offset: tuple[float, ...] = ()
+    """One entry a request of the plan."""
+
+    def select(self, keep: Sequence[int]) -> StopRule:
+        """The same rule for some of its plan's requests."""
+        return self if not self.offset else replace(self, **_selected(self, ("offset",), keep))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +138,8 @@ class SpecPlan:
 
     def select(self, keep: Sequence[int]) -> SpecPlan:
         """The same plan for some of its requests."""
-        return replace(self, **_selected(self, ("depth", "proposer", "nodes"), keep))
+        stop = None if self.stop is None else self.stop.select(keep)
+        return replace(self, stop=stop, **_selected(self, ("depth", "proposer", "nodes"), keep))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +164,10 @@ class Work:
     kv_tokens: int = 0
     """Σ over the target pass's rows of the KV entries each attended to."""
     prefill_rows: int = 0
+    kv_skipped: int = 0
+    """Draft tokens whose drafter KV was not written, because of ``SpecPlan.gate_kv_below``."""
+    kv_redone: int = 0
+    """Committed tokens that the drafter processed a second time, because the first time left no usable KV."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ def softmax(scores: Float32, index: Int64, out: Float32) -> None:
 
 @kernel
 def probability(scores: Float32, tokens: Int64, out: Float32) -> None:
-    """out[r] = softmax(scores[r])[tokens[r]]; 0 for a row that is −inf throughout.
+    """out[r] = softmax(scores[r])[tokens[r]]; NaN where that score is NaN or the row is −inf throughout.
 
     Args:
         scores: [R, V]
@@ -146,7 +146,8 @@ def probability(scores: Float32, tokens: Int64, out: Float32) -> None:
     for r in range(tokens.size):
         weigh(scores[r], weights)
         mass = total(weights)
-        out[r] = np.float32(weights[tokens[r]] / mass) if mass > 0.0 else 0.0
+        known = mass > 0.0 and not np.isnan(scores[r, tokens[r]])
+        out[r] = np.float32(weights[tokens[r]] / mass) if known else np.nan
 
 
 @kernel
