@@ -109,6 +109,9 @@ class StopRule:
     """One entry a position; the last one goes on for longer drafts."""
     offset: tuple[float, ...] = ()
     """One entry a request of the plan."""
+    total_below: tuple[float, ...] = ()
+    """For ``survival``: drafting ends for all where Σ (signal − ``below``) over the rows still drafting is less, since
+    a pass is paid for by all of them together. Empty = never."""
 
     def select(self, keep: Sequence[int]) -> StopRule:
         """The same rule for some of its plan's requests."""

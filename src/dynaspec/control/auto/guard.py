@@ -1,0 +1,101 @@
+"""Plain decoding or speculation: predictions, held against what steps really gave and took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["plain", "speculate", "probe_plain", "probe_draft"]
+
+_FORGET = 0.99
+_PRIOR_STEPS = 12.0
+"""The prediction counts as confirmed by so many steps."""
+_SHORTEST, _LONGEST = 8, 256
+"""Steps between two trials of drafting while decoding plainly; doubled after every trial that brought nothing."""
+_FOLLOW_UP = 3
+"""Steps to the next trial after one that brought something."""
+_PLAIN_EVERY = ((1.05, 64), (1.2, 128), (1.5, 256), (float("inf"), 1024))
+"""How often plain decoding is tried: (predicted advantage of speculation below, steps)."""
+_HYSTERESIS = 1.01
+"""Speculation is taken up again when it promises this much; left when it promises less than plain decoding."""
+
+
+class Ratio:
+    """What steps of one mode gave a second, over what was predicted; 1 until there is evidence."""
+
+    def __init__(self) -> None:
+        self._measured = [_PRIOR_STEPS, _PRIOR_STEPS]
+        self._predicted = [_PRIOR_STEPS, _PRIOR_STEPS]
+
+    @property
+    def value(self) -> float:
+        measured = self._measured[0] / self._measured[1]
+        return measured * self._predicted[1] / self._predicted[0]
+
+    def observe(self, emitted: float, seconds: float, predicted_emitted: float, predicted_s: float) -> None:
+        """One step; everything is taken relative to its prediction, so that steps of all sizes count alike."""
+        seconds = min(seconds, 2.0 * predicted_s)
+        for sums, tokens, time in (
+            (self._measured, emitted / predicted_emitted, seconds / predicted_s),
+            (self._predicted, 1.0, 1.0),
+        ):
+            sums[0] = _FORGET * sums[0] + tokens
+            sums[1] = _FORGET * sums[1] + time
+
+
+@dataclass(slots=True)
+class Prediction:
+    """What a planned step was expected to give and take."""
+
+    drafts: bool
+    emitted: float
+    seconds: float
+
+
+class PlainGuard:
+    """Decides the mode of each step. Counts steps, no clock."""
+
+    def __init__(self) -> None:
+        self.speculation = Ratio()
+        self.plain = Ratio()
+        self.mode: Mode = "speculate"
+        self._speculating = True
+        self._since_plain = 0
+        self._until_trial = _SHORTEST
+        self._pause = _SHORTEST
+
+    def decide(self, speculative: float, plain: float) -> Mode:
+        """The mode of the next step.
+
+        Args:
+            speculative: predicted tokens/s of the best plan with drafts; 0 if there is none.
+            plain: predicted tokens/s of plain decoding.
+        """
+        advantage = speculative * self.speculation.value / (plain * self.plain.value)
+        if advantage > (1.0 if self._speculating else _HYSTERESIS):
+            if not self._speculating:
+                self._speculating, self._pause = True, _SHORTEST
+            self._since_plain += 1
+            every = next(steps for below, steps in _PLAIN_EVERY if advantage < below)
+            self.mode = "probe_plain" if self._since_plain >= every else "speculate"
+        else:
+            if self._speculating:
+                self._speculating, self._until_trial = False, self._pause
+            self._until_trial -= 1
+            self.mode = "probe_draft" if self._until_trial <= 0 else "plain"
+        if self.mode == "probe_plain":
+            self._since_plain = 0
+        elif self.mode == "probe_draft":
+            self._until_trial = self._pause = min(2 * self._pause, _LONGEST)
+        return self.mode
+
+    def tried(self, paid: bool) -> None:
+        """Whether a trial of drafting gave more tokens a second than plain decoding."""
+        if paid and not self._speculating:
+            self._until_trial = min(self._until_trial, _FOLLOW_UP)
+            self._pause = _SHORTEST
+
+    def observe(self, prediction: Prediction, emitted: int, seconds: float) -> None:
+        """A step without prefill has ended."""
+        ratio = self.speculation if prediction.drafts else self.plain
+        ratio.observe(float(emitted), seconds, prediction.emitted, prediction.seconds)
