@@ -29,8 +29,6 @@ _WEIGHT_FLOOR, _BIAS_FLOOR, _OFFSET_FLOOR = 2e-4, 0.01, 0.05
 _WEIGHT_DRIFT, _BIAS_DRIFT, _OFFSET_DRIFT = 2e-5, 2e-3, 5e-3
 """Variance that a step adds."""
 _WEIGHT_PRIOR, _BIAS_PRIOR, _OFFSET_PRIOR = 0.25, 1.0, 0.5
-_OPTIMISM = 1.0
-"""Standard deviations that are hoped for when planning."""
 _RETURN = 0.99
 """A request's offset goes back to the population's by this factor a step: one that was given up is tried again."""
 
@@ -141,9 +139,9 @@ class AcceptanceModel:
         """A step has passed."""
         _age(self.weight, self._bias_var, self.offset, self._offset_var)
 
-    def hopeful(self) -> Floats:
-        """[POSITIONS] the biases as they may well be: the less is known, the more is hoped for, and so tried."""
-        return np.asarray(self.bias + _OPTIMISM * np.sqrt(self._bias_var))
+    def hopeful(self, deviations: float) -> Floats:
+        """[POSITIONS] the biases if they are so many standard deviations better than estimated."""
+        return np.asarray(self.bias + deviations * np.sqrt(self._bias_var))
 
     def chance(self, position: int) -> float:
         """Conditional acceptance at a position for a request like the average, with the feature at 0."""

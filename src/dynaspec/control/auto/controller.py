@@ -31,6 +31,9 @@ _PENDING = 16
 _TRIAL_LENGTH = 2
 _TRIAL_COST = 1.25
 """Most that a trial may take, in plain steps and without drafter passes, where there are requests to leave out."""
+_OPTIMISM, _OPTIMISM_PLAIN = 1.0, 0.3
+"""Standard deviations hoped for: what is little known is tried as long as it may well pay. In plain decoding, which
+has trials of its own, less."""
 _ROUNDS = 2
 """Times that lengths and the value of a token are fitted to each other in a step; they go on from the last step's."""
 
@@ -75,7 +78,9 @@ class AutoController:
         self._planner = ChainPlanner(limits)
         self._longest = min(longest, self._planner.longest)
         self._target = CostCurve(costs.target or _saved_curve(warm_start))
-        self._drafters = _drafters(limits, costs, self._target.at(1.0), warm_start)
+        self._drafters = _drafters(limits, costs, warm_start)
+        self._can_trim = limits.can_trim and limits.ragged and _dense(limits)
+        self._runnable = np.isin(np.arange(self._longest + 1), limits.draft_lens)
         self._places = Places()
         self._guard = PlainGuard()
         self._host_s = 0.0
@@ -107,15 +112,14 @@ class AutoController:
         return plan
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
-        able = self._limits.can_trim and self._limits.ragged
-        if not able or self._guard.mode == "probe_draft" or not any(drafts.length):
+        if not self._can_trim or self._guard.mode == "probe_draft" or not any(drafts.length):
             return self._planner.trim(view, plan, drafts)
         lens = np.array(tuple(map(min, plan.depth, drafts.length)), dtype=np.int64)
         survival = self._survival(view, plan, drafts, lens)
         budget = int(lens.sum()) if plan.verify_nodes is None else plan.verify_nodes
         base_rows = float(len(view.ids) + view.prefill_tokens)
         depth = admit_by_survival(survival, lens, self._value, KNOTS, self._target.seconds, base_rows, budget)
-        admitted = tuple(map(self._planner.runnable, depth.tolist()))
+        admitted = tuple(depth.tolist())
         return plan if admitted == plan.depth else plan.with_depth(admitted)
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -183,7 +187,7 @@ class AutoController:
         requests = cap.size
         base_rows = float(requests + view.prefill_tokens)
         for _ in range(_ROUNDS):
-            situation = Situation(places, cap, self._value, self._target, base_rows)
+            situation = self._situation(places, cap, base_rows)
             wish, owner = self._route(view, situation)
             drafted = float(wish.rows)
             seconds = wish.seconds + self._target.at(requests + drafted) + self._host_s
@@ -195,6 +199,10 @@ class AutoController:
                 break
         prediction = Prediction(wish.hoped > 0.0, requests + wish.expected, seconds)
         return wish.depth, owner, hoped if prediction.drafts else 0.0, prediction
+
+    def _situation(self, places: Ints, cap: Ints, base_rows: float) -> Situation:
+        optimism = _OPTIMISM if self._guard.speculating else _OPTIMISM_PLAIN
+        return Situation(places, cap, self._runnable, self._value, optimism, self._target, base_rows)
 
     def _route(self, view: StepView, situation: Situation) -> tuple[Wish, Ints]:
         """Every request goes to the proposer that gains most for it."""
@@ -241,7 +249,7 @@ class AutoController:
             for index, drafter in enumerate(self._drafters):
                 mine = (owner == index) & (wish > 0)
                 if drafter.stops and mine.any():
-                    situation = Situation(places, cap, self._value, self._target, float(cap.size))
+                    situation = self._situation(places, cap, float(cap.size))
                     stop = drafter.rule(situation)
                     # The rule ends drafts by what they turn out to be; the length expected is no limit then.
                     wish = np.where(mine, np.minimum(cap, _open_end(stop)), wish)
@@ -301,16 +309,23 @@ class AutoController:
                 drafter.observe(whole[0], whole[1], columns[2], columns[3], whole[4])
 
 
-def _drafters(limits: Limits, costs: PassCosts, target_pass: float, profile: Profile | None) -> list[Drafter]:
+def _drafters(limits: Limits, costs: PassCosts, profile: Profile | None) -> list[Drafter]:
     rates = profile.acceptance_rate_per_pos if profile is not None else ()
+    # Lengths are rounded before drafting, not after: where few can run, drafts cannot end early.
+    can_stop = limits.can_stop and _dense(limits)
     drafters: list[Drafter] = []
     for index, traits in enumerate(limits.proposers):
         if traits.passes_per_draft == "none":
             drafters.append(LookupDrafter(index, rates))
         else:
             start = costs.drafters[index] if index < len(costs.drafters) else ()
-            drafters.append(ModelDrafter(traits, index, start, target_pass, rates, limits.can_stop))
+            drafters.append(ModelDrafter(traits, index, start, rates, can_stop))
     return drafters
+
+
+def _dense(limits: Limits) -> bool:
+    """Whether every draft length up to the longest can run."""
+    return len(limits.draft_lens) == limits.draft_lens[-1] + 1
 
 
 def _saved_curve(profile: Profile | None) -> tuple[tuple[int, float], ...]:

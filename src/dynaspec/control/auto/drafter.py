@@ -19,10 +19,13 @@ from .lengths import chain_depths, expected_tokens, lookup_depths, survivals
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _MODEL_BIAS, _LOOKUP_BIAS = 0.85, 0.0
 """Chance of a first slot before anything is known, as a logit: 0.7 and 0.5."""
 _CONFIDENCE_WEIGHT, _MATCH_WEIGHT = 0.7, 0.5
+_HORIZON = 32
+"""Steps over which catching up after plain decoding is paid off."""
 
 
 @dataclass(slots=True)
@@ -51,8 +54,12 @@ class Situation:
     """[B]"""
     cap: Ints
     """[B] longest draft possible."""
+    runnable: Bools
+    """[longest + 1] draft lengths that the host can run."""
     value: float
     """Seconds that a token is worth."""
+    optimism: float
+    """Standard deviations that acceptance is hoped to be better than estimated."""
     target: CostCurve
     base_rows: float
     """Rows of the target pass without drafts."""
@@ -124,7 +131,6 @@ class ModelDrafter:
         traits: ProposerTraits,
         index: int,
         start: Curve,
-        target_pass: float,
         rates: Sequence[float],
         can_stop: bool,
     ) -> None:
@@ -132,14 +138,13 @@ class ModelDrafter:
         Args:
             index: among the host's proposers.
             start: its passes at start-up, (rows, seconds).
-            target_pass: seconds of a target pass over one row.
             rates: acceptance per position of a saved profile; empty = unknown.
         """
         self.stops = can_stop and traits.has_confidence and traits.passes_per_draft == "per_token"
         self._confident = traits.has_confidence
         self._single_pass = traits.passes_per_draft == "one"
         self._index = index
-        self._cost = DraftCost(start, target_pass, model=True)
+        self._cost = DraftCost(start, model=True)
         self._prior = AcceptanceModel(weight=0.0, bias=_MODEL_BIAS)
         self._informed = AcceptanceModel(weight=_CONFIDENCE_WEIGHT, bias=0.0)
         for position, rate in enumerate(conditional(rates)[:POSITIONS]):
@@ -162,13 +167,15 @@ class ModelDrafter:
     def wish(self, view: StepView, situation: Situation) -> Wish:
         requests = situation.cap.size
         depth, worth = np.empty(requests, np.int64), np.empty(requests)
+        self._cost.suppose(situation.target.at(1.0))
         call, each = self._call_and_pass()
         offset = self._prior.offset[situation.places]
         hoped, passes, drafter_rows, rows = chain_depths(
-            self._prior.hopeful(),
+            self._prior.hopeful(situation.optimism),
             offset,
             situation.cap,
-            np.array(view.lag[self._index], dtype=np.int64),
+            situation.runnable,
+            np.array(view.lag[self._index], dtype=np.float64) / _HORIZON,
             situation.value,
             call,
             each,
@@ -240,7 +247,7 @@ class LookupDrafter:
     def __init__(self, index: int, rates: Sequence[float]) -> None:
         """See ``ModelDrafter``."""
         self._index = index
-        self._cost = DraftCost((), 0.0, model=False)
+        self._cost = DraftCost((), model=False)
         self._model = AcceptanceModel(weight=_MATCH_WEIGHT, bias=_LOOKUP_BIAS)
         for position, rate in enumerate(conditional(rates)[:POSITIONS]):
             self._model.bias[position:] = float(logit(rate))
@@ -266,7 +273,7 @@ class LookupDrafter:
         offset = self._model.offset[situation.places]
         hoped, rows = lookup_depths(
             weight,
-            self._model.hopeful(),
+            self._model.hopeful(situation.optimism),
             offset,
             feature,
             self.caps(view, situation.cap),

@@ -8,8 +8,9 @@ from typing import Literal
 Mode = Literal["plain", "speculate", "probe_plain", "probe_draft"]
 
 _FORGET = 0.99
-_PRIOR_STEPS = 12.0
+_PRIOR_STEPS = 30.0
 """The prediction counts as confirmed by so many steps."""
+_RETURN = 0.01
 _SHORTEST, _LONGEST = 8, 256
 """Steps between two trials of drafting while decoding plainly; doubled after every trial that brought nothing."""
 _FOLLOW_UP = 3
@@ -42,6 +43,12 @@ class Ratio:
             sums[0] = _FORGET * sums[0] + tokens
             sums[1] = _FORGET * sums[1] + time
 
+    def rest(self) -> None:
+        """A step of the other mode: what was measured grows old, and the prediction is trusted again."""
+        for sums in (self._measured, self._predicted):
+            sums[0] += _RETURN * (_PRIOR_STEPS - sums[0])
+            sums[1] += _RETURN * (_PRIOR_STEPS - sums[1])
+
 
 @dataclass(slots=True)
 class Prediction:
@@ -59,7 +66,7 @@ class PlainGuard:
         self.speculation = Ratio()
         self.plain = Ratio()
         self.mode: Mode = "speculate"
-        self._speculating = True
+        self.speculating = True
         self._since_plain = 0
         self._until_trial = _SHORTEST
         self._pause = _SHORTEST
@@ -72,15 +79,15 @@ class PlainGuard:
             plain: predicted tokens/s of plain decoding.
         """
         advantage = speculative * self.speculation.value / (plain * self.plain.value)
-        if advantage > (1.0 if self._speculating else _HYSTERESIS):
-            if not self._speculating:
-                self._speculating, self._pause = True, _SHORTEST
+        if advantage > (1.0 if self.speculating else _HYSTERESIS):
+            if not self.speculating:
+                self.speculating, self._pause = True, _SHORTEST
             self._since_plain += 1
             every = next(steps for below, steps in _PLAIN_EVERY if advantage < below)
             self.mode = "probe_plain" if self._since_plain >= every else "speculate"
         else:
-            if self._speculating:
-                self._speculating, self._until_trial = False, self._pause
+            if self.speculating:
+                self.speculating, self._until_trial = False, self._pause
             self._until_trial -= 1
             self.mode = "probe_draft" if self._until_trial <= 0 else "plain"
         if self.mode == "probe_plain":
@@ -91,11 +98,12 @@ class PlainGuard:
 
     def tried(self, paid: bool) -> None:
         """Whether a trial of drafting gave more tokens a second than plain decoding."""
-        if paid and not self._speculating:
+        if paid and not self.speculating:
             self._until_trial = min(self._until_trial, _FOLLOW_UP)
             self._pause = _SHORTEST
 
     def observe(self, prediction: Prediction, emitted: int, seconds: float) -> None:
         """A step without prefill has ended."""
-        ratio = self.speculation if prediction.drafts else self.plain
-        ratio.observe(float(emitted), seconds, prediction.emitted, prediction.seconds)
+        used, other = (self.speculation, self.plain) if prediction.drafts else (self.plain, self.speculation)
+        used.observe(float(emitted), seconds, prediction.emitted, prediction.seconds)
+        other.rest()

@@ -23,7 +23,8 @@ def chain_depths(
     bias: Floats,
     offset: Floats,
     cap: Ints,
-    lag: Ints,
+    runnable: npt.NDArray[np.bool_],
+    lag: Floats,
     value: float,
     call_s: float,
     pass_s: float,
@@ -41,7 +42,8 @@ def chain_depths(
     Args:
         bias, offset: of the acceptance model without a feature; offset [B].
         cap: [B] longest draft of each request.
-        lag: [B] rows that a request's first pass ingests on top.
+        runnable: [longest + 1] draft lengths that the host can run.
+        lag: [B] rows that a request's first pass has to ingest on top, its share of this step.
         value: seconds that a token is worth.
         call_s, pass_s, row_s: what drafting costs.
         knots, seconds: the target's cost curve.
@@ -80,7 +82,7 @@ def chain_depths(
             share[r] = own
             gain += own
             tokens += chance
-            drafter_rows += 1.0 + (lag[r] if j == 0 else 0)
+            drafter_rows += 1.0 + (lag[r] if j == 0 else 0.0)
             count += 1
         if count == 0:
             break
@@ -89,7 +91,7 @@ def chain_depths(
         for r in range(requests):
             if running[r]:
                 worth[r] += share[r] - pass_s / count
-        if profit > best_profit:
+        if profit > best_profit and runnable[j + 1]:
             best_profit, best_passes = profit, j + 1
             result = (tokens, float(best_passes), drafter_rows, rows)
             for r in range(requests):

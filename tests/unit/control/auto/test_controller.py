@@ -1,0 +1,144 @@
+"""``auto`` in a closed loop of known acceptance and cost, against what could be had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.closed_loop import COSTS, LIMITS, LONGEST, Loop
+
+from dynaspec.contract.controller import Controller
+from dynaspec.contract.costs import PassCosts
+from dynaspec.contract.step import Limits, ProposerTraits
+from dynaspec.control.auto import AutoController
+from dynaspec.control.constant import ConstantController
+from dynaspec.control.plain import PlainController
+from dynaspec.control.planner import ChainPlanner
+
+
+def auto(limits: Limits = LIMITS, costs: PassCosts = COSTS) -> AutoController:
+    return AutoController(limits, longest=LONGEST, costs=costs)
+
+
+def fixed(k: int) -> Controller:
+    return ConstantController(k, ChainPlanner(LIMITS)) if k else PlainController()
+
+
+def best_fixed(requests: int, quality: float, steps: int) -> float:
+    loop = Loop(requests, 9, lambda step, r: quality, noise=0.0)
+    return max(loop.run(fixed(k), steps).goodput for k in range(6))
+
+
+@pytest.mark.parametrize("quality", [1.0, 0.6, 0.2])
+@pytest.mark.parametrize("requests", [1, 4, 16])
+def test_comes_close_to_the_best_fixed_length_at_any_load(requests: int, quality: float) -> None:
+    steps = 600 if requests < 16 else 300
+    goodput = np.mean([Loop(requests, seed, lambda step, r: quality).run(auto(), steps).goodput for seed in (1, 2)])
+    assert goodput >= 0.96 * best_fixed(requests, quality, steps)
+
+
+def test_beats_every_fixed_length_where_confidence_tells_something() -> None:
+    goodput = np.mean([Loop(1, seed).run(auto(), 800).goodput for seed in (1, 2, 3)])
+    assert goodput > 1.02 * best_fixed(1, 1.0, 1600)
+
+
+def test_learns_the_cost_of_a_host_that_measured_nothing() -> None:
+    goodput = Loop(1, 1).run(auto(costs=PassCosts()), 800).goodput
+    assert goodput > 0.95 * best_fixed(1, 1.0, 1600)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_an_adversarial_drafter_costs_little(seed: int) -> None:
+    """Never right, always sure of itself."""
+    trace = Loop(1, seed, lambda step, r: 0.0, confidence=0.95, noise=0.0).run(auto(), 400)
+    plain = Loop(1, seed, noise=0.0).run(PlainController(), 400)
+    assert trace.goodput >= 0.97 * plain.goodput
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_a_drafter_that_turns_useless_is_dropped_and_taken_up_again(seed: int) -> None:
+    trace = Loop(1, seed, lambda step, r: float(step < 100 or step > 250)).run(auto(), 800)
+    assert trace.mean_length(60, 100) > 1.5
+    assert trace.mean_length(131, 161) <= 0.5
+    assert trace.mean_length(700, 800) > 1.5
+
+
+def test_requests_that_are_hard_to_draft_for_get_less_than_others() -> None:
+    trace = Loop(4, 1, lambda step, r: float(r % 2)).run(auto(), 400)
+    depth = np.array([plan.depth for plan in trace.plans[100:]])
+    assert depth[:, 1::2].mean() > 2 * depth[:, ::2].mean()
+
+
+def test_the_same_views_and_outcomes_give_the_same_plans() -> None:
+    first, second = (Loop(4, 5).run(auto(), 100) for _ in range(2))
+    assert first.plans == second.plans
+
+
+def test_hosts_that_cannot_stop_trim_or_be_ragged_are_served() -> None:
+    plain = Loop(4, 1, noise=0.0).run(PlainController(), 300).goodput
+    for change in ({"can_stop": False}, {"can_trim": False}, {"ragged": False}, {"draft_lens": (0, 2, 5)}):
+        limits = replace(LIMITS, **change)  # type: ignore[arg-type]
+        trace = Loop(4, 1, limits=limits).run(auto(limits), 300)
+        assert trace.goodput > plain
+        assert {depth for plan in trace.plans for depth in plan.depth} <= set(limits.draft_lens)
+        if not limits.ragged:
+            assert all(len(set(plan.depth)) == 1 for plan in trace.plans)
+        if not limits.can_stop:
+            assert all(plan.stop is None for plan in trace.plans)
+
+
+def test_ended_requests_leave_nothing_behind() -> None:
+    controller = auto()
+    Loop(4, 1).run(controller, 20)
+    controller.forget(["0", "1", "2", "3", "never seen"])
+    Loop(4, 2).run(controller, 20)
+    assert len(controller._places) == 4
+
+
+def test_says_what_it_believes_in_plain_values() -> None:
+    import json
+
+    controller = auto()
+    json.dumps(dict(controller.estimates()))
+    Loop(2, 1).run(controller, 50)
+    found = json.loads(json.dumps(dict(controller.estimates())))
+    assert found["mode"] in ("plain", "speculate", "probe_plain", "probe_draft")
+    assert 0 < found["predicted_step_s"] < 0.1
+    assert 0.5 < found["proposers"]["draft_model"]["acceptance"][0] < 0.95
+
+
+def test_without_a_proposer_everything_is_plain() -> None:
+    limits = Limits(draft_lens=(0,), proposers=())
+    assert Loop(2, 1, limits=limits).run(auto(limits), 5).mean_length(0, 5) == 0
+
+
+def test_late_outcomes_are_taken_as_they_come() -> None:
+    controller = auto(replace(LIMITS, plan_lag=1))
+    seen = []
+
+    class Late:
+        def plan(self, view):  # type: ignore[no-untyped-def]
+            return controller.plan(view)
+
+        def trim(self, view, plan, drafts):  # type: ignore[no-untyped-def]
+            return controller.trim(view, plan, drafts)
+
+        def observe(self, outcome):  # type: ignore[no-untyped-def]
+            seen.append(outcome)
+            if len(seen) > 1:
+                controller.observe(seen.pop(0))
+
+        def forget(self, ids):  # type: ignore[no-untyped-def]
+            controller.forget(ids)
+
+    assert Loop(1, 1).run(Late(), 600).goodput > 0.95 * best_fixed(1, 1.0, 1200)
+
+
+def test_lookups_are_verified_as_far_as_their_matches_are_worth() -> None:
+    limits = Limits(draft_lens=tuple(range(17)), proposers=(ProposerTraits("ngram", "none", has_confidence=False),))
+    controller = AutoController(limits, longest=16, costs=PassCosts(target=COSTS.target, drafters=((),)))
+    view = replace(Loop(2, limits=limits)._view(0, [0, 0]), offers=(((5, 16), (0, 0)),))
+    plan = controller.plan(view)
+    assert plan.depth[0] > 0
+    assert plan.depth[1] == 0
