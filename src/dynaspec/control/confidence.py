@@ -6,59 +6,41 @@ Transformers' assisted generation uses: a threshold on a probability.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
-from dynaspec.contract.step import DraftView, Scope, Signal, SpecPlan, StepOutcome, StepView, StopRule
+from dynaspec.contract.step import Scope, Signal, StepOutcome, StopRule
 
-from .planner import ChainPlanner
 from .threshold import FittedThreshold
 
 
-class ConfidenceController:
-    """Drafts up to ``k`` tokens, and stops after one whose confidence is below the threshold.
+class ConfidenceStop:
+    """Ends a draft after a token whose confidence is below the threshold.
 
     Args:
-        k: longest draft.
+        longest: drafter passes that the rule must cover.
         threshold: in 0 … 1; 0 = never stop; ``auto`` = fitted to what is accepted.
         scope: each request stops by itself, or all do when the mean over those still drafting is below.
         signal: which probability is compared, see ``StopRule``.
     """
 
-    def __init__(
-        self,
-        k: int,
-        planner: ChainPlanner,
-        *,
-        threshold: float | Literal["auto"],
-        scope: Scope,
-        signal: Signal,
-    ) -> None:
-        self._k = k
-        self._planner = planner
+    def __init__(self, longest: int, *, threshold: float | Literal["auto"], scope: Scope, signal: Signal) -> None:
+        self._longest = longest
         self._fit = FittedThreshold() if threshold == "auto" else None
         self._scope: Scope = scope
         self._signal: Signal = signal
-        self._stop = self._rule(self._fit.value if self._fit else float(threshold))
-
-    def plan(self, view: StepView) -> SpecPlan:
-        return self._planner.plan(view, [self._k] * len(view.ids), self._stop)
-
-    def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
-        return self._planner.trim(view, plan, drafts)
+        self.threshold = self._fit.value if self._fit else float(threshold)
+        self.rule = self._rule()
 
     def observe(self, outcome: StepOutcome) -> None:
+        """Fits the threshold anew, if it is ``auto``."""
         if self._fit is None:
             return
-        before = self._fit.value
         self._fit.observe(outcome)
-        if self._fit.value != before:
-            self._stop = self._rule(self._fit.value)
+        if self._fit.value != self.threshold:
+            self.threshold = self._fit.value
+            self.rule = self._rule()
 
-    def forget(self, ids: Sequence[str]) -> None:
-        """Nothing is kept of single requests."""
-
-    def _rule(self, threshold: float) -> StopRule | None:
-        if threshold == 0.0:
+    def _rule(self) -> StopRule | None:
+        if self.threshold == 0.0:
             return None
-        return StopRule(below=(threshold,) * self._k, scope=self._scope, signal=self._signal)
+        return StopRule(below=(self.threshold,) * self._longest, scope=self._scope, signal=self._signal)

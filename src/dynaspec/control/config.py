@@ -7,16 +7,16 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from dynaspec.contract.errors import ConfigError
 
 from .environment import fill_in
 from .keys import canonical
+from .planner import MAX_DRAFT_TOKENS
+from .profile import Profile
 from .resolve import SCHEDULE_KEY, resolve
-
-MAX_DRAFT_TOKENS = 64
-"""Longest draft that any policy asks for."""
+from .synthetic import LENGTH_KEY, RATES_KEY, synthetic_rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,10 @@ class Expected:
 
 Method = Annotated[Literal["draft_model", "ngram"], Expected("'draft_model' or 'ngram'")]
 Policy = Annotated[
-    Literal["constant", "heuristic", "heuristic_transient", "confidence"],
-    Expected("'constant', 'heuristic', 'heuristic_transient' or 'confidence'"),
+    Literal["auto", "constant", "heuristic", "heuristic_transient", "confidence", "schedule", "goodput", "elastic"],
+    Expected(
+        "'auto', 'constant', 'heuristic', 'heuristic_transient', 'confidence', 'schedule', 'goodput' or 'elastic'"
+    ),
 ]
 Name = Annotated[Annotated[str, Field(min_length=1)] | None, Expected("a non-empty string")]
 DraftLength = Annotated[
@@ -39,10 +41,21 @@ DraftLength = Annotated[
 ]
 Count = Annotated[Annotated[int, Field(strict=True, ge=1)] | None, Expected("an integer of at least 1")]
 Probability = Annotated[float, Field(strict=True, ge=0.0, le=1.0, allow_inf_nan=False)]
+Gate = Annotated[Probability | None, Expected("a number from 0 to 1")]
 Threshold = Annotated[Probability | Literal["auto"] | None, Expected("a number from 0 to 1, or 'auto'")]
 ConfidenceScope = Annotated[Literal["batch_mean", "request"], Expected("'batch_mean' or 'request'")]
 ConfidenceSignal = Annotated[Literal["confidence", "token_prob"], Expected("'confidence' or 'token_prob'")]
 SampleMethod = Annotated[Literal["greedy", "probabilistic"], Expected("'greedy' or 'probabilistic'")]
+Whole = Annotated[int, Field(strict=True)]
+Ranges = Annotated[tuple[tuple[Whole, Whole, Whole], ...] | None, Expected("a list of ranges [low, high, k]")]
+Ladder = Annotated[tuple[Whole, ...] | None, Expected("a list of draft lengths")]
+RejectionMethod = Annotated[Literal["standard", "synthetic"], Expected("'standard' or 'synthetic'")]
+Rates = Annotated[
+    Annotated[tuple[Probability, ...], Field(min_length=1)] | None, Expected("a list of numbers from 0 to 1")
+]
+Tokens = Annotated[
+    Annotated[float, Field(strict=True, ge=1.0, allow_inf_nan=False)] | None, Expected("a number of at least 1")
+]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     Expected("'auto', 'float32', 'bfloat16' or 'float16'"),
@@ -74,12 +87,20 @@ class SpeculativeConfig(BaseModel):
     draft_sample_method: SampleMethod
     """``greedy``: drafts are the drafter's most probable tokens; ``probabilistic``: sampled from it."""
     prompt_lookup_max: Count = None
-    """Longest n-gram looked up in the context; set for ``ngram`` only."""
+    """Longest n-gram looked up in the context; None = nothing is looked up."""
     prompt_lookup_min: Count = None
-    """Shortest n-gram looked up; set for ``ngram`` only."""
+    """Shortest n-gram looked up."""
     num_speculative_tokens: DraftLength
-    """k: the length (constant), the first length (heuristics) or the longest (confidence)."""
+    """k: the length (constant), the first length (heuristics) or the longest (all others)."""
     policy: Policy
+    num_speculative_tokens_per_batch_size: Ranges = None
+    """[low, high, k]: drafts have k tokens while low to high requests decode; for ``schedule``."""
+    dynamic_config_path: Name = None
+    """File of a goodput profile (``profile.Profile``); for ``goodput``, and a warm start for ``auto``."""
+    draft_length_options: Ladder = None
+    """Lengths that ``elastic`` chooses from, ascending."""
+    kv_write_gating_threshold: Gate = None
+    """The drafter keeps no KV of draft tokens with less confidence; 0 or None = of all."""
     disable_by_batch_size: Count = None
     """Plain decoding while more than this many requests decode; None = never."""
     draft_confidence_threshold: Threshold = None
@@ -87,14 +108,26 @@ class SpeculativeConfig(BaseModel):
     draft_confidence_scope: ConfidenceScope = "batch_mean"
     signal: ConfidenceSignal = "confidence"
     """``confidence``: the drafter's largest probability; ``token_prob``: that of the token it drew."""
+    rejection_sample_method: RejectionMethod = "standard"
+    """``synthetic``: acceptance is drawn at random, so the output means nothing; for performance work."""
+    synthetic_acceptance_rates: Rates = None
+    """For ``synthetic``: the chance that the first j tokens of a draft are all accepted, for every j."""
+    synthetic_acceptance_length: Tokens = None
+    """For ``synthetic``, instead of rates: mean tokens emitted by a step."""
+    _profile: Profile | None = PrivateAttr(default=None)
 
     def __init__(self, **given: Any) -> None:
         named = canonical(given, self._keys())
+        resolved = resolve(named)
         try:
-            super().__init__(**resolve(named))
+            super().__init__(**resolved)
         except ValidationError as error:
-            raise ConfigError(_sentence(error, named)) from None
+            raise ConfigError(_sentence(error, named, resolved)) from None
         self._check_lookup()
+        self._check_ladder()
+        self._check_synthetic()
+        if self.dynamic_config_path is not None:
+            self._profile = Profile.load(self.dynamic_config_path)
 
     @classmethod
     def parse(
@@ -122,8 +155,35 @@ class SpeculativeConfig(BaseModel):
     @property
     def longest_draft(self) -> int:
         """The longest draft that the policy may ever ask for; heuristics grow beyond their start."""
-        grows = self.policy in ("heuristic", "heuristic_transient")
-        return MAX_DRAFT_TOKENS if grows else self.num_speculative_tokens
+        if self.policy in ("heuristic", "heuristic_transient"):
+            return MAX_DRAFT_TOKENS
+        if self.policy == "goodput" and self._profile is not None:
+            return min(self.num_speculative_tokens, self._profile.max_num_speculative_tokens)
+        if self.policy == "elastic" and self.draft_length_options is not None:
+            return self.draft_length_options[-1]
+        return self.num_speculative_tokens
+
+    @property
+    def profile(self) -> Profile | None:
+        """What ``dynamic_config_path`` held when the configuration was built."""
+        return self._profile
+
+    @property
+    def lookup_beside(self) -> bool:
+        """An n-gram proposer drafts beside the draft model."""
+        return self.method == "draft_model" and self.prompt_lookup_max is not None
+
+    @property
+    def synthetic_rates(self) -> tuple[float, ...] | None:
+        """Unconditional acceptance per position, [num_speculative_tokens], non-increasing; None = drafts are tested.
+
+        Positions beyond them, which heuristics can reach, are never accepted.
+        """
+        if self.rejection_sample_method != "synthetic":
+            return None
+        return synthetic_rates(
+            self.synthetic_acceptance_rates, self.synthetic_acceptance_length, self.num_speculative_tokens
+        )
 
     @classmethod
     def _keys(cls) -> tuple[str, ...]:
@@ -134,6 +194,27 @@ class SpeculativeConfig(BaseModel):
         if low is not None and high is not None and low > high:
             raise ConfigError(f"prompt_lookup_min is {low} but prompt_lookup_max is {high}; expected min ≤ max")
 
+    def _check_ladder(self) -> None:
+        ladder = self.draft_length_options
+        if ladder is not None and ladder[-1] > self.num_speculative_tokens:
+            raise ConfigError(
+                f"draft_length_options is {list(ladder)} but num_speculative_tokens is {self.num_speculative_tokens}; "
+                "expected no longer draft than that"
+            )
+
+    def _check_synthetic(self) -> None:
+        if self.rejection_sample_method == "synthetic":
+            synthetic_rates(
+                self.synthetic_acceptance_rates, self.synthetic_acceptance_length, self.num_speculative_tokens
+            )
+            return
+        for name in (RATES_KEY, LENGTH_KEY):
+            value = getattr(self, name)
+            if value is not None:
+                raise ConfigError(
+                    f"{name} is {value!r} but rejection_sample_method is 'standard'; expected no {name}, or 'synthetic'"
+                )
+
 
 def _decode(text: str) -> Any:
     try:
@@ -142,11 +223,11 @@ def _decode(text: str) -> Any:
         raise ConfigError(f"speculative_config is {text!r}, which is not JSON ({error.msg})") from None
 
 
-def _sentence(error: ValidationError, named: Container[str]) -> str:
+def _sentence(error: ValidationError, named: Container[str], resolved: Mapping[str, Any]) -> str:
     """The first of the errors, if possible about a key that was given and not about one derived from it."""
     errors = error.errors(include_url=False)
     first = next((e for e in errors if e["loc"][0] in named), errors[0])
     name = str(first["loc"][0])
     metadata = SpeculativeConfig.model_fields[name].metadata
     expected = next(entry.text for entry in metadata if isinstance(entry, Expected))
-    return f"{name} is {first['input']!r}; expected {expected}"
+    return f"{name} is {resolved[name]!r}; expected {expected}"

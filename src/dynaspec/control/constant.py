@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
-from dynaspec.contract.step import DraftView, SpecPlan, StepOutcome, StepView
-
-from .planner import ChainPlanner
+from dynaspec.contract.step import StepOutcome, StepView
 
 
-class ConstantController:
-    """Drafts ``k`` tokens for every request in every step, as far as room and host allow."""
+class Constant:
+    """``k`` tokens in every step."""
 
-    def __init__(self, k: int, planner: ChainPlanner) -> None:
+    def __init__(self, k: int) -> None:
         self._k = k
-        self._planner = planner
 
-    def plan(self, view: StepView) -> SpecPlan:
-        return self._planner.plan(view, [self._k] * len(view.ids))
-
-    def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
-        return self._planner.trim(view, plan, drafts)
+    def length(self, view: StepView) -> int:
+        return self._k
 
     def observe(self, outcome: StepOutcome) -> None:
         """Nothing to learn."""
 
-    def forget(self, ids: Sequence[str]) -> None:
-        """Nothing was kept."""
+    def estimates(self) -> Mapping[str, Any]:
+        return {}

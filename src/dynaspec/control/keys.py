@@ -50,7 +50,6 @@ class Refusal(NamedTuple):
 _ONE_DEVICE = "the drafter runs on one device, without tensor parallelism"
 _PLANNED = "it is not available in this version"
 _NO_SUFFIX = "method 'suffix' is not available in this version"
-_NO_SCHEDULE = "policy 'schedule' is not available in this version"
 _ONE_VOCABULARY = "drafter and target must share one vocabulary in this version"
 _INTERNAL = "vLLM fills it in itself"
 _EXACT_ONLY = "acceptance is always exact here"
@@ -75,17 +74,10 @@ REFUSED: Mapping[str, Refusal] = {
     "parallel_drafting": Refusal((False,), _PLANNED),
     "speculative_token_tree": Refusal((), "drafts are chains in this version"),
     "enable_adaptive_verification": Refusal((False,), _PLANNED),
-    "num_speculative_tokens_per_batch_size": Refusal((), _NO_SCHEDULE),
-    "dynamic_config_path": Refusal((), "policy 'goodput' is not available in this version"),
-    "draft_length_options": Refusal((), "policy 'elastic' is not available in this version"),
-    "kv_write_gating_threshold": Refusal((0, 0.0), "policy 'elastic' is not available in this version"),
     "suffix_decoding_max_tree_depth": Refusal((24,), _NO_SUFFIX),
     "suffix_decoding_max_cached_requests": Refusal((10000,), _NO_SUFFIX),
     "suffix_decoding_max_spec_factor": Refusal((1, 1.0), _NO_SUFFIX),
     "suffix_decoding_min_token_prob": Refusal((0.1,), _NO_SUFFIX),
-    "rejection_sample_method": Refusal(("standard",), _EXACT_ONLY + ", token by token ('standard')"),
-    "synthetic_acceptance_rates": Refusal((), _EXACT_ONLY),
-    "synthetic_acceptance_length": Refusal((), _EXACT_ONLY),
     "acceptance_method": Refusal(("rejection_sampler",), _EXACT_ONLY + " ('rejection_sampler')"),
     "posterior_threshold": Refusal((), _EXACT_ONLY),
     "posterior_alpha": Refusal((), _EXACT_ONLY),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from dynaspec.contract.controller import Controller
+from dynaspec.contract.controller import Controller, Explains
 from dynaspec.contract.step import DraftView, SpecPlan, StepOutcome, StepView
 
 from .plain import plain_plan
@@ -32,3 +33,6 @@ class OffSwitch:
 
     def forget(self, ids: Sequence[str]) -> None:
         self._inner.forget(ids)
+
+    def estimates(self) -> Mapping[str, Any]:
+        return self._inner.estimates() if isinstance(self._inner, Explains) else {}

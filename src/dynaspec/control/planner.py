@@ -10,6 +10,9 @@ from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepView, StopRu
 
 from .admission import admit
 
+MAX_DRAFT_TOKENS = 64
+"""Longest draft that any policy asks for."""
+
 
 class ChainPlanner:
     """Clamps wished-for lengths; shared by all policies that draft chains with the host's first proposer.

@@ -3,38 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
 from dynaspec.contract.controller import Controller
-from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.costs import PassCosts
+from dynaspec.contract.errors import ConfigError, IntegrityError
 from dynaspec.contract.step import Limits
 
-from .confidence import ConfidenceController
+from .auto import AutoController
+from .confidence import ConfidenceStop
 from .config import SpeculativeConfig
-from .constant import ConstantController
+from .constant import Constant
+from .elastic import Elastic
+from .goodput import Goodput
 from .heuristic import HeuristicController
+from .kv_gate import KvGate
+from .length_policy import LengthController, LengthPolicy
 from .off_switch import OffSwitch
 from .plain import PlainController
 from .planner import ChainPlanner
+from .schedule import Schedule
 
-Builder = Callable[[SpeculativeConfig, Limits], Controller]
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a controller is built for."""
+
+    limits: Limits
+    seed: int
+    costs: PassCosts
 
 
-def build_controller(config: SpeculativeConfig | None, limits: Limits, *, seed: int = 0) -> Controller:
+T = TypeVar("T")
+Builder = Callable[[SpeculativeConfig, Host], Controller]
+
+
+def build_controller(
+    config: SpeculativeConfig | None, limits: Limits, *, seed: int = 0, costs: PassCosts | None = None
+) -> Controller:
     """The controller for ``config`` on a host with ``limits``.
 
     Args:
         config: None = no speculation.
-        seed: for policies that explore at random; the present ones are deterministic.
+        seed: for policies that explore at random.
+        costs: passes measured at start-up, for policies that weigh costs; None = nothing is known.
 
     Raises:
         ConfigError: the host cannot carry out what the configuration asks for.
     """
     if config is None:
         return PlainController()
-    controller = POLICIES[config.policy](config, limits)
+    controller = POLICIES[config.policy](config, Host(limits, seed, costs or PassCosts()))
+    if config.kv_write_gating_threshold:
+        _check_gating(limits)
+        controller = KvGate(controller, config.kv_write_gating_threshold)
     if config.disable_by_batch_size is not None:
         controller = OffSwitch(controller, config.disable_by_batch_size)
     return controller
+
+
+def _check_gating(limits: Limits) -> None:
+    if not limits.can_gate:
+        raise ConfigError("kv_write_gating_threshold is set, but this host's drafter cannot leave out KV writes")
 
 
 def _planner(config: SpeculativeConfig, limits: Limits) -> ChainPlanner:
@@ -47,40 +78,88 @@ def _planner(config: SpeculativeConfig, limits: Limits) -> ChainPlanner:
     return planner
 
 
-def _constant(config: SpeculativeConfig, limits: Limits) -> Controller:
-    return ConstantController(config.num_speculative_tokens, _planner(config, limits))
+def _by_length(config: SpeculativeConfig, host: Host, policy: LengthPolicy) -> Controller:
+    return LengthController(policy, _planner(config, host.limits), _stop(config, host.limits))
 
 
-def _heuristic(config: SpeculativeConfig, limits: Limits) -> Controller:
-    planner = _planner(config, limits)
-    return HeuristicController(config.num_speculative_tokens, planner, carry_over=True)
-
-
-def _heuristic_transient(config: SpeculativeConfig, limits: Limits) -> Controller:
-    planner = _planner(config, limits)
-    return HeuristicController(config.num_speculative_tokens, planner, carry_over=False)
-
-
-def _confidence(config: SpeculativeConfig, limits: Limits) -> Controller:
+def _stop(config: SpeculativeConfig, limits: Limits) -> ConfidenceStop | None:
+    threshold = config.draft_confidence_threshold
+    if config.policy != "confidence" and not threshold:
+        return None
+    asked = (
+        "policy is 'confidence'" if config.policy == "confidence" else f"draft_confidence_threshold is {threshold!r}"
+    )
     if not limits.can_stop:
-        raise ConfigError("policy is 'confidence', but this host cannot stop between draft passes")
+        raise ConfigError(f"{asked}, but this host cannot stop between draft passes")
     for proposer in limits.proposers[:1]:
         if not proposer.has_confidence:
-            raise ConfigError(f"policy is 'confidence', but the proposer {proposer.name!r} has no confidence")
-    threshold = config.draft_confidence_threshold
-    return ConfidenceController(
-        config.num_speculative_tokens,
-        _planner(config, limits),
+            raise ConfigError(f"{asked}, but the proposer {proposer.name!r} has no confidence")
+    return ConfidenceStop(
+        config.longest_draft,
         threshold="auto" if threshold is None else threshold,
         scope=config.draft_confidence_scope,
         signal=config.signal,
     )
 
 
+def _auto(config: SpeculativeConfig, host: Host) -> Controller:
+    _planner(config, host.limits)
+    return AutoController(
+        host.limits,
+        longest=config.num_speculative_tokens,
+        costs=host.costs,
+        warm_start=config.profile,
+        seed=host.seed,
+    )
+
+
+def _constant(config: SpeculativeConfig, host: Host) -> Controller:
+    """Also ``confidence``: a constant cap, and a stop."""
+    return _by_length(config, host, Constant(config.num_speculative_tokens))
+
+
+def _heuristic(config: SpeculativeConfig, host: Host) -> Controller:
+    planner = _planner(config, host.limits)
+    carry_over = config.policy == "heuristic"
+    return HeuristicController(config.num_speculative_tokens, planner, carry_over=carry_over)
+
+
+def _schedule(config: SpeculativeConfig, host: Host) -> Controller:
+    ranges = config.num_speculative_tokens_per_batch_size
+    return _by_length(config, host, Schedule(_required("schedule", ranges), config.num_speculative_tokens))
+
+
+def _goodput(config: SpeculativeConfig, host: Host) -> Controller:
+    profile = _required("profile", config.profile)
+    return _by_length(config, host, Goodput(profile, config.num_speculative_tokens, host.limits.draft_lens))
+
+
+def _elastic(config: SpeculativeConfig, host: Host) -> Controller:
+    ladder = _required("ladder", config.draft_length_options)
+    if ChainPlanner(host.limits).runnable(ladder[0]) == 0:
+        # At k = 0 nothing is observed: it would never come back.
+        raise ConfigError(
+            f"draft_length_options is {list(ladder)} but draft lengths that can run are {host.limits.draft_lens}; "
+            "expected none below the shortest of them above 0"
+        )
+    return _by_length(config, host, Elastic(ladder))
+
+
+def _required(what: str, value: T | None) -> T:
+    """``SpeculativeConfig`` sees to it that what a policy needs is there."""
+    if value is None:
+        raise IntegrityError(f"the configuration has no {what}")
+    return value
+
+
 POLICIES: Mapping[str, Builder] = {
+    "auto": _auto,
     "constant": _constant,
     "heuristic": _heuristic,
-    "heuristic_transient": _heuristic_transient,
-    "confidence": _confidence,
+    "heuristic_transient": _heuristic,
+    "confidence": _constant,
+    "schedule": _schedule,
+    "goodput": _goodput,
+    "elastic": _elastic,
 }
 """One builder a policy; the names are the values of the key ``policy``."""

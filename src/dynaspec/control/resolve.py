@@ -2,50 +2,76 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from dynaspec.contract.errors import ConfigError
 
+from . import elastic, schedule
+from .planner import MAX_DRAFT_TOKENS
+
 SCHEDULE_KEY = "num_assistant_tokens_schedule"
 """Transformers' name for the choice between constant and heuristic lengths; absorbed into ``policy``."""
+PROFILE_KEY = "dynamic_config_path"
 
-DEFAULT_POLICY = "constant"
+DEFAULT_POLICY = "auto"
 """The policy of a configuration that names none."""
 DEFAULT_DRAFT_LENGTH = 5
 DEFAULT_LONGEST_DRAFT = 20
 """With a confidence threshold the draft length is a maximum, seldom reached."""
+DEFAULT_CAP = 16
+"""Of the policies that choose any length up to one."""
 DEFAULT_LOOKUP = 5
 
 METHODS = ("draft_model", "ngram")
-POLICIES = ("constant", "heuristic", "heuristic_transient", "confidence")
+POLICIES = (
+    *("auto", "constant", "heuristic", "heuristic_transient"),
+    *("confidence", "schedule", "goodput", "elastic"),
+)
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 UNAVAILABLE_METHODS = (
     *("medusa", "mlp_speculator", "eagle", "eagle3", "suffix", "mtp", "dflash", "dspark"),
     *("ngram_gpu", "custom_class", "extract_hidden_states"),
 )
-UNAVAILABLE_POLICIES = ("auto", "schedule", "goodput", "elastic")
+
+DECIDING_KEYS: Mapping[str, tuple[str, ...]] = {
+    PROFILE_KEY: ("goodput", "auto"),
+    elastic.KEY: ("elastic",),
+    schedule.KEY: ("schedule",),
+}
+"""Keys that belong to policies; where none is named, the first key that is given chooses its first policy."""
+STOPPING_POLICIES = ("confidence", "schedule", "goodput", "elastic")
+"""Beside which a confidence threshold may stand: the policy caps the draft, the threshold ends it earlier."""
 
 _NGRAM_NAMES = ("ngram", "[ngram]")
-_MODEL_ONLY = ("model", "revision", "max_model_len", "dtype")
-_NGRAM_ONLY = ("prompt_lookup_max", "prompt_lookup_min")
+_MODEL_ONLY = ("model", "revision", "max_model_len", "dtype", "kv_write_gating_threshold")
+_LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
+_HARMLESS = (("dtype", "auto"), ("kv_write_gating_threshold", 0))
 
 
 def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fills in method, policy and defaults. Types and ranges are not looked at here.
+    """Fills in method, policy and defaults. Types and ranges of single values are not looked at here.
 
     Args:
         given: canonical keys (see ``keys.canonical``), none of them None.
 
     Raises:
-        ConfigError: keys that contradict each other, or a method or policy that is not available.
+        ConfigError: keys that contradict each other, a method that is not available, a malformed schedule or ladder.
     """
     values = dict(given)
     values["method"] = infer_method(values)
     if values.get("model") in _NGRAM_NAMES and values["method"] == "ngram":
         del values["model"]
+    if isinstance(values.get(PROFILE_KEY), os.PathLike):
+        values[PROFILE_KEY] = os.fspath(values[PROFILE_KEY])
+    if schedule.KEY in values:
+        values[schedule.KEY] = schedule.parse_schedule(values[schedule.KEY])
+    if elastic.KEY in values:
+        values[elastic.KEY] = elastic.parse_ladder(values[elastic.KEY])
     _check_method(values)
-    values["policy"] = _policy(values)
+    values["policy"] = infer_policy(values)
+    _check_policy(values)
     values.pop(SCHEDULE_KEY, None)
     _check_signal(values)
     return _with_defaults(values)
@@ -60,7 +86,7 @@ def infer_method(given: Mapping[str, Any]) -> Any:
         return "ngram"
     if model is not None:
         return "draft_model"
-    if "prompt_lookup_max" in given or "prompt_lookup_min" in given:
+    if any(name in given for name in _LOOKUP):
         return "ngram"
     raise ConfigError(
         "speculative_config names neither a method nor a model; expected a draft model's checkpoint as "
@@ -68,51 +94,90 @@ def infer_method(given: Mapping[str, Any]) -> Any:
     )
 
 
+def infer_policy(given: Mapping[str, Any]) -> Any:
+    """The policy named, or implied by the keys that are given."""
+    if given.get("policy") is not None:
+        return given["policy"]
+    for key, (policy, *_) in DECIDING_KEYS.items():
+        if key in given:
+            return policy
+    if _stops(given):
+        return "confidence"
+    return given.get(SCHEDULE_KEY, DEFAULT_POLICY)
+
+
+def _stops(values: Mapping[str, Any]) -> bool:
+    return values.get("draft_confidence_threshold") not in (None, 0)
+
+
 def _check_method(values: Mapping[str, Any]) -> None:
     method, model = values["method"], values.get("model")
     if method in UNAVAILABLE_METHODS:
-        raise ConfigError(_unavailable("method", method, METHODS))
+        raise ConfigError(f"method is {method!r}, which is not available in this version; expected {_either(METHODS)}")
     if method == "draft_model" and (model is None or model in _NGRAM_NAMES):
         raise ConfigError(f"method is 'draft_model' but model is {model!r}; expected a model's checkpoint")
-    for owner, names in (("draft_model", _MODEL_ONLY), ("ngram", _NGRAM_ONLY)):
-        foreign = [name for name in names if name in values and (name, values[name]) != ("dtype", "auto")]
-        if method in METHODS and method != owner and foreign:
-            name = foreign[0]
+    if method != "ngram":
+        return
+    for name in _MODEL_ONLY:
+        if name in values and (name, values[name]) not in _HARMLESS:
             raise ConfigError(
-                f"{name} is {values[name]!r} but method is {method!r}; expected no {name}, or method {owner!r}"
+                f"{name} is {values[name]!r} but method is 'ngram'; expected no {name}, or method 'draft_model'"
             )
-    if method == "ngram" and values.get("draft_sample_method") == "probabilistic":
+    if values.get("draft_sample_method") == "probabilistic":
         raise ConfigError(
             "draft_sample_method is 'probabilistic' but method is 'ngram'; expected 'greedy', as a looked-up "
             "draft is certain"
         )
 
 
-def _policy(values: Mapping[str, Any]) -> Any:
-    named, schedule = values.get("policy"), values.get(SCHEDULE_KEY)
-    threshold = values.get("draft_confidence_threshold")
-    if named in UNAVAILABLE_POLICIES:
-        raise ConfigError(_unavailable("policy", named, POLICIES))
-    if schedule is not None and schedule not in SCHEDULES:
-        raise ConfigError(f"{SCHEDULE_KEY} is {schedule!r}; expected {_either(SCHEDULES)}")
-    stops = threshold not in (None, 0)
-    policy = named
-    if policy is None:
-        policy = "confidence" if stops else schedule or DEFAULT_POLICY
-    if stops and policy != "confidence":
-        raise ConfigError(
-            f"draft_confidence_threshold is {threshold!r} but policy is {policy!r}; expected no threshold, "
-            "or policy 'confidence'"
-        )
+def _check_policy(values: Mapping[str, Any]) -> None:
+    _check_schedule_word(values)
+    _check_stopping(values)
+    policy = values["policy"]
+    if policy not in POLICIES:
+        return  # refused with the types
+    for key, owners in DECIDING_KEYS.items():
+        if key in values and policy not in owners:
+            raise ConfigError(
+                f"{key} is {_plain(values[key])!r} but policy is {policy!r}; expected no {key}, or policy "
+                f"{_either(owners)}"
+            )
+        if policy == owners[0] and policy != "elastic" and key not in values:
+            raise ConfigError(f"policy is {policy!r} but there is no {key}; expected one")
+    if values["method"] == "draft_model" and policy != "auto":
+        for name in _LOOKUP:
+            if name in values:
+                raise ConfigError(
+                    f"{name} is {values[name]!r} but method is 'draft_model' and policy is {policy!r}; expected no "
+                    f"{name}, method 'ngram', or policy 'auto', which looks up beside the model"
+                )
+
+
+def _check_schedule_word(values: Mapping[str, Any]) -> None:
+    word, policy = values.get(SCHEDULE_KEY), values["policy"]
+    if word is None:
+        return
+    if word not in SCHEDULES:
+        raise ConfigError(f"{SCHEDULE_KEY} is {word!r}; expected {_either(SCHEDULES)}")
     # Transformers' default is 'constant' beside a threshold: the maximum stays, the threshold decides.
-    if schedule not in (None, policy) and (schedule, policy) != ("constant", "confidence"):
-        raise ConfigError(f"{SCHEDULE_KEY} is {schedule!r} but policy is {policy!r}; expected one of the two")
-    if policy == "confidence" and values["method"] == "ngram":
+    if word != policy and (word, policy) != ("constant", "confidence"):
+        raise ConfigError(f"{SCHEDULE_KEY} is {word!r} but policy is {policy!r}; expected one of the two")
+
+
+def _check_stopping(values: Mapping[str, Any]) -> None:
+    policy, threshold = values["policy"], values.get("draft_confidence_threshold")
+    if _stops(values) and policy in POLICIES and policy not in STOPPING_POLICIES:
+        why = ", which decides by itself when to stop" if policy == "auto" else ""
         raise ConfigError(
-            "policy is 'confidence' but method is 'ngram', which has no confidence; expected another policy, "
+            f"draft_confidence_threshold is {threshold!r} but policy is {policy!r}{why}; expected no threshold, "
+            f"or policy {_either(STOPPING_POLICIES)}"
+        )
+    if values["method"] == "ngram" and (_stops(values) or policy == "confidence"):
+        given = "policy is 'confidence'" if policy == "confidence" else f"draft_confidence_threshold is {threshold!r}"
+        raise ConfigError(
+            f"{given} but method is 'ngram', which has no confidence; expected another policy, "
             "no threshold, or method 'draft_model'"
         )
-    return policy
 
 
 def _check_signal(values: Mapping[str, Any]) -> None:
@@ -127,23 +192,42 @@ def _check_signal(values: Mapping[str, Any]) -> None:
 
 
 def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    confident = values["policy"] == "confidence"
-    if confident:
+    if values["policy"] == "confidence":
         values.setdefault("draft_confidence_threshold", "auto")
-    values.setdefault("num_speculative_tokens", DEFAULT_LONGEST_DRAFT if confident else DEFAULT_DRAFT_LENGTH)
-    if values["method"] == "ngram":
+    values.setdefault("num_speculative_tokens", _default_length(values))
+    longest = values["num_speculative_tokens"]
+    if values["policy"] == "elastic" and isinstance(longest, int):
+        values.setdefault(elastic.KEY, elastic.ladder_up_to(longest))
+    if any(name in values for name in _LOOKUP) or values["method"] == "ngram":
         # A single bound stands for both, as in vLLM.
         values.setdefault("prompt_lookup_max", values.get("prompt_lookup_min", DEFAULT_LOOKUP))
         values.setdefault("prompt_lookup_min", values["prompt_lookup_max"])
-        values.setdefault("draft_sample_method", "greedy")
-    values.setdefault("draft_sample_method", "probabilistic")
+    values.setdefault("draft_sample_method", "greedy" if values["method"] == "ngram" else "probabilistic")
     return values
 
 
-def _unavailable(what: str, name: str, available: tuple[str, ...]) -> str:
-    return f"{what} is {name!r}, which is not available in this version; expected {_either(available)}"
+def _default_length(values: Mapping[str, Any]) -> int:
+    rates = values.get("synthetic_acceptance_rates")
+    if isinstance(rates, list | tuple) and rates:
+        return len(rates)
+    policy = values["policy"]
+    if policy == "confidence":
+        return DEFAULT_LONGEST_DRAFT
+    if policy in ("auto", "goodput"):
+        return DEFAULT_CAP
+    if policy == "schedule":
+        ranges: tuple[schedule.Range, ...] = values[schedule.KEY]
+        return min(MAX_DRAFT_TOKENS, max(1, *(k for _, _, k in ranges)))
+    if policy == "elastic":
+        return int(values[elastic.KEY][-1]) if elastic.KEY in values else elastic.DEFAULT_LONGEST
+    return DEFAULT_DRAFT_LENGTH
+
+
+def _plain(value: object) -> object:
+    """As the user wrote it: lists, not the tuples that they became."""
+    return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 def _either(names: tuple[str, ...]) -> str:
     *head, last = map(repr, names)
-    return f"{', '.join(head)} or {last}"
+    return f"{', '.join(head)} or {last}" if head else last

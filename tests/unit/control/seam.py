@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,10 @@ from dynaspec.control import SpeculativeConfig, build_controller
 
 UNHURRIED = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """For property tests on a machine that does other work."""
+
+H100_PROFILE = Path(__file__).with_name("h100_profile.json")
+"""As published with vLLM's dynamic speculative decoding; the file says where."""
+ONLINE_PROFILE = Path(__file__).with_name("online_profile.json")
 
 DRAFT_MODEL = ProposerTraits(name="draft_model")
 
@@ -93,7 +98,19 @@ POLICY_KEYS: tuple[dict[str, Any], ...] = (
     {"draft_confidence_threshold": 0.5},
     {"draft_confidence_threshold": "auto"},
     {"policy": "heuristic", "disable_by_batch_size": 3},
+    {"num_speculative_tokens_per_batch_size": [[1, 1, 4], [3, 4, 3], [5, 9, 0]]},
+    {"num_speculative_tokens_per_batch_size": [[1, 2, 9]], "draft_confidence_threshold": "auto"},
+    {"dynamic_config_path": H100_PROFILE, "num_speculative_tokens": 5},
+    {"dynamic_config_path": ONLINE_PROFILE, "draft_confidence_threshold": 0.4, "disable_by_batch_size": 4},
+    {"draft_length_options": [4, 8, 12], "num_speculative_tokens": 12},
+    {
+        "draft_length_options": [4, 9],
+        "num_speculative_tokens": 9,
+        "draft_confidence_threshold": 0.4,
+        "kv_write_gating_threshold": 0.3,
+    },
 )
+"""Of every policy but ``auto``, whose trims follow other rules and which has tests of its own."""
 
 
 @st.composite

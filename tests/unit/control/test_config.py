@@ -10,7 +10,8 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.control import SpeculativeConfig
 from dynaspec.control.config import Expected
 from dynaspec.control.keys import ALIASES, REFUSED
-from dynaspec.control.resolve import DEFAULT_POLICY, UNAVAILABLE_METHODS, UNAVAILABLE_POLICIES
+from dynaspec.control.resolve import DEFAULT_POLICY, UNAVAILABLE_METHODS
+from unit.control.seam import H100_PROFILE
 
 
 def parse(value: Any) -> SpeculativeConfig:
@@ -28,8 +29,8 @@ class TestDefaults:
         config = parse({"model": "drafter"})
         assert (config.method, config.num_speculative_tokens, config.policy) == (
             "draft_model",
-            5,
-            DEFAULT_POLICY,
+            16,
+            "auto",
         )
         assert config.draft_sample_method == "probabilistic"
         assert config.draft_confidence_threshold is None
@@ -74,7 +75,48 @@ class TestDefaults:
 
     def test_a_threshold_of_zero_is_off(self) -> None:
         config = draft(draft_confidence_threshold=0.0)
-        assert (config.policy, config.num_speculative_tokens) == (DEFAULT_POLICY, 5)
+        assert (config.policy, config.num_speculative_tokens) == (DEFAULT_POLICY, 16)
+
+    @pytest.mark.parametrize(
+        ("given", "policy", "longest"),
+        [
+            ({}, "auto", 16),
+            ({"policy": "constant"}, "constant", 5),
+            ({"policy": "heuristic"}, "heuristic", 5),
+            ({"num_assistant_tokens_schedule": "constant"}, "constant", 5),
+            ({"num_speculative_tokens_per_batch_size": [[1, 4, 6], [5, 9, 2]]}, "schedule", 6),
+            ({"num_speculative_tokens_per_batch_size": [[1, 4, 0]]}, "schedule", 1),
+            ({"dynamic_config_path": H100_PROFILE}, "goodput", 16),
+            ({"dynamic_config_path": str(H100_PROFILE), "policy": "auto"}, "auto", 16),
+            ({"draft_length_options": [3, 7]}, "elastic", 7),
+            ({"policy": "elastic"}, "elastic", 15),
+            ({"draft_confidence_threshold": 0.5, "dynamic_config_path": H100_PROFILE}, "goodput", 16),
+            ({"draft_confidence_threshold": "auto", "draft_length_options": [3, 7]}, "elastic", 7),
+            ({"draft_confidence_threshold": 0.5, "num_speculative_tokens_per_batch_size": [[1, 1, 2]]}, "schedule", 2),
+            ({"kv_write_gating_threshold": 0.5}, "auto", 16),
+        ],
+        ids=str,
+    )
+    def test_keys_choose_a_policy_and_its_length(self, given: dict[str, Any], policy: str, longest: int) -> None:
+        config = draft(**given)
+        assert (config.policy, config.num_speculative_tokens) == (policy, longest)
+        assert draft(**given, num_speculative_tokens=9).num_speculative_tokens == 9
+
+    @pytest.mark.parametrize(("longest", "ladder"), [(15, (5, 10, 15)), (5, (2, 3, 5)), (2, (1, 2)), (1, (1,))])
+    def test_a_ladder_left_open_comes_from_the_longest_draft(self, longest: int, ladder: tuple[int, ...]) -> None:
+        config = draft(policy="elastic", draft_length_options=None, num_speculative_tokens=longest)
+        assert config.draft_length_options == ladder
+
+    def test_goodput_goes_no_further_than_its_profile(self) -> None:
+        assert draft(dynamic_config_path=H100_PROFILE).longest_draft == 5
+        assert draft(dynamic_config_path=H100_PROFILE, num_speculative_tokens=3).longest_draft == 3
+
+    def test_lookup_beside_a_draft_model(self) -> None:
+        config = draft(prompt_lookup_max=4)
+        assert config.lookup_beside
+        assert (config.prompt_lookup_min, config.prompt_lookup_max) == (4, 4)
+        assert not draft().lookup_beside
+        assert not SpeculativeConfig(method="ngram").lookup_beside
 
     def test_none_means_not_given(self) -> None:
         assert parse({"model": "drafter", "policy": None, "num_speculative_tokens": None}) == draft()
@@ -98,9 +140,15 @@ class TestForms:
             draft(),
             draft(policy="heuristic"),
             draft(assistant_confidence_threshold=0.3),
+            draft(policy="elastic", kv_write_gating_threshold=0.5),
+            draft(num_speculative_tokens_per_batch_size=[[1, 8, 4], [9, 32, 0]]),
+            draft(dynamic_config_path=H100_PROFILE, draft_confidence_threshold="auto"),
+            draft(policy="auto", dynamic_config_path=H100_PROFILE),
+            draft(rejection_sample_method="synthetic", synthetic_acceptance_rates=[0.5, 0.25]),
+            draft(prompt_lookup_max=3),
             SpeculativeConfig(method="ngram"),
         ],
-        ids=lambda config: config.policy,
+        ids=repr,
     )
     def test_it_survives_a_round_trip(self, config: SpeculativeConfig) -> None:
         assert parse(config.model_dump()) == config
@@ -189,11 +237,6 @@ class TestUnknownAndUnavailable:
         with pytest.raises(ConfigError, match=f"'{method}', which is not available in this version; .*'ngram'"):
             draft(method=method)
 
-    @pytest.mark.parametrize("policy", UNAVAILABLE_POLICIES)
-    def test_a_policy_to_come_is_refused_by_name(self, policy: str) -> None:
-        with pytest.raises(ConfigError, match=f"'{policy}', which is not available in this version; .*'confidence'"):
-            draft(policy=policy)
-
     @pytest.mark.parametrize("key", REFUSED)
     def test_a_key_without_use_here_is_refused_by_name(self, key: str) -> None:
         with pytest.raises(ConfigError, match=rf"^{key} is 'something'; expected .*no {key}: "):
@@ -223,6 +266,13 @@ WRONG_VALUES = {
     "signal": ["survival"],
     "prompt_lookup_max": [0, 2.5],
     "prompt_lookup_min": [0],
+    "num_speculative_tokens_per_batch_size": [[], "[[1, 2, 3]]", 3, [[1, 2]], [[1, 2, 3.0]], [[1, True, 3]], {"1": 3}],
+    "dynamic_config_path": ["", 3],
+    "draft_length_options": [[], [0, 4], [4, 2], [4, 4], [4, 65], [4.0], "5, 10", 5, [True]],
+    "kv_write_gating_threshold": [-0.1, 1.1, "0.5", float("nan"), True],
+    "rejection_sample_method": ["block", "typical", 1],
+    "synthetic_acceptance_rates": [[], 0.5, [1.5], [0.5, "0.2"], [0.5, -0.1], [float("nan")]],
+    "synthetic_acceptance_length": [0.5, "2", float("inf"), True],
 }
 
 
@@ -232,6 +282,8 @@ class TestValues:
         base = {"method": "ngram"} if key.startswith("prompt") else {"model": "drafter"}
         if key in ("draft_confidence_scope", "signal"):
             base["policy"] = "confidence"
+        if key.startswith("synthetic"):
+            base["rejection_sample_method"] = "synthetic"
         with pytest.raises(ConfigError) as caught:
             SpeculativeConfig(**base | {key: value})
         message = str(caught.value)
@@ -262,7 +314,47 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"method": "ngram", "draft_confidence_threshold": 0.5}, "'ngram', which has no confidence"),
     ({"method": "ngram", "policy": "confidence"}, "'ngram', which has no confidence"),
     ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "prompt_lookup_min is 5 but"),
-    ({"model": "m", "prompt_lookup_max": 3}, "prompt_lookup_max is 3 but method is 'draft_model'"),
+    (
+        {"model": "m", "prompt_lookup_max": 3, "policy": "constant"},
+        "prompt_lookup_max is 3 but method is 'draft_model' and policy is 'constant'",
+    ),
+    ({"method": "ngram", "kv_write_gating_threshold": 0.5}, "kv_write_gating_threshold is 0.5 but method is 'ngram'"),
+    (
+        {"method": "ngram", "draft_length_options": [2, 4], "draft_confidence_threshold": 0.5},
+        "draft_confidence_threshold is 0.5 but method is 'ngram', which has no confidence",
+    ),
+    (
+        {"model": "m", "policy": "auto", "draft_confidence_threshold": 0.5},
+        "0.5 but policy is 'auto', which decides by itself when to stop; expected no threshold, or policy 'confidence'",
+    ),
+    (
+        {"model": "m", "policy": "constant", "dynamic_config_path": "f"},
+        "dynamic_config_path is 'f' but policy is 'constant'; expected no dynamic_config_path, or policy 'goodput' or",
+    ),
+    (
+        {"model": "m", "policy": "auto", "draft_length_options": [2, 4]},
+        r"draft_length_options is \[2, 4\] but policy is 'auto'; expected no draft_length_options, or policy 'elastic'",
+    ),
+    (
+        {"model": "m", "draft_length_options": [2], "num_speculative_tokens_per_batch_size": [[1, 8, 4]]},
+        r"num_speculative_tokens_per_batch_size is \[\[1, 8, 4\]\] but policy is 'elastic'",
+    ),
+    ({"model": "m", "policy": "goodput"}, "policy is 'goodput' but there is no dynamic_config_path; expected one"),
+    ({"model": "m", "policy": "schedule"}, "'schedule' but there is no num_speculative_tokens_per_batch_size"),
+    (
+        {"model": "m", "draft_length_options": [5, 10], "num_speculative_tokens": 8},
+        r"draft_length_options is \[5, 10\] but num_speculative_tokens is 8",
+    ),
+    (
+        {"model": "m", "num_assistant_tokens_schedule": "constant", "dynamic_config_path": "f"},
+        "'constant' but policy is 'goodput'",
+    ),
+    ({"model": "m", "dynamic_config_path": "/no/such"}, "the profile '/no/such' cannot be read"),
+    ({"model": "m", "rejection_sample_method": "synthetic"}, "'synthetic' with neither of synthetic_acceptance_rates"),
+    (
+        {"model": "m", "synthetic_acceptance_length": 2.0},
+        "synthetic_acceptance_length is 2.0 but rejection_sample_method is 'standard'",
+    ),
     (
         {"model": "m", "policy": "heuristic", "draft_confidence_threshold": 0.5},
         "0.5 but policy is 'heuristic'",

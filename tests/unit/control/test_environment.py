@@ -7,8 +7,14 @@ import pytest
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control import SpeculativeConfig
-from dynaspec.control.environment import ADAPTIVE_DRAFT_LENGTH, CONFIDENCE_THRESHOLD
+from dynaspec.control.environment import (
+    ADAPTIVE_DRAFT_LENGTH,
+    CONFIDENCE_THRESHOLD,
+    ELASTIC_DRAFT_LENGTH,
+    KV_GATING_THRESHOLD,
+)
 from dynaspec.control.resolve import DEFAULT_POLICY
+from unit.control.seam import H100_PROFILE
 
 
 def decided(environ: dict[str, str], **keys: Any) -> tuple[str, object]:
@@ -42,12 +48,16 @@ def test_it_fills_in_what_is_open(environ: dict[str, str], expected: tuple[str, 
         {"num_assistant_tokens_schedule": "constant"},
         {"draft-confidence-threshold": 0.3},
         {"assistant_confidence_threshold": 0.3},
-        {"draft_confidence_threshold": 0.0},
+        {"policy": "auto"},
+        {"draft_confidence_threshold": 0.0, "policy": "auto"},
+        {"dynamic_config_path": H100_PROFILE},
+        {"draft_length_options": [2, 4]},
+        {"num_speculative_tokens_per_batch_size": [[1, 8, 4]]},
     ],
     ids=str,
 )
 def test_explicit_configuration_wins(keys: dict[str, Any]) -> None:
-    environ = {ADAPTIVE_DRAFT_LENGTH: "1", CONFIDENCE_THRESHOLD: "0.9"}
+    environ = {ADAPTIVE_DRAFT_LENGTH: "1", CONFIDENCE_THRESHOLD: "0.9", ELASTIC_DRAFT_LENGTH: "1"}
     assert decided(environ, **keys) == decided({}, **keys)
 
 
@@ -59,7 +69,43 @@ def test_it_says_that_it_does_not_apply_to_ngram(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING):
         config = SpeculativeConfig.parse({"method": "ngram"}, {ADAPTIVE_DRAFT_LENGTH: "1"})
     assert config == SpeculativeConfig(method="ngram")
-    assert "do not apply to method 'ngram'" in caplog.text
+    assert "no effect on method 'ngram'" in caplog.text
+
+
+class TestElastic:
+    def made(self, environ: dict[str, str], **keys: Any) -> SpeculativeConfig:
+        config = SpeculativeConfig.parse({"model": "drafter"} | keys, environ)
+        assert config is not None
+        return config
+
+    def test_the_two_switches_are_independent(self) -> None:
+        both = self.made({ELASTIC_DRAFT_LENGTH: "1", KV_GATING_THRESHOLD: "0.5"})
+        assert (both.policy, both.draft_length_options, both.kv_write_gating_threshold) == ("elastic", (5, 10, 15), 0.5)
+        lengths = self.made({ELASTIC_DRAFT_LENGTH: "1", KV_GATING_THRESHOLD: ""})
+        assert (lengths.policy, lengths.kv_write_gating_threshold) == ("elastic", None)
+        gating = self.made({ELASTIC_DRAFT_LENGTH: "0", KV_GATING_THRESHOLD: "0.5"})
+        assert (gating.policy, gating.kv_write_gating_threshold) == (DEFAULT_POLICY, 0.5)
+
+    def test_the_ladder_is_that_of_the_configured_length(self) -> None:
+        config = self.made({ELASTIC_DRAFT_LENGTH: "1"}, num_speculative_tokens=6)
+        assert config.draft_length_options == (2, 4, 6)
+
+    def test_a_threshold_of_ours_comes_first(self) -> None:
+        environ = {ELASTIC_DRAFT_LENGTH: "1", CONFIDENCE_THRESHOLD: "0.6"}
+        assert self.made(environ).policy == "confidence"
+        assert self.made(environ | {ADAPTIVE_DRAFT_LENGTH: "0"}).policy == "elastic"
+
+    def test_a_configured_gate_wins(self) -> None:
+        assert self.made({KV_GATING_THRESHOLD: "0.5"}, kv_write_gating_threshold=0.2).kv_write_gating_threshold == 0.2
+
+    def test_looked_up_drafts_have_lengths_but_no_gate(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.WARNING):
+            config = SpeculativeConfig.parse(
+                {"method": "ngram"}, {ELASTIC_DRAFT_LENGTH: "1", KV_GATING_THRESHOLD: "0.5"}
+            )
+        assert config is not None
+        assert (config.policy, config.kv_write_gating_threshold) == ("elastic", None)
+        assert KV_GATING_THRESHOLD in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -68,6 +114,8 @@ def test_it_says_that_it_does_not_apply_to_ngram(caplog: pytest.LogCaptureFixtur
         ({CONFIDENCE_THRESHOLD: "high"}, f"{CONFIDENCE_THRESHOLD} is 'high'; expected a number from 0 to 1"),
         ({CONFIDENCE_THRESHOLD: "1.5"}, f"{CONFIDENCE_THRESHOLD} is '1.5'"),
         ({CONFIDENCE_THRESHOLD: "nan"}, f"{CONFIDENCE_THRESHOLD} is 'nan'"),
+        ({ELASTIC_DRAFT_LENGTH: "2"}, f"{ELASTIC_DRAFT_LENGTH} is '2'; expected 1 or 0"),
+        ({KV_GATING_THRESHOLD: "auto"}, f"{KV_GATING_THRESHOLD} is 'auto'; expected a number from 0 to 1$"),
         ({ADAPTIVE_DRAFT_LENGTH: "maybe"}, f"{ADAPTIVE_DRAFT_LENGTH} is 'maybe'; expected 1 or 0"),
     ],
 )

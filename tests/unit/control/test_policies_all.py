@@ -23,7 +23,8 @@ from unit.control.seam import (
     views,
 )
 
-K = 4
+HERE = {"num_speculative_tokens": 4}
+"""Unless a configuration needs another: the longest that any host runs surely."""
 
 
 def check_plan(seen: StepView, plan: SpecPlan, host: Limits) -> None:
@@ -50,6 +51,7 @@ def check_trim(seen: StepView, before: SpecPlan, after: SpecPlan, drafts: DraftV
     if host.verify_budget is None or not (host.can_trim and host.ragged):
         assert after.depth == drafts.length
     assert (after.step, after.proposer, after.stop) == (before.step, before.proposer, before.stop)
+    assert after.gate_kv_below == before.gate_kv_below
 
 
 class Run:
@@ -77,7 +79,7 @@ class Run:
 @given(data=st.data())
 def test_plans_keep_to_rooms_wishes_and_limits_and_replay_to_the_same(keys: dict, data: st.DataObject) -> None:
     host = data.draw(hosts())
-    run = Run(controller(host, num_speculative_tokens=K, **keys), host.plan_lag)
+    run = Run(controller(host, **HERE | keys), host.plan_lag)
     for step in range(data.draw(st.integers(1, 5))):
         seen = data.draw(views(host, step))
         plan = run.made.plan(seen)
@@ -89,7 +91,7 @@ def test_plans_keep_to_rooms_wishes_and_limits_and_replay_to_the_same(keys: dict
         run.events.append(("plan", len(run.plans) - 1))
         run.learn(data.draw(outcomes(seen, trimmed, drafts)))
         run.forget(data.draw(st.lists(st.sampled_from("abcdefghz"), max_size=3)))
-    replay(run, controller(host, num_speculative_tokens=K, **keys))
+    replay(run, controller(host, **HERE | keys))
 
 
 def replay(run: Run, fresh: Controller) -> None:
@@ -107,7 +109,7 @@ def replay(run: Run, fresh: Controller) -> None:
 @pytest.mark.parametrize("keys", POLICY_KEYS, ids=str)
 def test_unknown_and_forgotten_requests_are_ignored(keys: dict) -> None:
     host = limits()
-    made = controller(host, num_speculative_tokens=K, **keys)
+    made = controller(host, **HERE | keys)
     made.observe(outcome(0, z=rejected(5), y=accepted(7)))
     made.forget(["z", "never"])
     first = made.plan(view("a", host))

@@ -4,12 +4,16 @@ from typing import get_args
 
 import pytest
 
+from dynaspec.contract.controller import Explains
+from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.step import DraftView
-from dynaspec.control import POLICIES, build_controller
+from dynaspec.contract.step import DraftView, Limits, ProposerTraits
+from dynaspec.control import POLICIES, build_controller, registry
+from dynaspec.control.auto import AutoController
 from dynaspec.control.config import MAX_DRAFT_TOKENS, Policy, SpeculativeConfig
+from dynaspec.control.profile import Profile
 from dynaspec.control.resolve import POLICIES as POLICY_NAMES
-from unit.control.seam import accepted, controller, limits, outcome, view
+from unit.control.seam import H100_PROFILE, accepted, controller, limits, outcome, view
 
 
 def test_every_policy_name_has_a_builder() -> None:
@@ -28,7 +32,7 @@ def test_no_configuration_is_plain_decoding() -> None:
 
 def test_constant_is_constant() -> None:
     host = limits()
-    made = controller(host, num_speculative_tokens=3)
+    made = controller(host, policy="constant", num_speculative_tokens=3)
     made.plan(view("a", host))
     made.observe(outcome(0, a=accepted(3)))
     assert made.plan(view("ab", host)).depth == (3, 3)
@@ -42,7 +46,7 @@ def test_a_length_that_the_host_cannot_run_is_refused(lens: tuple[int, ...]) -> 
 
 def test_the_off_switch_counts_decoding_requests_only() -> None:
     host = limits()
-    made = controller(host, disable_by_batch_size=2)
+    made = controller(host, policy="constant", disable_by_batch_size=2)
     assert made.plan(view("ab", host, prefill=500)).depth == (5, 5)
     assert made.plan(view("abc", host)).depth == (0, 0, 0)
 
@@ -58,9 +62,87 @@ def test_the_off_switch_composes_with_a_policy_that_learns() -> None:
     assert made.plan(view("c", host)).depth == (7,)
 
 
+@pytest.mark.parametrize("keys", [{"draft_confidence_threshold": 0.5}, {"policy": "elastic"}, {}], ids=str)
+def test_gating_composes_with_every_policy(keys: dict) -> None:
+    host = limits()
+    plan = controller(host, kv_write_gating_threshold=0.3, **keys).plan(view("ab", host))
+    assert plan.gate_kv_below == (0.3 if any(plan.depth) else 0.0)
+    assert controller(host, kv_write_gating_threshold=0.0, **keys).plan(view("ab", host)).gate_kv_below == 0.0
+
+
+def test_gating_on_a_host_that_cannot_is_refused() -> None:
+    host = limits(can_gate=False)
+    with pytest.raises(ConfigError, match="kv_write_gating_threshold is set, but this host"):
+        controller(host, policy="constant", kv_write_gating_threshold=0.3)
+    controller(host, policy="constant", kv_write_gating_threshold=0.0)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"num_speculative_tokens_per_batch_size": [[1, 8, 4]]},
+        {"dynamic_config_path": H100_PROFILE},
+        {"policy": "elastic"},
+    ],
+    ids=str,
+)
+class TestThresholdBesideAPolicy:
+    def test_the_policy_caps_and_the_threshold_stops(self, keys: dict) -> None:
+        host = limits()
+        made = controller(host, draft_confidence_threshold=0.5, draft_confidence_scope="request", **keys)
+        plan, capped = made.plan(view("a", host)), controller(host, **keys).plan(view("a", host))
+        assert plan.depth == capped.depth
+        assert capped.stop is None
+        assert plan.stop is not None
+        assert (plan.stop.below[0], plan.stop.scope) == (0.5, "request")
+        assert len(plan.stop.below) >= plan.depth[0]
+
+    def test_a_host_that_cannot_stop_is_refused(self, keys: dict) -> None:
+        host = limits(can_stop=False)
+        with pytest.raises(ConfigError, match=r"draft_confidence_threshold is 0\.5, but this host cannot stop"):
+            controller(host, draft_confidence_threshold=0.5, **keys)
+        controller(host, **keys)
+
+    def test_a_proposer_without_confidence_is_refused(self, keys: dict) -> None:
+        host = Limits(tuple(range(30)), proposers=(ProposerTraits("heads", has_confidence=False),))
+        with pytest.raises(ConfigError, match=r"0\.5, but the proposer 'heads' has no confidence"):
+            controller(host, draft_confidence_threshold=0.5, **keys)
+
+
+class TestAuto:
+    def test_it_is_the_default_and_keeps_to_its_cap(self) -> None:
+        host = limits()
+        config = SpeculativeConfig(model="m", num_speculative_tokens=3)
+        made = build_controller(config, host, seed=1, costs=PassCosts(target=((1, 0.01), (8, 0.011))))
+        assert isinstance(made, AutoController)
+        assert max(made.plan(view("abcd", host)).depth) <= 3
+
+    def test_the_off_switch_and_its_estimates_reach_through(self) -> None:
+        made = controller(limits(), disable_by_batch_size=1, kv_write_gating_threshold=0.5)
+        assert isinstance(made, Explains)
+        bare = controller(limits())
+        assert isinstance(bare, Explains)
+        assert set(made.estimates()) == set(bare.estimates())
+
+    def test_a_profile_is_its_warm_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        given: dict[str, object] = {}
+        monkeypatch.setattr(registry, "AutoController", lambda limits, **options: given.update(options))
+        controller(limits(), policy="auto", dynamic_config_path=H100_PROFILE)
+        assert given["warm_start"] == Profile.load(H100_PROFILE)
+        controller(limits())
+        assert given["warm_start"] is None
+
+
 @pytest.mark.parametrize(
     ("keys", "longest"),
-    [({}, 5), ({"draft_confidence_threshold": 0.4}, 20), ({"policy": "heuristic"}, MAX_DRAFT_TOKENS)],
+    [
+        ({"policy": "constant"}, 5),
+        ({"draft_confidence_threshold": 0.4}, 20),
+        ({"policy": "heuristic"}, MAX_DRAFT_TOKENS),
+        ({"num_speculative_tokens_per_batch_size": [[1, 8, 7]]}, 7),
+        ({"policy": "elastic"}, 15),
+        ({"draft_length_options": [2, 6], "num_speculative_tokens": 8}, 6),
+    ],
 )
 def test_the_longest_draft_is_known_beforehand(keys: dict, longest: int) -> None:
     config = SpeculativeConfig(model="m", **keys)

@@ -61,10 +61,10 @@ def _filter(
         bias[j] += bias_var[j] * error * gain
         offset[r] += offset_var[r] * error * gain
         weight[1] = max(_WEIGHT_FLOOR, weight[1] * (1.0 - weight[1] * x * x * slope * gain))
-        # What is learnt of one position tells something of its neighbours.
+        # What is learnt of one position tells something of its neighbours, as long as little is known of them.
         for other in (j - 1, j + 1):
             if 0 <= other < bias.size:
-                bias[other] += 0.3 * bias_var[j] * error * gain
+                bias[other] += 0.5 * bias_var[j] * bias_var[other] / _BIAS_PRIOR * error * gain
         bias_var[j] = max(_BIAS_FLOOR, bias_var[j] * (1.0 - bias_var[j] * slope * gain))
         offset_var[r] = max(_OFFSET_FLOOR, offset_var[r] * (1.0 - offset_var[r] * slope * gain))
 

@@ -193,14 +193,15 @@ class ModelDrafter:
     def rule(self, situation: Situation) -> StopRule | None:
         if not self.stops:
             return None
-        longest = int(situation.cap.max(initial=1))
-        slope = situation.target.at(situation.base_rows + 2.0 * situation.cap.size)
-        slope = (slope - situation.target.at(situation.base_rows + situation.cap.size)) / situation.cap.size
         _, each = self._call_and_pass()
-        worth = [situation.value * self._prior.chance(done) for done in range(1, longest)]
+        requests = situation.cap.size
+        rows = situation.base_rows + requests
+        slope = (situation.target.at(rows + requests) - situation.target.at(rows)) / requests
+        positions = np.minimum(np.arange(1, max(2, int(situation.cap.max()))), POSITIONS - 1)
+        worth = situation.value / (1.0 + np.exp(-self._prior.bias[positions]))
         return StopRule(
-            below=tuple((self._cost.per_row + slope) / gain for gain in worth) or (1.0,),
-            total_below=tuple(each / gain for gain in worth) or (1.0,),
+            below=tuple(((self._cost.per_row + slope) / worth).tolist()),
+            total_below=tuple((each / worth).tolist()),
             scope="request",
             signal="survival",
             weight=float(self._informed.weight[0]),

@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.closed_loop import COSTS, LIMITS, LONGEST, Loop
 
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import Limits, ProposerTraits
 from dynaspec.control.auto import AutoController
-from dynaspec.control.constant import ConstantController
+from dynaspec.control.constant import Constant
+from dynaspec.control.length_policy import LengthController
 from dynaspec.control.plain import PlainController
 from dynaspec.control.planner import ChainPlanner
+from support.closed_loop import COSTS, LIMITS, LONGEST, Loop
 
 
 def auto(limits: Limits = LIMITS, costs: PassCosts = COSTS) -> AutoController:
@@ -22,7 +23,7 @@ def auto(limits: Limits = LIMITS, costs: PassCosts = COSTS) -> AutoController:
 
 
 def fixed(k: int) -> Controller:
-    return ConstantController(k, ChainPlanner(LIMITS)) if k else PlainController()
+    return LengthController(Constant(k), ChainPlanner(LIMITS)) if k else PlainController()
 
 
 def best_fixed(requests: int, quality: float, steps: int) -> float:
