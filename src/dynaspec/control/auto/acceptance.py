@@ -24,6 +24,8 @@ POSITIONS = 8
 LOGIT_RANGE = 6.0
 """Confidences are cut to σ(±6): a drafter that says 0.9999 is no surer than one that says 0.997."""
 
+_LOWEST = 1.0 / (1.0 + np.exp(LOGIT_RANGE))
+
 _WEIGHT_FLOOR, _BIAS_FLOOR, _OFFSET_FLOOR = 2e-4, 0.01, 0.05
 """Variances do not fall below these, or the filter would stop learning."""
 _WEIGHT_DRIFT, _BIAS_DRIFT, _OFFSET_DRIFT = 2e-5, 2e-3, 5e-3
@@ -117,7 +119,7 @@ class AcceptanceModel:
 
     def admit(self, place: int, expected: float | None) -> None:
         """A new request takes a place; ``expected`` is the acceptance its caller expects, or None."""
-        offset = 0.0 if expected is None else float(logit(expected)) - self.bias[0]
+        offset = 0.0 if expected is None else logit(expected) - self.bias[0]
         self.offset[place] = offset
         self._offset_var[place] = _OFFSET_PRIOR
 
@@ -178,9 +180,17 @@ class Places:
                 self._free.append(place)
 
 
-def logit(p: float | Floats) -> Floats:
-    """log(p / (1 − p)), cut to ±``LOGIT_RANGE``; NaN counts as no confidence."""
-    values = np.nan_to_num(np.asarray(p, dtype=np.float64), nan=0.0)
-    low = 1.0 / (1.0 + np.exp(LOGIT_RANGE))
-    values = np.clip(values, low, 1.0 - low)
-    return np.asarray(np.log(values / (1.0 - values)))
+@njit(cache=True, nogil=True)
+def logits(confidence: Floats) -> Floats:
+    """log(c / (1 − c)), cut to ±``LOGIT_RANGE``; NaN counts as no confidence."""
+    out = np.empty(confidence.size)
+    for n in range(confidence.size):
+        c = confidence[n]
+        c = min(max(c if c == c else 0.0, _LOWEST), 1.0 - _LOWEST)
+        out[n] = np.log(c / (1.0 - c))
+    return out
+
+
+def logit(chance: float) -> float:
+    """The same of one number."""
+    return float(logits(np.array([chance]))[0])

@@ -304,7 +304,7 @@ class AutoController:
                 seen[proposer].append((position, place, float(position < accepted), signal, match))
         for drafter, slots in zip(self._drafters, seen, strict=True):
             if slots:
-                columns = np.array(slots).T
+                columns = np.ascontiguousarray(np.array(slots).T)
                 whole = columns.astype(np.int64)
                 drafter.observe(whole[0], whole[1], columns[2], columns[3], whole[4])
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dynaspec.contract.costs import Curve
 from dynaspec.contract.step import ProposerTraits, StepView, StopRule, Work
 
-from .acceptance import POSITIONS, AcceptanceModel, Observations, logit
+from .acceptance import POSITIONS, AcceptanceModel, Observations, logit, logits
 from .curve import KNOTS, CostCurve
 from .draft_cost import DraftCost
 from .lengths import chain_depths, expected_tokens, lookup_depths, survivals
@@ -148,7 +148,7 @@ class ModelDrafter:
         self._prior = AcceptanceModel(weight=0.0, bias=_MODEL_BIAS)
         self._informed = AcceptanceModel(weight=_CONFIDENCE_WEIGHT, bias=0.0)
         for position, rate in enumerate(conditional(rates)[:POSITIONS]):
-            self._prior.bias[position:] = float(logit(rate))
+            self._prior.bias[position:] = logit(rate)
 
     def grow(self, places: int) -> None:
         self._prior.grow(places)
@@ -211,14 +211,14 @@ class ModelDrafter:
 
     def survivals(self, view: StepView, places: Ints, requests: Ints, lens: Ints, confidence: Floats) -> Floats:
         model = self._informed if self._confident else self._prior
-        feature = logit(confidence) if self._confident else np.zeros(int(lens.sum()))
+        feature = logits(confidence) if self._confident else np.zeros(int(lens.sum()))
         chances: Floats = survivals(float(model.weight[0]), model.bias, model.offset[places], feature, lens)
         return chances
 
     def observe(self, position: Ints, place: Ints, accepted: Floats, confidence: Floats, offer: Ints) -> None:
         self._prior.observe(Observations(np.zeros(position.size), position, place, accepted))
         if self._confident:
-            self._informed.observe(Observations(logit(confidence), position, place, accepted))
+            self._informed.observe(Observations(logits(confidence), position, place, accepted))
 
     def spent(self, work: Work, seconds: float) -> None:
         self._cost.observe(work, seconds)
@@ -251,7 +251,7 @@ class LookupDrafter:
         self._cost = DraftCost((), model=False)
         self._model = AcceptanceModel(weight=_MATCH_WEIGHT, bias=_LOOKUP_BIAS)
         for position, rate in enumerate(conditional(rates)[:POSITIONS]):
-            self._model.bias[position:] = float(logit(rate))
+            self._model.bias[position:] = logit(rate)
 
     def grow(self, places: int) -> None:
         self._model.grow(places)

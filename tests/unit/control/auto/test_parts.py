@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaspec.contract.step import Work
-from dynaspec.control.auto.acceptance import AcceptanceModel, Observations, Places, logit
+from dynaspec.control.auto.acceptance import AcceptanceModel, Observations, Places, logit, logits
 from dynaspec.control.auto.curve import KNOTS, CostCurve
 from dynaspec.control.auto.draft_cost import DraftCost
 from dynaspec.control.auto.guard import PlainGuard, Prediction
@@ -146,7 +146,7 @@ def test_what_a_caller_expects_is_where_a_request_starts() -> None:
 
 
 def test_logits_are_finite_whatever_a_drafter_says() -> None:
-    values = logit(np.array([0.0, 1.0, float("nan"), 0.5]))
+    values = logits(np.array([0.0, 1.0, float("nan"), 0.5]))
     assert np.isfinite(values).all()
     assert values[3] == 0.0
     assert values[:3].tolist() == pytest.approx([-6.0, 6.0, -6.0])
@@ -168,7 +168,7 @@ def test_places_are_used_again() -> None:
 def lengths(chance: float, value: float, pass_s: float, requests: int = 1, cap: int = 8) -> list[int]:
     depth, worth = np.empty(requests, np.int64), np.empty(requests)
     chain_depths(
-        np.full(8, float(logit(chance))),
+        np.full(8, logit(chance)),
         np.zeros(requests),
         np.full(requests, cap),
         np.ones(cap + 1, np.bool_),
@@ -202,7 +202,7 @@ def test_lookups_end_where_a_row_costs_more_than_it_brings() -> None:
     depth, worth = np.empty(2, np.int64), np.empty(2)
     zero = np.zeros(2)
     tokens, rows = lookup_depths(
-        0.0, np.full(8, float(logit(0.5))), zero, zero, np.array([8, 0]), 10e-3, KNOTS, STEEP, 2.0, depth, worth
+        0.0, np.full(8, logit(0.5)), zero, zero, np.array([8, 0]), 10e-3, KNOTS, STEEP, 2.0, depth, worth
     )
     assert depth.tolist() == [3, 0]  # 5, 2.5, 1.25, 0.625 ms for 1 ms each
     assert tokens == pytest.approx(0.875)
@@ -229,7 +229,7 @@ def test_whether_a_slot_is_verified_does_not_depend_on_what_follows_it(
 ) -> None:
     def admitted(rows: list[list[float]]) -> list[int]:
         lens = np.array([len(row) for row in rows])
-        flat = logit(np.array([c for row in rows for c in row]))
+        flat = logits(np.array([c for row in rows for c in row]))
         survival = survivals(1.0, np.zeros(8), np.zeros(len(rows)), flat, lens)
         return admit_by_survival(survival, lens, 2.5e-3, KNOTS, STEEP, float(len(rows)), 100).tolist()
 
@@ -245,7 +245,7 @@ def test_whether_a_slot_is_verified_does_not_depend_on_what_follows_it(
 
 def test_survival_only_falls_along_a_draft() -> None:
     lens = np.array([4, 3])
-    found = survivals(1.0, np.zeros(8), np.array([0.5, -0.5]), logit(np.linspace(0.3, 0.9, 7)), lens)
+    found = survivals(1.0, np.zeros(8), np.array([0.5, -0.5]), logits(np.linspace(0.3, 0.9, 7)), lens)
     assert (np.diff(found[:4]) < 0).all()
     assert (np.diff(found[4:]) < 0).all()
 
