@@ -17,6 +17,7 @@ from dynaspec.contract.proposer import DecodeBatch, Drafts
 from dynaspec.contract.step import SpecPlan
 from dynaspec.propose.draft_model import DraftModelProposer
 from support.checkpoints import VOCAB, Pair
+from support.controllers import VaryingController
 from support.engines import PlainDecoding, open_llm
 from support.proposers import ScriptedProposer
 
@@ -71,7 +72,6 @@ def p_value(llm: LLM, law: dict[tuple[int, ...], float]) -> float:
     found.append(total - sum(found))
     expected.append(total - sum(expected))
     statistic = sum((f - e) ** 2 / e for f, e in zip(found, expected, strict=True) if e > 0)
-    print("PV", float(chi2.sf(statistic, len(common))), len(common))
     return float(chi2.sf(statistic, len(common)))
 
 
@@ -87,14 +87,19 @@ def speculation(tiny: Pair, kind: str) -> dict[str, Any]:
     if kind == "ngram":
         return {
             "method": "ngram",
+            "policy": "constant",
             "num_speculative_tokens": DEPTH,
             "prompt_lookup_min": 1,
             "prompt_lookup_max": 2,
         }
     config = {"model": tiny.drafter, "num_speculative_tokens": DEPTH}
+    if kind in ("auto", "varying"):  # with lookup beside
+        return config | {"policy": "auto", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
     if kind == "stopping":  # on what was drawn, which must not favour any token
         return config | {"draft_confidence_threshold": 0.3, "signal": "token_prob"}
-    return config | {"draft_sample_method": kind}
+    if kind == "gated":
+        return config | {"policy": "elastic", "draft_length_options": [1, 2, 3], "kv_write_gating_threshold": 0.5}
+    return config | {"policy": "constant", "draft_sample_method": kind}
 
 
 class Guess(ScriptedProposer):
@@ -112,13 +117,20 @@ class Guess(ScriptedProposer):
         return drafts
 
 
-@pytest.mark.parametrize("scheduling", ["serial", "async"])
-@pytest.mark.parametrize("kind", ["probabilistic", "greedy", "stopping", "ngram"])
+BOTH = [(kind, scheduling) for kind in ("probabilistic", "stopping", "ngram") for scheduling in ("serial", "async")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheduling"),
+    [*BOTH, ("greedy", "async"), ("auto", "serial"), ("varying", "async"), ("gated", "serial")],
+)
 def test_unseeded_output_follows_the_targets_law(
     kind: str, scheduling: str, tiny: Pair, law: dict[tuple[int, ...], float]
 ) -> None:
     with open_llm(
         tiny.target,
+        controller=VaryingController if kind == "varying" else None,
+        ticking=kind == "auto",
         speculative_config=speculation(tiny, kind),
         max_model_len=64,
         max_num_seqs=250,

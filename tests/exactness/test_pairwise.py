@@ -5,32 +5,53 @@ A covering array lets every policy meet every proposer, sampling mode, batch siz
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from dynaspec import LLM
 from support.checkpoints import VOCAB, Pair
+from support.controllers import VaryingController
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
 from support.pairwise import Choice, Row, covering_array
 from support.proposers import ScriptedProposer
 from support.workloads import MODES, PROMPTS
 
+PROFILE = "set by the fixture below"
+
 POLICIES: dict[str, dict[str, Any]] = {
     "constant_1": {"policy": "constant", "num_speculative_tokens": 1},
     "constant_4": {"policy": "constant", "num_speculative_tokens": 4},
     "constant_8": {"policy": "constant", "num_speculative_tokens": 8},
+    "constant_gated": {"policy": "constant", "num_speculative_tokens": 6, "kv_write_gating_threshold": 0.2},
     "heuristic": {"policy": "heuristic", "num_speculative_tokens": 3},
     "heuristic_transient": {"policy": "heuristic_transient", "num_speculative_tokens": 5},
-    "off_switch": {"num_speculative_tokens": 4, "disable_by_batch_size": 2},
+    "off_switch": {"policy": "constant", "num_speculative_tokens": 4, "disable_by_batch_size": 2},
     "confidence_request": {"draft_confidence_threshold": 0.3, "draft_confidence_scope": "request"},
     "confidence_batch_mean": {"draft_confidence_threshold": 0.4, "draft_confidence_scope": "batch_mean"},
     "confidence_token_prob": {"draft_confidence_threshold": 0.2, "signal": "token_prob"},
     "confidence_auto": {"draft_confidence_threshold": "auto", "num_speculative_tokens": 12},
+    "schedule": {"num_speculative_tokens_per_batch_size": [[1, 2, 6], [3, 5, 2], [6, 6, 0], [7, 9, 1]]},
+    "goodput": {"dynamic_config_path": PROFILE, "num_speculative_tokens": 6},
+    "goodput_confidence": {
+        "dynamic_config_path": PROFILE,
+        "num_speculative_tokens": 6,
+        "draft_confidence_threshold": 0.1,
+    },
+    "elastic": {"policy": "elastic", "draft_length_options": [2, 4, 8]},
+    "elastic_gated": {"policy": "elastic", "draft_length_options": [2, 4, 8], "kv_write_gating_threshold": 0.5},
+    "auto": {"policy": "auto", "num_speculative_tokens": 8},
+    "auto_measured": {"policy": "auto", "num_speculative_tokens": 8},
+    "varying": {"policy": "auto", "num_speculative_tokens": 8},
 }
+"""``auto`` runs by a clock that makes speculation pay, ``auto_measured`` by the real one, which may not;
+``varying`` is the test's own controller."""
+
 FACTORS = {
     "policy": tuple(POLICIES),
-    "proposer": ("draft_greedy", "draft_probabilistic", "ngram", "scripted"),
+    "proposer": ("draft_greedy", "draft_probabilistic", "ngram", "mixed", "scripted"),
     "mode": tuple(MODES),
     "batch": ("1", "3", "8"),
     "memory": ("ample", "tight"),
@@ -43,12 +64,47 @@ TIGHT_BLOCKS = 8
 
 
 def conflict(a: Choice, b: Choice) -> bool:
-    """Lookup has no confidence; one request alone (or as two) can have all the memory it needs."""
-    no_confidence = a == ("proposer", "ngram") and b[0] == "policy" and b[1].startswith("confidence")
-    return no_confidence or (a, b) == (("memory", "tight"), ("batch", "1"))
+    """Pairs that cannot be, or that cannot come about."""
+    if a[0] == "proposer" and b[0] == "policy":
+        needs_confidence = b[1].startswith("confidence") or b[1] == "goodput_confidence"
+        return (
+            (a[1] == "ngram" and needs_confidence)
+            or (a[1] in ("ngram", "scripted") and b[1].endswith("gated"))  # no KV to gate
+            or (a[1] == "mixed" and b[1] not in ("auto", "auto_measured", "varying"))  # nobody else routes
+        )
+    return (a, b) == (("memory", "tight"), ("batch", "1"))  # one request, or two, have all the memory they need
 
 
 ROWS = covering_array(FACTORS, conflict)
+
+
+def certain(row: Row) -> bool:
+    """Whether drafts must have been accepted and rejected.
+
+    Lookup finds little in random text, measured costs decide freely, and a batch may never become small enough.
+    """
+    looks_up = row["proposer"] == "ngram" and row["mode"] != "repetitive"
+    too_many = row["policy"] == "off_switch" and row["batch"] != "1"
+    return not looks_up and not too_many and row["policy"] != "auto_measured"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A goodput profile whose best length differs by batch size, with measured rates after a few steps."""
+    path = tmp_path_factory.mktemp("profile") / "dynamic_speculative_config.json"
+    stats = {"1": {"0": 10, "3": 11, "6": 12}, "4": {"0": 10, "3": 14, "6": 21}, "8": {"0": 10, "3": 30, "6": 50}}
+    document = {
+        "batch_stats": stats,
+        "acceptance_rate_per_pos": [0.8, 0.6, 0.5, 0.4, 0.3, 0.2],
+        "max_num_speculative_tokens": 6,
+        "is_online": True,
+        "warmup_steps": 4,
+    }
+    path.write_text(json.dumps(document))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("goodput", "goodput_confidence"):
+            patch.setitem(POLICIES[name], "dynamic_config_path", str(path))
+        yield
 
 
 @pytest.mark.parametrize("row", ROWS, ids=["-".join(row.values()) for row in ROWS])
@@ -59,7 +115,13 @@ def test_output_is_that_of_plain_decoding(row: Row, tiny: Pair, plain: PlainDeco
     scripted = None
     if row["proposer"] == "scripted":
         scripted = ScriptedProposer(plain.texts(expected), VOCAB)
-    with open_llm(tiny.target, proposer=scripted, **engine_options(row, tiny)) as llm:
+    with open_llm(
+        tiny.target,
+        proposer=scripted,
+        controller=VaryingController if row["policy"] == "varying" else None,
+        ticking=row["policy"] == "auto",
+        **engine_options(row, tiny),
+    ) as llm:
         assert_same(llm.generate(prompts, params), expected)
         if row["prefix"] == "hit":
             again = llm.generate(prompts, params)
@@ -75,8 +137,10 @@ def engine_options(row: Row, tiny: Pair) -> dict[str, Any]:
     """The row's engine; the scripted proposer runs under a draft model's configuration, which has a confidence."""
     speculation = dict(POLICIES[row["policy"]])
     models = [tiny.target]
+    if row["proposer"] in ("ngram", "mixed"):
+        speculation |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
     if row["proposer"] == "ngram":
-        speculation |= {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+        speculation["method"] = "ngram"
     else:
         speculation |= {"method": "draft_model", "model": tiny.drafter}
         speculation["draft_sample_method"] = "greedy" if row["proposer"] == "draft_greedy" else "probabilistic"
@@ -95,10 +159,18 @@ def check_that_it_happened(llm: LLM, row: Row) -> None:
     """The run had drafts, some of them right and some wrong, and preemptions where memory is tight."""
     stats = llm.stats()
     assert stats.proposer_faults == 0
-    assert stats.verified > stats.accepted
-    assert stats.accepted > 0 or row["proposer"] == "ngram"  # random text seldom repeats itself
+    if certain(row):
+        assert stats.accepted > 0
+        # Where noise is coupled and few tokens are allowed, a draft model is sometimes right throughout.
+        assert stats.verified > stats.accepted or (row["mode"], row["batch"]) == ("repetitive", "1")
     if row["memory"] == "tight":
         assert stats.preemptions > 0
+
+
+def test_every_proposer_policy_and_mode_has_rows_that_must_accept_and_reject() -> None:
+    for name in ("proposer", "policy", "mode"):
+        found = {row[name] for row in ROWS if certain(row)}
+        assert found == set(FACTORS[name]) - {"auto_measured"}
 
 
 def test_the_workloads_are_what_the_rows_need(plain: PlainDecoding) -> None:
@@ -106,9 +178,10 @@ def test_the_workloads_are_what_the_rows_need(plain: PlainDecoding) -> None:
     lengths = [len(plain.llm.tokenizer.encode(prompt)) for prompt in PROMPTS]
     assert min(lengths[:3]) > 16
     ends = set()
-    for mode in MODES.values():
+    for name, mode in MODES.items():
         outputs = plain.outputs(PROMPTS, [mode(i) for i in range(len(PROMPTS))])
         completions = [completion for output in outputs for completion in output.outputs]
-        assert sum(len(set(c.token_ids)) for c in completions) / len(completions) > 12
+        varied = sum(len(set(c.token_ids)) for c in completions) / len(completions) > 12
+        assert varied == (name != "repetitive")
         ends |= {(c.finish_reason, type(c.stop_reason)) for c in completions}
     assert ends >= {("length", type(None)), ("stop", type(None)), ("stop", int), ("stop", str)}

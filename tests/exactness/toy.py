@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
@@ -18,6 +19,9 @@ from dynaspec.verify.chain import Accepted, accept_chain
 from unit.sampling.oracle import probabilities, process_row
 
 PROMPT = [0]
+REQUESTS = 5_000
+PLAUSIBLE, ABSURD = 1e-3, 1e-9
+"""p-values: above the first all is well; below the second something is wrong."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +90,23 @@ class Decoder:
             )
 
     def run(self, count: int) -> np.ndarray:
-        """The first ``count`` tokens of every request."""
+        """[requests, count] the first tokens of every request."""
         lanes = np.arange(len(self.output))
         while min(len(tokens) for tokens in self.output) < count:
             drafts = self.draft(lanes)
             lens = self.verified(drafts)
-            self._commit(self.verify(lanes, drafts, lens))
+            self.commit(lanes, self.verify(lanes, drafts, lens))
         return np.array([tokens[:count] for tokens in self.output])
 
     def draft(self, lanes: np.ndarray) -> Drafts:
-        tokens = np.zeros((lanes.size, self.depth), np.int64)
-        q, last = [], self.newest
+        """``depth`` tokens for each lane, whatever will be verified; the confidence is the raw softmax's largest."""
+        tokens, places = np.zeros((lanes.size, self.depth), np.int64), np.arange(lanes.size)
+        confidence = np.zeros(tokens.shape, np.float32)
+        q, last = [], self.newest[lanes]
         for depth in range(self.depth):
             logits = torch.from_numpy(self.world.drafter[last])
-            rows = Rows(lanes, lanes, np.full_like(lanes, depth), tokens)
+            confidence[:, depth] = logits.softmax(-1).amax(-1).numpy()
+            rows = Rows(lanes, places, np.full_like(lanes, depth), tokens)
             scores = self.state.process(logits, rows)
             if self.world.deterministic_drafts:
                 tokens[:, depth] = scores.argmax(-1).numpy()
@@ -108,23 +115,24 @@ class Decoder:
                 q.append(row)
             last = tokens[:, depth]
         needed = q and q[0] is not None
-        return Drafts(tokens, np.full(lanes.size, self.depth), q=torch.stack(q, 1) if needed else None)
+        lens = np.full(lanes.size, self.depth)
+        return Drafts(tokens, lens, confidence, q=torch.stack(q, 1) if needed else None)
 
     def verified(self, drafts: Drafts) -> np.ndarray:
         """How many of the drafted tokens are verified."""
         return drafts.lens
 
     def verify(self, lanes: np.ndarray, drafts: Drafts, lens: np.ndarray) -> Accepted:
-        request = np.repeat(lanes, lens + 1)
+        request = np.repeat(np.arange(lanes.size), lens + 1)
         depth = np.arange(request.size) - np.repeat(np.cumsum(lens + 1) - lens - 1, lens + 1)
-        rows = Rows(request, request, depth, drafts.tokens)
-        seen = np.concatenate([self.newest[:, None], drafts.tokens], 1)[request, depth]
+        rows = Rows(lanes[request], request, depth, drafts.tokens)
+        seen = np.concatenate([self.newest[lanes, None], drafts.tokens], 1)[request, depth]
         scores = self.state.process(torch.from_numpy(self.world.target[seen]), rows)
         return accept_chain(scores, rows, drafts, lens, self.state)
 
-    def _commit(self, accepted: Accepted) -> None:
+    def commit(self, lanes: np.ndarray, accepted: Accepted) -> None:
         counts = (accepted.accepted + 1).tolist()
-        for lane, (tokens, count) in enumerate(zip(accepted.tokens.tolist(), counts, strict=True)):
+        for lane, tokens, count in zip(lanes.tolist(), accepted.tokens.tolist(), counts, strict=True):
             self.output[lane] += tokens[:count]
             self.state.commit(lane, tokens[:count])
             self.newest[lane] = tokens[count - 1]
@@ -133,3 +141,16 @@ class Decoder:
 def decode_plainly(world: World, requests: int, count: int) -> np.ndarray:
     """The first ``count`` tokens without speculation."""
     return Decoder(world, requests, depth=0).run(count)
+
+
+def p_value(decoder: Decoder) -> float:
+    """How plausible the decoder's first two tokens are under the target's distribution: a chi-square test."""
+    world = decoder.world
+    tokens = decoder.run(2)
+    counts = np.bincount(tokens[:, 0] * world.vocab + tokens[:, 1], minlength=world.vocab**2)
+    expected = world.pairs().ravel() * len(tokens)
+    if counts[expected == 0].any():
+        return 0.0
+    rare = expected < 5  # pooled, as the statistic needs cells that are filled
+    counts, expected = (np.append(cells[~rare], cells[rare].sum()) for cells in (counts, expected))
+    return float(stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue)

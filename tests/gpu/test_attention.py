@@ -27,6 +27,7 @@ CASES = [
     AttentionCase(contexts=(0, 500), rows=(300, 130)),
     AttentionCase(contexts=(800, 3), rows=(1, 200)),
     AttentionCase(contexts=(400, 90), rows=(6, 40), padded=0.3),
+    AttentionCase(contexts=(0, 400), rows=(1, 1), padded=1.0),
     AttentionCase(contexts=(900, 20), rows=(5, 30), window=128),
     AttentionCase(contexts=(900,), rows=(12,), window=16, tree=True, padded=0.2),
     AttentionCase(contexts=(100,), rows=(300,), window=64),

@@ -1,30 +1,62 @@
-"""Engines for tests: with a proposer of the test's own, with few KV blocks, and the plain one to compare with."""
+"""Engines for tests: with a proposer, controller or clock of the test's own, with few KV blocks, and the plain one to
+compare with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from dynaspec import LLM, AsyncLLM, SamplingParams
+from dynaspec.contract.controller import Controller
 from dynaspec.contract.outputs import CompletionOutput, RequestOutput
 from dynaspec.contract.proposer import Proposer
+from dynaspec.contract.step import Limits
 from dynaspec.engine.build import build_engine
 from dynaspec.model.loader import load_model
 
 
 @contextmanager
-def open_llm(model: str, *, proposer: Proposer | None = None, **options: Any) -> Iterator[LLM]:
-    """An ``LLM``, drafting with ``proposer`` if one is given; its KV books are checked at the end."""
-    with mock.patch("dynaspec.api.build_engine", partial(build_engine, proposer=proposer)):
+def open_llm(
+    model: str,
+    *,
+    proposer: Proposer | None = None,
+    controller: Callable[[Limits], Controller] | None = None,
+    ticking: bool = False,
+    **options: Any,
+) -> Iterator[LLM]:
+    """An ``LLM``; its KV books are checked at the end.
+
+    Args:
+        proposer: drafts instead of the configured one.
+        controller: decides instead of the configured one.
+        ticking: steps are timed by a clock that only counts how often it is read: drafting and verifying take equally
+            long whatever they do, so that speculation always pays and every run decides alike.
+    """
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch("dynaspec.api.build_engine", partial(build_engine, proposer=proposer)))
+        if controller is not None:
+            build = _ignoring_costs(controller)
+            patches.enter_context(mock.patch("dynaspec.engine.build.build_controller", build))
+        if ticking:
+            ticks = count()
+            clock = SimpleNamespace(monotonic=time.monotonic, perf_counter=lambda: 1e-3 * next(ticks))
+            patches.enter_context(mock.patch("dynaspec.engine.build.time", clock))
         llm = LLM(model, **options)
     try:
         yield llm
         llm.verify_integrity()
     finally:
         llm.close()
+
+
+def _ignoring_costs(controller: Callable[[Limits], Controller]) -> Callable[..., Controller]:
+    return lambda config, limits, **rest: controller(limits)
 
 
 @contextmanager

@@ -63,6 +63,27 @@ def _logprobs(i: int) -> SamplingParams:
     )
 
 
+def _capped(i: int) -> SamplingParams:
+    """Every wish about drafts that a request can have."""
+    return SamplingParams(
+        temperature=0.8 * (i % 2),
+        seed=500 + i,
+        max_tokens=44,
+        ignore_eos=True,
+        truncate_prompt_tokens=None if i % 3 == 0 else 7 + 3 * i,
+        max_draft_tokens=(3, 0, None, 1)[i % 4],
+        expected_acceptance=(None, 0.9, 0.1)[i % 3],
+        speculation_metrics=("detailed", "off", "summary")[i % 3],
+    )
+
+
+def _repetitive(i: int) -> SamplingParams:
+    """Text of a few tokens, which soon repeats itself: what lookup needs."""
+    return SamplingParams(
+        temperature=2.0, seed=600 + i, max_tokens=40, ignore_eos=True, allowed_token_ids=(41, 45, 60, 97, 104 + i)
+    )
+
+
 def _mixed(i: int) -> SamplingParams:
     kinds = (_truncated, _greedy, _edited, _several, _logprobs, _greedy_penalised)
     if i == len(PROMPTS) - 1:
@@ -77,6 +98,8 @@ MODES: dict[str, Callable[[int], SamplingParams]] = {
     "edited": _edited,
     "several": _several,
     "logprobs": _logprobs,
+    "capped": _capped,
+    "repetitive": _repetitive,
     "mixed": _mixed,
 }
 """Name → parameters of the i-th prompt. All are greedy or seeded, so that outputs are a function of the prompt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.tokenizer import Tokenizer
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+DEMO = "demo"
+"""Name of the prompts that come with the package."""
+FORMS: Mapping[str, str] = {"spec_bench": "turns", "gsm8k": "question", "prompts": "prompt"}
+"""Names of forms of JSON lines, and the key that each line then has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +36,45 @@ class FittedPrompts:
     """How many were cut, from the left."""
 
 
-def load_prompts(path: str | Path) -> list[BenchPrompt]:
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Prompts under a name."""
+
+    label: str
+    """A file's name without its suffix, or ``demo``."""
+    prompts: tuple[BenchPrompt, ...]
+
+
+def load_dataset(name: str | None, path: Path | None) -> Dataset:
+    """The data set that a command line names: ``demo``, or a file, whose form the name may fix.
+
+    Raises:
+        ConfigError: an unknown name, a name without its file, or a file that is not of the named form.
+    """
+    if path is None:
+        if name not in (None, DEMO):
+            raise ConfigError(f"the data set {name!r} has no path; expected its file, or the data set {DEMO!r}")
+        return Dataset(DEMO, tuple(demo_prompts()))
+    if name is not None and name not in FORMS:
+        raise ConfigError(f"the data set's name is {name!r}; expected {', '.join(FORMS)}, or only a path")
+    return Dataset(path.stem, tuple(load_prompts(path, None if name is None else FORMS[name])))
+
+
+def demo_prompts() -> list[BenchPrompt]:
+    """The prompts that come with the package: code to complete, code to edit, maths."""
+    text = (resources.files(__package__) / "prompts.json").read_text(encoding="utf-8")
+    return [BenchPrompt(record["prompt"], record["kind"]) for record in json.loads(text)["prompts"]]
+
+
+def load_prompts(path: str | Path, key: str | None = None) -> list[BenchPrompt]:
     """Every prompt of a file, in its order.
 
     A ``.jsonl`` file has one object a line, with ``prompt`` (text), ``turns`` (Spec-Bench: the first turn counts) or
     ``question`` (GSM8K: rendered as a question to answer), and perhaps ``category``. Any other file has one prompt a
     line; empty lines do not count.
+
+    Args:
+        key: what every line must have its text under, in a JSON file; None = any of the three.
 
     Raises:
         ConfigError: the file cannot be read, holds no prompts, or a line is not of a known form.
@@ -46,8 +84,8 @@ def load_prompts(path: str | Path) -> list[BenchPrompt]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the prompts in {path} cannot be read: {error}") from None
-    if path.suffix.lower() in _JSON_SUFFIXES:
-        prompts = [_from_json(line, f"{path}:{n}") for n, line in enumerate(lines, start=1) if line.strip()]
+    if path.suffix.lower() in _JSON_SUFFIXES or key is not None:
+        prompts = [_from_json(line, f"{path}:{n}", key) for n, line in enumerate(lines, start=1) if line.strip()]
     else:
         prompts = [BenchPrompt(line) for line in lines if line.strip()]
     if not prompts:
@@ -77,18 +115,20 @@ def fit(prompts: Sequence[BenchPrompt], tokenizer: Tokenizer, max_prompt_tokens:
     )
 
 
-def _from_json(line: str, where: str) -> BenchPrompt:
+def _from_json(line: str, where: str, key: str | None) -> BenchPrompt:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where} is not JSON ({error.msg}); expected one object a line") from None
-    text = _text(record) if isinstance(record, Mapping) else None
+    text = _text(record, key) if isinstance(record, Mapping) else None
     if text is None:
-        raise ConfigError(f"{where} has no text; expected an object with prompt, turns or question")
+        raise ConfigError(f"{where} has no text; expected an object with {key or 'prompt, turns or question'}")
     return BenchPrompt(text, str(record.get("category", "")))
 
 
-def _text(record: Mapping[str, Any]) -> str | None:
+def _text(record: Mapping[str, Any], key: str | None) -> str | None:
+    if key is not None:
+        record = {key: record.get(key)}
     turns = record.get("turns")
     question = record.get("question")
     if isinstance(question, str) and question:

@@ -1,4 +1,4 @@
-"""Short names for speculation policies, as a command line gives them: ``constant:4``, ``ngram:heuristic``."""
+"""Short names for speculation policies, as a command line gives them: ``constant:4``, ``ngram:heuristic``, ``auto``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.control.config import SpeculativeConfig
 
 PLAIN = "plain"
-_METHODS = ("draft_model", "ngram")
-_FORMS = "plain, constant:K, heuristic[:K], heuristic_transient[:K] or confidence[:T[:K]], after ngram: if need be"
+_METHODS = ("draft_model", "ngram", "both")
+_LOOKUP: Mapping[str, Any] = {"prompt_lookup_max": 5, "prompt_lookup_min": 2}
+"""N-grams of a lookup that drafts beside a model."""
+FORMS = (
+    "plain, auto[:K], constant:K, heuristic[:K], heuristic_transient[:K], confidence[:T[:K]], goodput:FILE[:K], "
+    "schedule:LO-HI=K;… or elastic[:A/B/C[:GATE]], after ngram: (lookup) or both: (lookup beside the model) if need "
+    "be, and before +stop:T (confidence stopping) or +off:B (plain above B requests)"
+)
+"""What a command line may say."""
 
 Options = dict[str, Any]
 
@@ -37,7 +44,7 @@ def parse_policies(text: str, draft_model: str | None) -> list[PolicySpec]:
     """
     names = [name for part in text.split(",") if (name := part.strip())]
     if not names:
-        raise ConfigError(f"policies is {text!r}; expected {_FORMS}")
+        raise ConfigError(f"policies is {text!r}; expected {FORMS}")
     twice = [name for i, name in enumerate(names) if name in names[:i]]
     if twice:
         raise ConfigError(f"the policy {twice[0]!r} is given twice; expected each once")
@@ -48,16 +55,21 @@ def parse_policy(name: str, draft_model: str | None) -> PolicySpec:
     """One policy; the errors of ``parse_policies``."""
     if name == PLAIN:
         return PolicySpec(name, None)
-    head, _, rest = name.partition(":")
-    method, form = (head, rest) if head in _METHODS else ("draft_model", name)
+    whole, *suffixes = name.split("+")
+    head, _, rest = whole.partition(":")
+    method, form = (head, rest) if head in _METHODS else ("draft_model", whole)
     policy, *arguments = form.split(":")
     if policy not in _READERS:
-        raise ConfigError(f"the policy {name!r} is not known; expected {_FORMS}")
-    if method == "draft_model" and draft_model is None:
+        raise ConfigError(f"the policy {name!r} is not known; expected {FORMS}")
+    if method != "ngram" and draft_model is None:
         raise ConfigError(f"the policy {name!r} needs a draft model; expected --draft-model, or ngram:{form}")
     options: Options = {"method": method, "policy": policy} | _READERS[policy](name, arguments)
-    if method == "draft_model":
+    for suffix in suffixes:
+        options |= _suffix(name, suffix)
+    if method != "ngram":
         options["model"] = draft_model
+    if method == "both":
+        options |= {"method": "draft_model", **_LOOKUP}
     try:
         return PolicySpec(name, SpeculativeConfig.parse(options))
     except ConfigError as error:
@@ -70,7 +82,7 @@ def _constant(name: str, arguments: Sequence[str]) -> Options:
     return {"num_speculative_tokens": _integer(name, arguments[0])}
 
 
-def _heuristic(name: str, arguments: Sequence[str]) -> Options:
+def _at_most_a_length(name: str, arguments: Sequence[str]) -> Options:
     if len(arguments) > 1:
         raise ConfigError(f"the policy {name!r} has {len(arguments)} values; expected at most K")
     return {"num_speculative_tokens": _integer(name, arguments[0])} if arguments else {}
@@ -87,11 +99,58 @@ def _confidence(name: str, arguments: Sequence[str]) -> Options:
     return options
 
 
+def _goodput(name: str, arguments: Sequence[str]) -> Options:
+    if not arguments or not arguments[0] or len(arguments) > 2:
+        raise ConfigError(f"the policy {name!r} names no profile; expected goodput:FILE[:K]")
+    options: Options = {"dynamic_config_path": arguments[0]}
+    if len(arguments) == 2:
+        options["num_speculative_tokens"] = _integer(name, arguments[1])
+    return options
+
+
+def _schedule(name: str, arguments: Sequence[str]) -> Options:
+    if len(arguments) != 1:
+        raise ConfigError(f"the policy {name!r} has {len(arguments)} values; expected schedule:LO-HI=K;LO-HI=K;…")
+    return {"num_speculative_tokens_per_batch_size": [_range(name, part) for part in arguments[0].split(";") if part]}
+
+
+def _range(name: str, text: str) -> list[int]:
+    sizes, equals, k = text.partition("=")
+    low, _, high = sizes.partition("-")
+    if not equals:
+        raise ConfigError(f"the policy {name!r} has the range {text!r}; expected LO-HI=K")
+    return [_integer(name, part) for part in (low, high or low, k)]
+
+
+def _elastic(name: str, arguments: Sequence[str]) -> Options:
+    if len(arguments) > 2:
+        raise ConfigError(f"the policy {name!r} has {len(arguments)} values; expected at most A/B/C:GATE")
+    options: Options = {}
+    if arguments and arguments[0]:
+        options["draft_length_options"] = [_integer(name, part) for part in arguments[0].split("/")]
+    if len(arguments) == 2:
+        options["kv_write_gating_threshold"] = _number(name, arguments[1])
+    return options
+
+
+def _suffix(name: str, text: str) -> Options:
+    word, _, value = text.partition(":")
+    if word == "stop":
+        return {"draft_confidence_threshold": _threshold(name, value)}
+    if word == "off":
+        return {"disable_by_batch_size": _integer(name, value)}
+    raise ConfigError(f"the policy {name!r} has the addition {text!r}; expected stop:T or off:B")
+
+
 _READERS: Mapping[str, Callable[[str, Sequence[str]], Options]] = {
     "constant": _constant,
-    "heuristic": _heuristic,
-    "heuristic_transient": _heuristic,
+    "heuristic": _at_most_a_length,
+    "heuristic_transient": _at_most_a_length,
     "confidence": _confidence,
+    "auto": _at_most_a_length,
+    "goodput": _goodput,
+    "schedule": _schedule,
+    "elastic": _elastic,
 }
 
 
@@ -103,9 +162,11 @@ def _integer(name: str, text: str) -> int:
 
 
 def _threshold(name: str, text: str) -> float | str:
-    if text == "auto":
-        return text
+    return text if text == "auto" else _number(name, text, "a number or auto")
+
+
+def _number(name: str, text: str, expected: str = "a number") -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"the policy {name!r} has the value {text!r}; expected a number or auto") from None
+        raise ConfigError(f"the policy {name!r} has the value {text!r}; expected {expected}") from None

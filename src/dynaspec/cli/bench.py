@@ -12,6 +12,9 @@ from dynaspec.cli.console import note, status
 from dynaspec.contract.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dynaspec.bench.oracle import Study, TaskResult
     from dynaspec.bench.session import Session
 
 _FILE_WIDTH = 120
@@ -36,10 +39,10 @@ def offline(
     policies: Annotated[
         str,
         typer.Option(
-            help="Separated by commas: plain, constant:K, heuristic[:K], heuristic_transient[:K], "
-            "confidence[:T[:K]] (T: threshold or auto), each after ngram: to look drafts up."
+            help="Separated by commas: auto, constant:K, confidence[:T[:K]], heuristic[:K], goodput:FILE, "
+            "schedule:LO-HI=K;…, elastic[:A/B/C[:GATE]]; after ngram: drafts are looked up, after both: that too."
         ),
-    ] = "plain,constant:4,confidence:0.4",
+    ] = "plain,constant:4,confidence:0.4,auto",
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, taken at even distances from the data.")] = 24,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each continuation.")] = 96,
     rounds: Annotated[int, typer.Option(min=1, help="Times that every policy runs; medians are shown.")] = 3,
@@ -105,17 +108,87 @@ def offline(
     _show(session, options, output_json)
 
 
-def _show(session: Session, options: dict[str, Any], output_json: Path | None) -> None:
-    from rich.console import Console
+@app.command()
+def oracle(
+    *,
+    model: Annotated[str, typer.Option(help="The target's checkpoint.")] = "models/target",
+    draft_model: Annotated[str, typer.Option(help="The drafter's checkpoint.")] = "models/draft",
+    dataset: Annotated[
+        Path | None, typer.Option(help="Prompts, grouped by their category; default: those that come along.")
+    ] = None,
+    policies: Annotated[
+        str,
+        typer.Option(help="Besides plain decoding and the fixed lengths 1 to 8; separated by commas, as in offline."),
+    ] = "confidence:0.2:20,confidence:0.4:20,confidence:0.6:20,confidence:0.8:20,auto",
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, at even distances from the data.")] = 12,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each continuation.")] = 96,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that every side runs; medians are shown.")] = 3,
+    output_dir: Annotated[Path, typer.Option(help="Folder for pictures and figures.")] = Path("oracle-out"),
+) -> None:
+    """Compare policies with the oracle, which drafts exactly to the first mismatch: passes, time, share of the gap.
 
+    Greedy, one request at a time. The target's texts are decoded once, the drafter drafts from all their positions;
+    what fixed lengths and the oracle do follows from that, what they take from step times measured in the same run.
+    """
+    from dynaspec.bench.datasets import load_dataset, spread
+    from dynaspec.bench.policies import PLAIN, parse_policies
+    from dynaspec.bench.report import make_folder
+
+    specs = [spec for spec in parse_policies(policies, draft_model) if spec.name != PLAIN]
+    prompts = spread(load_dataset(None, dataset).prompts, num_prompts)
+    make_folder(output_dir)
+    with status(f"loading {model}"):
+        from dynaspec.bench.oracle import run_study, summarise
+        from dynaspec.bench.progress import stages
+    with stages() as tell:
+        study = run_study(model, draft_model, prompts, specs, max_tokens, rounds, tell)
+    options = {
+        "model": model,
+        "draft_model": draft_model,
+        "dataset": None if dataset is None else str(dataset),
+        "policies": [spec.name for spec in specs],
+        "num_prompts": len(prompts),
+        "max_tokens": max_tokens,
+        "rounds": rounds,
+    }
+    _show_study(study, summarise(study), options, output_dir)
+
+
+def _show_study(study: Study, results: list[TaskResult], options: dict[str, Any], output_dir: Path) -> None:
+    from dynaspec.bench import oracle_report as report
+    from dynaspec.bench.oracle_plot import plot_iterations, plot_speeds
+    from dynaspec.bench.report import write_json
+
+    console = _console()
+    if study.left_out:
+        note(f"note: {study.left_out} prompts are left out, as their continuation ends with its first token")
+    for result in results:
+        console.print(report.as_table(result))
+    for result in results[: len(study.tasks)]:
+        sides = report.shown_sides(result, options["policies"])
+        console.print("\n".join(report.iterations_text(result, sides)), end="\n\n", soft_wrap=True)
+        plot_iterations(result, sides, output_dir / f"iterations-{result.name}.png")
+    console.print(report.explanation(study), soft_wrap=True)
+    names = f"{Path(options['model']).name} with {Path(options['draft_model']).name}"
+    plot_speeds(results, output_dir / "speeds.png", f"{names}: greedy, one request at a time")
+    write_json(output_dir / "oracle.json", report.as_document(study, results, options))
+    console.print(f"Pictures and figures: {output_dir}", soft_wrap=True)
+
+
+def _show(session: Session, options: dict[str, Any], output_json: Path | None) -> None:
     from dynaspec.bench.report import as_table, write_json
 
     tokens = session.results[0].runs[-1].output_tokens
     title = f"{options['num_prompts']} prompts, {tokens} tokens, {options['engine']['max_num_seqs']} at a time"
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_FILE_WIDTH)
+    console = _console()
     console.print(as_table(session.results, title))
     if output_json is not None:
         write_json(output_json, session.document(options))
         note(f"written to {output_json}")
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)

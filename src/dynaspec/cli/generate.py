@@ -60,6 +60,7 @@ def generate(
     enable_prefix_caching: o.EnablePrefixCaching = None,
     async_scheduling: o.AsyncScheduling = None,
     tensor_parallel_size: o.TensorParallelSize = None,
+    decision_log: o.DecisionLog = None,
 ) -> None:
     """Continue prompts. Stdout carries the continuations, without the prompts, and nothing else."""
     texts = collect_prompts(prompts or (), prompt_file)
@@ -90,6 +91,7 @@ def generate(
         enable_prefix_caching=enable_prefix_caching,
         async_scheduling=async_scheduling,
         tensor_parallel_size=tensor_parallel_size,
+        decision_log=decision_log,
     )
     speculation = o.speculation(
         speculative_config,

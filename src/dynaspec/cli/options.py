@@ -48,6 +48,7 @@ MaxNumBatchedTokens = Annotated[int | None, _engine("max_num_batched_tokens")]
 KvCacheMemory = Annotated[str | None, _engine("kv_cache_memory")]
 EnablePrefixCaching = Annotated[bool | None, _engine("enable_prefix_caching")]
 AsyncScheduling = Annotated[bool | None, _engine("async_scheduling")]
+DecisionLog = Annotated[str | None, _engine("decision_log")]
 TensorParallelSize = Annotated[int | None, _engine("tensor_parallel_size")]
 
 Temperature = Annotated[float | None, _sampling("temperature", "0 = greedy.")]
@@ -66,7 +67,9 @@ SpeculativeJson = Annotated[
 ]
 DraftModel = Annotated[str | None, _speculation("Checkpoint of the model that drafts.")]
 Method = Annotated[str | None, _speculation("draft_model or ngram; default: what the other options imply.")]
-Policy = Annotated[str | None, _speculation("constant, heuristic, heuristic_transient or confidence.")]
+Policy = Annotated[
+    str | None, _speculation("auto, constant, heuristic, heuristic_transient, confidence or elastic; default: auto.")
+]
 NumSpeculativeTokens = Annotated[int | None, _speculation("Draft length; with a confidence threshold the longest one.")]
 DraftConfidenceThreshold = Annotated[
     str | None, _speculation("Stop drafting after a token with less confidence (0 to 1), or auto.")

@@ -25,18 +25,47 @@ Logprobs = tuple[Mapping[int, Logprob], ...]
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Counts and monotonic times (seconds) of one continuation."""
+    """Counts and monotonic times (seconds) of one continuation.
+
+    What is said of drafts depends on ``SamplingParams.speculation_metrics``: ``off`` leaves it at 0 and empty,
+    ``summary`` gives totals, ``detailed`` fills the tuples too. All of it covers the continuation up to now, whatever
+    its output kind.
+    """
 
     arrival_s: float = 0.0
     first_token_s: float = 0.0
     finished_s: float = 0.0
     steps: int = 0
-    """Target passes that emitted for it."""
+    """Decoding steps: target passes that emitted for it, but for the one that completed its prefill."""
+    drafts: int = 0
+    """Decoding steps with at least one drafted token."""
     drafted: int = 0
+    """Tokens drafted."""
+    verified: int = 0
+    """Drafted tokens that the target tested."""
     accepted: int = 0
+    """Drafted tokens that became output."""
+    draft_emitted: int = 0
+    """Output tokens of steps with a draft, the target's own included."""
     preemptions: int = 0
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
+    drafted_per_pos: tuple[int, ...] = ()
+    """Detailed: drafts that have a token at each position, from 0."""
+    accepted_per_pos: tuple[int, ...] = ()
+    """Detailed: drafts whose token at each position was accepted; as long as ``drafted_per_pos``."""
+    per_step: tuple[tuple[int, int], ...] = ()
+    """Detailed: (drafted, accepted) of every decoding step, in order; (0, 0) for plain ones."""
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Tokens emitted per draft, the target's own included: 1 … k + 1; None without drafts."""
+        return self.draft_emitted / self.drafts if self.drafts else None
+
+    @property
+    def draft_acceptance_rate(self) -> float | None:
+        """Accepted / drafted; None without drafts."""
+        return self.accepted / self.drafted if self.drafted else None
 
 
 @dataclass(frozen=True, slots=True)

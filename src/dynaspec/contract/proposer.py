@@ -60,7 +60,7 @@ class Drafts:
     lens: Ints
     """[B]"""
     confidence: npt.NDArray[np.float32] | None = None
-    """[B, max depth] signal of each token; None where the proposer has none."""
+    """[B, max depth] signal of each token; None where no proposer has one, NaN where this request's has none."""
     q: torch.Tensor | None = None
     """[B, max depth, vocabulary] the very distributions drawn from; None for deterministic drafts."""
     parents: npt.NDArray[np.int64] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal, get_args
 
 from .errors import RequestError
 
@@ -12,6 +13,10 @@ _MAX_SEED = 2**63 - 1
 _MAX_STOP_STRINGS = 64
 _LISTS = ("allowed_token_ids", "bad_words", "stop_token_ids")
 _FLAGS = ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens")
+
+
+SpeculationMetrics = Literal["off", "summary", "detailed"]
+"""What a request's metrics report about its drafts: nothing; totals; also counts by position and by step."""
 
 
 class RequestOutputKind(Enum):
@@ -76,6 +81,11 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     max_draft_tokens: int | None = None
     """Upper limit on this request's draft length; 0 = no speculation, None = the engine decides."""
+    expected_acceptance: float | None = None
+    """Share of drafted tokens this caller expects to be accepted, 0 … 1: where a learning policy starts for this
+    request. A hint, never a limit; None = the policy uses what it has learned from others."""
+    speculation_metrics: SpeculationMetrics = "summary"
+    """What ``RequestMetrics`` reports about this request's drafts."""
 
     def __post_init__(self) -> None:
         # Copied, so that the caller's later changes do not reach the engine.
@@ -106,6 +116,10 @@ class SamplingParams:
                 raise RequestError(f"{name} is {getattr(self, name)!r}; expected True or False")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise RequestError(f"output_kind is {self.output_kind!r}; expected a RequestOutputKind")
+        if self.speculation_metrics not in get_args(SpeculationMetrics):
+            raise RequestError(
+                f"speculation_metrics is {self.speculation_metrics!r}; expected 'off', 'summary' or 'detailed'"
+            )
 
     def _check_ranges(self) -> None:
         _integer("n", self.n, 1, 1024)
@@ -132,6 +146,8 @@ class SamplingParams:
             _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31)
         if self.max_draft_tokens is not None:
             _integer("max_draft_tokens", self.max_draft_tokens, 0, 2**31)
+        if self.expected_acceptance is not None:
+            _number("expected_acceptance", self.expected_acceptance, 0.0, 1.0)
 
     def _check_lists(self) -> None:
         for token, bias in (self.logit_bias or {}).items():

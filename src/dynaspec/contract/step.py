@@ -18,6 +18,10 @@ Ended = Literal["none", "rejected", "all_accepted", "stopped", "invalid"]
 observation, not a miss. ``stopped``: the request ended inside the run. ``invalid``: a grammar refused."""
 
 
+LOGIT_RANGE = 6.0
+"""Logits of confidences are cut to ±6: a drafter that says 0.9999 is no surer than one that says 0.997."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProposerTraits:
     """What a configured proposer is, as far as a controller must know."""
@@ -104,14 +108,14 @@ class StopRule:
     weight: float = 1.0
     """For ``survival``, with ``bias`` and ``offset``: the signal is the product, over the draft so far, of
     σ(weight · logit(confidence) + bias[position] + offset[request]), the chance that all of it is accepted. The
-    confidence is the drafter's largest probability, whatever token was drawn."""
+    confidence is the drafter's largest probability, whatever token was drawn; its logit is cut to ±``LOGIT_RANGE``."""
     bias: tuple[float, ...] = ()
     """One entry a position; the last one goes on for longer drafts."""
     offset: tuple[float, ...] = ()
     """One entry a request of the plan."""
     total_below: tuple[float, ...] = ()
-    """For ``survival``: drafting ends for all where Σ (signal − ``below``) over the rows still drafting is less, since
-    a pass is paid for by all of them together. Empty = never."""
+    """One entry a pass, like ``below``: drafting ends for all where Σ (signal − ``below``) over the rows that would go
+    on is less, since a pass is paid for by all of them together. Empty = never."""
 
     def select(self, keep: Sequence[int]) -> StopRule:
         """The same rule for some of its plan's requests."""

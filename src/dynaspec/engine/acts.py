@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynaspec.contract.proposer import Drafts
-from dynaspec.contract.step import SpecPlan, StepView
+from dynaspec.contract.step import DraftView, SpecPlan, StepView
 from dynaspec.schedule.batch import StepBatch
 
 from .target import Verified
@@ -26,6 +26,8 @@ class Ran:
 
     scheduled: Scheduled
     drafts: Drafts
+    drafted: DraftView
+    """The controller's view of them."""
     plan: SpecPlan
     """After the trim."""
     verified: Verified

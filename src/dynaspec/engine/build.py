@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import torch
 
+from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.proposer import Proposer
 from dynaspec.contract.step import Limits
@@ -17,15 +20,18 @@ from dynaspec.kv.tables import BlockTables
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
+from dynaspec.observe.decision_log import DecisionLog, LoggedController
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.draft_model import DraftModelProposer
 from dynaspec.propose.guard import Guard
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.none import NoProposer
+from dynaspec.propose.router import Router
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.lanes import Lanes
 from dynaspec.schedule.scheduler import Scheduler
 
+from .calibrate import Runner, measure_costs
 from .config import EngineConfig
 from .engine import Engine
 from .intake import Intake
@@ -36,11 +42,17 @@ from .target import TargetVerifier
 from .tokenizer import Tokenizer
 
 
-def build_engine(config: EngineConfig, *, proposer: Proposer | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig,
+    *,
+    proposer: Proposer | None = None,
+    wrap: Callable[[Proposer], Proposer] | None = None,
+) -> Engine:
     """Loads the models and connects the parts.
 
     Args:
         proposer: drafts instead of the one that ``speculative_config`` names, under its policy.
+        wrap: puts something around each proposer, for tests and measurements.
 
     Raises:
         CheckpointError, ConfigError, CapacityError: see there.
@@ -62,18 +74,33 @@ def build_engine(config: EngineConfig, *, proposer: Proposer | None = None) -> E
     drafter = _load_drafter(config, target) if speculation and speculation.method == "draft_model" else None
     tables, arenas = _kv_cache(config, [m for m in (target, drafter) if m is not None], max_model_len)
     sampler = SamplerState(config.max_num_seqs, target.config.vocab_size, device)
-    if proposer is None:
-        proposer = _build_proposer(speculation, drafter, arenas[-1], tables, sampler)
+    draft_runner = None if drafter is None else Runner(drafter, arenas[-1])
+    proposers = _build_proposers(speculation, draft_runner, tables, sampler) if proposer is None else [proposer]
     stats = SpecStats()
-    limits = _limits(speculation, proposer, config)
+    limits = _limits(speculation, proposers, config)
+    costs = PassCosts()
+    if speculation is not None and speculation.policy == "auto":
+        runners = [draft_runner if isinstance(p, DraftModelProposer) else None for p in proposers]
+        costs = measure_costs(Runner(target, arenas[0]), runners, time.perf_counter, config.max_num_batched_tokens)
+    if wrap is not None:
+        proposers = [wrap(p) for p in proposers]
+    controller = build_controller(speculation, limits, seed=config.seed, costs=costs)
+    log = _decision_log(config, costs)
     scheduler = Scheduler(
         Lanes(config.max_num_seqs, max_model_len), tables, config.max_num_batched_tokens, time.monotonic
     )
     step = Step(
         scheduler=scheduler,
-        controller=build_controller(speculation, limits, seed=config.seed),
-        proposer=Guard(proposer, target.config.vocab_size, stats.proposer_fault),
-        verifier=TargetVerifier(target, arenas[0], sampler, BLOCK_SIZE, proposer.needs.taps),
+        controller=controller if log is None else LoggedController(controller, log),
+        proposer=Router([Guard(p, target.config.vocab_size, stats.proposer_fault) for p in proposers]),
+        verifier=TargetVerifier(
+            target,
+            arenas[0],
+            sampler,
+            BLOCK_SIZE,
+            tuple(sorted({tap for p in proposers for tap in p.needs.taps})),
+            synthetic_rates=None if speculation is None else speculation.synthetic_rates,
+        ),
         sampler=sampler,
         limits=limits,
         stats=stats,
@@ -87,6 +114,7 @@ def build_engine(config: EngineConfig, *, proposer: Proposer | None = None) -> E
         loop=OverlappedLoop(step) if config.async_scheduling else SerialLoop(step),
         stats=stats,
         max_model_len=max_model_len,
+        decision_log=log,
     )
 
 
@@ -154,32 +182,49 @@ def _kv_cache(config: EngineConfig, models: list[Model], max_model_len: int) -> 
     return tables, arenas
 
 
-def _build_proposer(
-    speculation: SpeculativeConfig | None,
-    drafter: Model | None,
-    arena: Arena,
-    tables: BlockTables,
-    sampler: SamplerState,
-) -> Proposer:
+def _build_proposers(
+    speculation: SpeculativeConfig | None, drafter: Runner | None, tables: BlockTables, sampler: SamplerState
+) -> list[Proposer]:
+    """In the order of ``Limits.proposers``: a draft model before the lookup beside it."""
     if speculation is None:
-        return NoProposer()
+        return [NoProposer()]
+    proposers: list[Proposer] = []
     if drafter is not None:
-        longest = drafter.config.max_position
-        return DraftModelProposer(
-            drafter,
-            arena,
-            tables,
-            sampler,
-            max_length=min(longest, speculation.max_model_len or longest),
-            probabilistic=speculation.draft_sample_method == "probabilistic",
+        longest = drafter.model.config.max_position
+        proposers.append(
+            DraftModelProposer(
+                drafter.model,
+                drafter.arena,
+                tables,
+                sampler,
+                max_length=min(longest, speculation.max_model_len or longest),
+                probabilistic=speculation.draft_sample_method == "probabilistic",
+            )
         )
-    return NgramProposer(speculation.prompt_lookup_min or 1, speculation.prompt_lookup_max or 1)
+    if drafter is None or speculation.lookup_beside:
+        proposers.append(NgramProposer(speculation.prompt_lookup_min or 1, speculation.prompt_lookup_max or 1))
+    return proposers
 
 
-def _limits(speculation: SpeculativeConfig | None, proposer: Proposer, config: EngineConfig) -> Limits:
+def _limits(speculation: SpeculativeConfig | None, proposers: Sequence[Proposer], config: EngineConfig) -> Limits:
     longest = speculation.longest_draft if speculation is not None else 0
     return Limits(
         draft_lens=tuple(range(longest + 1)),
-        proposers=(proposer.traits,),
+        proposers=tuple(proposer.traits for proposer in proposers),
+        can_gate=any(proposer.needs.kv for proposer in proposers),
         plan_lag=int(config.async_scheduling),
     )
+
+
+def _decision_log(config: EngineConfig, costs: PassCosts) -> DecisionLog | None:
+    """The log, opened, with all that a replay needs to build the same controller."""
+    if config.decision_log is None:
+        return None
+    speculation = config.speculative_config
+    header = {
+        "model": config.model,
+        "speculative_config": None if speculation is None else speculation.model_dump(mode="json", exclude_none=True),
+        "seed": config.seed,
+        "costs": asdict(costs),
+    }
+    return DecisionLog(config.decision_log, header)

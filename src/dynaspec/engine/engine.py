@@ -8,6 +8,7 @@ from dynaspec.contract.errors import RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.observe.counts import SpecCounts
+from dynaspec.observe.decision_log import DecisionLog
 from dynaspec.observe.periodic import PeriodicLog
 from dynaspec.observe.stats import SpecStats
 from dynaspec.schedule.scheduler import Scheduler
@@ -39,6 +40,7 @@ class Engine:
         loop: Loop,
         stats: SpecStats,
         max_model_len: int,
+        decision_log: DecisionLog | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -47,6 +49,7 @@ class Engine:
         self._scheduler = scheduler
         self._loop = loop
         self._stats = stats
+        self._decision_log = decision_log
         self._periodic = PeriodicLog(stats)
         self._live: dict[str, _Live] = {}
         self._group_of: dict[str, str] = {}
@@ -118,10 +121,12 @@ class Engine:
         self._scheduler.verify_integrity()
 
     def close(self) -> None:
-        """Aborts what is running and frees the step thread, if there is one."""
+        """Aborts what is running, frees the step thread and closes the decision log, if there are any."""
         for request_id in list(self._live):
             self.abort(request_id)
         self._loop.close()
+        if self._decision_log is not None:
+            self._decision_log.close()
 
     def _retire(self, live: _Live) -> RequestOutput:
         del self._live[live.group.id]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dynaspec.contract.proposer import Drafts
@@ -13,23 +15,33 @@ from .acts import Ran
 
 
 def build_view(
-    batch: StepBatch, limits: Limits, lag: tuple[int, ...], offers: tuple[tuple[int, int], ...] | None
+    batch: StepBatch,
+    limits: Limits,
+    lag: tuple[tuple[int, ...], ...],
+    offers: tuple[tuple[tuple[int, int], ...] | None, ...],
 ) -> StepView:
-    """Columns of the decoding requests; rooms are never negative."""
-    room = tuple(batch.room.clip(min=0).tolist())
+    """Columns of the decoding requests; rooms are never negative.
+
+    Args:
+        lag, offers: see ``StepView``.
+    """
+    room = tuple(np.maximum(batch.room, 0).tolist())
+    params = [request.params for request in batch.requests]
+    expected = tuple([p.expected_acceptance for p in params])
     return StepView(
         step=batch.step,
         ids=batch.ids,
         context_len=tuple(batch.lengths.tolist()),
         room_depth=room,
         room_nodes=room,
-        max_draft=tuple(request.params.max_draft_tokens for request in batch.requests),
-        temperature=tuple(request.params.temperature for request in batch.requests),
-        lag=(lag,),
-        offers=(offers,),
+        max_draft=tuple([p.max_draft_tokens for p in params]),
+        temperature=tuple([p.temperature for p in params]),
+        lag=lag,
+        offers=offers,
         prefill_tokens=batch.prefill_tokens,
         waiting=batch.waiting,
         limits=limits,
+        expected_acceptance=() if expected.count(None) == len(expected) else expected,
     )
 
 
@@ -46,7 +58,15 @@ def why_off(view: StepView, plan: SpecPlan) -> list[tuple[str, str]]:
 
 
 def draft_view(drafts: Drafts) -> DraftView:
-    return DraftView(length=tuple(drafts.lens.tolist()), confidence=_confidence(drafts))
+    """What was drafted; requests whose proposer has no confidence (None or NaN) have none in the view."""
+    lens = drafts.lens.tolist()
+    if drafts.confidence is None:
+        return DraftView(length=tuple(lens), confidence=((),) * len(lens))
+    rows = zip(drafts.confidence.tolist(), lens, strict=True)
+    return DraftView(
+        length=tuple(lens),
+        confidence=tuple([() if n == 0 or math.isnan(row[0]) else tuple(row[:n]) for row, n in rows]),
+    )
 
 
 def build_outcome(ran: Ran, committed: Committed, step_s: float) -> StepOutcome:
@@ -56,7 +76,7 @@ def build_outcome(ran: Ran, committed: Committed, step_s: float) -> StepOutcome:
         ids=batch.ids,
         proposer=ran.plan.proposer,
         requested=ran.scheduled.plan.depth,
-        drafted=tuple(ran.drafts.lens.tolist()),
+        drafted=ran.drafted.length,
         verified=tuple(result.verified.tolist()),
         accepted=tuple(np.minimum(result.accepted, committed.emitted).tolist()),
         emitted=tuple(committed.emitted.tolist()),
@@ -65,12 +85,14 @@ def build_outcome(ran: Ran, committed: Committed, step_s: float) -> StepOutcome:
             for verified, accepted, emitted in zip(result.verified, result.accepted, committed.emitted, strict=True)
         ),
         early_exit=_early_exit(ran.drafts),
-        confidence=_confidence(ran.drafts),
+        confidence=ran.drafted.confidence,
         work=Work(
             rows_per_pass=ran.drafts.rows_per_pass,
             verify_rows=ran.verified.verify_rows,
             kv_tokens=ran.verified.kv_tokens,
             prefill_rows=ran.verified.prefill_rows,
+            kv_skipped=ran.drafts.kv_skipped,
+            kv_redone=ran.drafts.kv_redone,
         ),
         draft_s=ran.draft_s,
         verify_s=ran.verify_s,
@@ -90,9 +112,3 @@ def _early_exit(drafts: Drafts) -> tuple[bool, ...]:
     if drafts.early_exit is None:
         return (False,) * len(drafts.lens)
     return tuple(drafts.early_exit.tolist())
-
-
-def _confidence(drafts: Drafts) -> tuple[tuple[float, ...], ...]:
-    if drafts.confidence is None:
-        return ((),) * len(drafts.lens)
-    return tuple(tuple(row[:n]) for row, n in zip(drafts.confidence.tolist(), drafts.lens.tolist(), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind
@@ -72,13 +73,25 @@ class OutputBuilder:
 
 
 def _metrics(request: Request) -> RequestMetrics:
-    return RequestMetrics(
+    metrics = RequestMetrics(
         arrival_s=request.arrival_s,
         first_token_s=request.first_token_s,
         finished_s=request.finished_s,
         steps=request.steps,
-        drafted=request.drafted,
-        accepted=request.accepted,
         preemptions=request.preemptions,
         cached_tokens=request.cached_tokens,
+    )
+    counts = request.draft_counts
+    if counts is None:
+        return metrics
+    return replace(
+        metrics,
+        drafts=counts.drafts,
+        drafted=counts.drafted,
+        verified=counts.verified,
+        accepted=counts.accepted,
+        draft_emitted=counts.emitted,
+        drafted_per_pos=tuple(counts.drafted_per_pos),
+        accepted_per_pos=tuple(counts.accepted_per_pos),
+        per_step=tuple(counts.per_step),
     )

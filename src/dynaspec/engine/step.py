@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.step import Limits
 from dynaspec.observe.stats import SpecStats
-from dynaspec.propose.guard import Guard
+from dynaspec.propose.router import Router
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.batch import StepBatch
 from dynaspec.schedule.request import Request
@@ -31,7 +31,7 @@ class Step:
         self,
         scheduler: Scheduler,
         controller: Controller,
-        proposer: Guard,
+        proposer: Router,
         verifier: TargetVerifier,
         sampler: SamplerState,
         limits: Limits,
@@ -78,11 +78,13 @@ class Step:
         batch, started = scheduled.batch, self._clock()
         self._take_lanes(batch)
         drafts = self._proposer.propose(batch, scheduled.plan)
-        plan = self._controller.trim(scheduled.view, scheduled.plan, draft_view(drafts))
-        drafted = self._clock()
+        drafted = draft_view(drafts)
+        plan = self._controller.trim(scheduled.view, scheduled.plan, drafted)
+        between = self._clock()
         verified = self._verifier.verify(batch, drafts, plan)
         self._proposer.advance(verified.target)
-        return Ran(scheduled, drafts, plan, verified, drafted - started, self._clock() - drafted, started)
+        ended = self._clock()
+        return Ran(scheduled, drafts, drafted, plan, verified, between - started, ended - between, started)
 
     def commit(self, ran: Ran) -> list[Request]:
         """Makes the tokens output; returns the requests that got any, or ended."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +13,19 @@ from dynaspec.contract.proposer import Drafts, Ints
 from dynaspec.contract.step import SpecPlan
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
+from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.batch import StepBatch
 from dynaspec.schedule.result import StepResult
-from dynaspec.verify.chain import accept_chain
+from dynaspec.verify.chain import Accepted, accept_chain
+from dynaspec.verify.synthetic import SyntheticAcceptance
 
 from .layout import PassLayout, lay_out
 from .logprobs import collect_logprobs
+
+logger = logging.getLogger(__name__)
+
+AcceptChain = Callable[[torch.Tensor, Rows, Drafts, Ints, SamplerState], Accepted]
 
 
 @dataclass(slots=True)
@@ -46,20 +54,42 @@ class TargetVerifier:
     """Runs the target over decoding requests' drafts and over prefill chunks, in one pass."""
 
     def __init__(
-        self, model: Model, arena: Arena, sampler: SamplerState, block_size: int, taps: tuple[int, ...]
+        self,
+        model: Model,
+        arena: Arena,
+        sampler: SamplerState,
+        block_size: int,
+        taps: tuple[int, ...],
+        synthetic_rates: tuple[float, ...] | None = None,
     ) -> None:
+        """
+        Args:
+            taps: layers whose hidden states proposers want.
+            synthetic_rates: accept drafts at these rates instead of exactly (see ``verify.synthetic``); output is
+                then not the target's. None = exact.
+
+        Raises:
+            ConfigError: impossible rates.
+        """
         self._model = model
         self._arena = arena
         self._sampler = sampler
         self._block_size = block_size
         self._taps = taps
+        self._accept_chain: AcceptChain = accept_chain
+        if synthetic_rates is not None:
+            self._accept_chain = SyntheticAcceptance(synthetic_rates).accept_chain
+            logger.warning(
+                "SYNTHETIC ACCEPTANCE at the rates %s: the text is meaningless; for performance work only",
+                list(synthetic_rates),
+            )
 
     def verify(self, batch: StepBatch, drafts: Drafts, plan: SpecPlan) -> Verified:
         """Tests each request's first ``plan.depth`` drafts (no more than were drafted)."""
         lens = np.minimum(np.array(plan.depth, dtype=np.int64), drafts.lens)
         layout = lay_out(batch, drafts, lens, self._block_size)
         output = self._model.forward(layout.forward_batch(batch, self._model.device), self._arena.layers, self._taps)
-        result = self._sample(batch, layout, output.hidden)
+        result = self._sample(batch, drafts, layout, output.hidden)
         return Verified(
             result=result,
             target=_target_pass(batch, layout, result, output.taps),
@@ -68,18 +98,19 @@ class TargetVerifier:
             kv_tokens=int(layout.rows.positions.sum()) + len(layout.rows.positions),
         )
 
-    def _sample(self, batch: StepBatch, layout: PassLayout, hidden: torch.Tensor) -> StepResult:
+    def _sample(self, batch: StepBatch, drafts: Drafts, layout: PassLayout, hidden: torch.Tensor) -> StepResult:
         requests = len(batch.requests)
         if layout.sampled_at.size == 0:
             none = np.zeros(0, dtype=np.int64)
-            result = StepResult(none, none, np.zeros((0, 1), dtype=np.int64), [None] * len(batch.chunks))
+            result = StepResult(none, none, none, np.zeros((0, 1), dtype=np.int64), [None] * len(batch.chunks))
             collect_logprobs(batch, layout, self._model, hidden, None, result)
             return result
         logits = self._model.logits(hidden[torch.from_numpy(layout.sampled_at).to(hidden.device)])
         scores = self._sampler.process(logits, layout.sampled)
-        verdict = accept_chain(scores, layout.sampled, layout.drafts, layout.drafts.lens, self._sampler)
+        verdict = self._accept_chain(scores, layout.sampled, layout.drafts, layout.drafts.lens, self._sampler)
         completing = iter(verdict.tokens[requests:, 0].tolist())
         result = StepResult(
+            drafted=drafts.lens,
             verified=layout.drafts.lens[:requests],
             accepted=verdict.accepted[:requests],
             tokens=verdict.tokens[:requests],

@@ -26,7 +26,8 @@ class ForwardBatch:
     * those whose bit is set in its ``ancestors``, bit i being the sequence's i-th row (trees; at most 64 rows).
 
     Row i of sequence s has its KV entry at index ``context_lens[s] + i`` of the block table. A row with slot −1
-    writes no KV and is visible to no row, itself included (padding); its output is undefined.
+    writes no KV and is visible to no row, itself included (padding, and draft tokens whose KV is not kept). It sees
+    what it would see otherwise; where that is nothing, its attention is 0.
     """
 
     tokens: torch.Tensor

@@ -46,6 +46,10 @@ class SpecCounts:
     draft_s: float = 0.0
     verify_s: float = 0.0
     step_s: float = 0.0
+    kv_skipped: int = 0
+    """Draft tokens whose drafter KV was not kept."""
+    kv_redone: int = 0
+    """Committed tokens that the drafter processed again, because the first time left no usable KV."""
     proposer_faults: int = 0
     preemptions: int = 0
     skipped: Mapping[str, int] = field(default_factory=dict)
@@ -131,6 +135,8 @@ def counts_of(outcome: StepOutcome) -> SpecCounts:
         draft_s=outcome.draft_s,
         verify_s=outcome.verify_s,
         step_s=outcome.step_s,
+        kv_skipped=work.kv_skipped,
+        kv_redone=work.kv_redone,
     )
 
 

@@ -40,6 +40,8 @@ def format_table(counts: SpecCounts, elapsed_s: float | None = None) -> str:
         ),
         ("preemptions / proposer faults", f"{counts.preemptions} / {counts.proposer_faults}"),
     ]
+    if counts.kv_skipped:
+        rows.append(("drafter KV writes skipped / redone", f"{counts.kv_skipped} / {counts.kv_redone}"))
     if elapsed_s is not None:
         rows.append(("accepted tokens/s", _per_second(counts.accepted, elapsed_s)))
         rows.append(("drafted tokens/s", _per_second(counts.draft_tokens, elapsed_s)))

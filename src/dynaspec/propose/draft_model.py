@@ -2,6 +2,9 @@
 
 It keeps its own KV in its own arena, under the target's block tables. Its first pass ingests whatever committed
 tokens it lacks; each further pass one draft token a row. Rows that stop leave the batch.
+
+Under KV-write gating (``SpecPlan.gate_kv_below``) slot, position and context of a draft token come apart: see
+``gating.py``. What was left out lies behind the watermark, and is ingested again if it is accepted.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from dynaspec.model.batch import ForwardBatch
 from dynaspec.sampling.state import SamplerState
 
 from .drawing import DraftColumns
+from .gating import WriteGate
 from .none import no_drafts
 from .stopping import stop_mask
 from .watermark import Watermarks
@@ -76,45 +80,59 @@ class DraftModelProposer:
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         wanted = np.array(plan.depth, dtype=np.int64)
-        depth = np.clip(self._max_length - batch.lengths, 0, wanted)
+        depth = np.maximum(np.minimum(self._max_length - batch.lengths, wanted), 0)
         lagging = batch.lengths - self._marks.seen[batch.lanes] > self._catch_up
-        drafting = np.flatnonzero((depth > 0) & ~lagging)
-        catching_up = np.flatnonzero((depth > 0) & lagging)
+        drafting = ((depth > 0) & ~lagging).nonzero()[0]
+        catching_up = ((depth > 0) & lagging).nonzero()[0]
         if drafting.size or catching_up.size:
             drafts = self._draft(batch, plan, depth, drafting, catching_up)
         else:
             drafts = no_drafts(len(wanted))
-        drafts.skipped = {batch.ids[i]: "catching_up" for i in catching_up.tolist()}
-        too_long = np.flatnonzero((wanted > 0) & (depth == 0)).tolist()
-        drafts.skipped |= {batch.ids[i]: "drafter_length" for i in too_long}
+        too_long = ((wanted > 0) & (depth == 0)).nonzero()[0]
+        drafts.skipped = _reasons(batch, catching_up, "catching_up") | _reasons(batch, too_long, "drafter_length")
         return drafts
 
     def _draft(self, batch: DecodeBatch, plan: SpecPlan, depth: Ints, index: Ints, catching_up: Ints) -> Drafts:
         """Requests ``index`` draft up to ``depth`` tokens; ``catching_up`` only ingest."""
+        granted = depth[index]
+        longest = int(granted.max(initial=0))
         columns = DraftColumns(
             self._sampler,
             batch.lanes,
-            int(depth[index].max(initial=0)),
+            longest,
             self._model.config.vocab_size,
             self._model.device,
             probabilistic=self._probabilistic,
         )
-        mask = stop_mask(plan.stop, depth[index], self._model.device)
-        ingested, hidden = self._ingest(batch, index, catching_up)
+        rule = None if plan.stop is None else plan.stop.select(index.tolist())
+        mask = stop_mask(rule, granted, self._model.device)
+        gate = WriteGate(plan.gate_kv_below, index.size) if plan.gate_kv_below > 0.0 else None
+        hidden, ingested, redone = self._ingest(batch, index, catching_up)
         rows_per_pass = [ingested]
         running = np.arange(index.size)
-        for done in range(1, int(depth[index].max(initial=0)) + 1):
-            signal = columns.draw(self._model.logits(hidden), index[running], done - 1, plan.stop)
+        processed = np.zeros_like(index)
+        for done in range(1, longest + 1):
+            signal = columns.draw(self._model.logits(hidden), index[running], done - 1, rule)
             mask.update(done, running, signal)
             running = mask.running(done)
             if not running.size:
                 break
-            hidden = self._extend(batch, index[running], columns.tokens(index[running], done - 1), done)
+            hidden = self._extend(batch, columns, index, running, done, gate)
+            processed[running] = done
             rows_per_pass.append(int(running.size))
-        return columns.finish(index, mask.lengths(), depth, tuple(rows_per_pass))
+        self._marks.ingest_drafts(batch.lanes[index], processed, processed if gate is None else gate.in_place)
+        drafts = columns.finish(index, mask.lengths(), depth)
+        drafts.rows_per_pass = tuple(rows_per_pass)
+        drafts.kv_skipped, drafts.kv_redone = 0 if gate is None else gate.skipped, redone
+        return drafts
 
-    def _ingest(self, batch: DecodeBatch, index: Ints, catching_up: Ints) -> tuple[int, torch.Tensor]:
-        """Processes committed tokens not seen yet; returns the rows it took and the last hidden state of ``index``."""
+    def _ingest(self, batch: DecodeBatch, index: Ints, catching_up: Ints) -> tuple[torch.Tensor, int, int]:
+        """Processes committed tokens not seen yet.
+
+        Returns:
+            The last hidden states [A, hidden] of ``index``; the rows it took; how many of them were not the first
+            for their token.
+        """
         requests = np.concatenate([index, catching_up])
         lanes = batch.lanes[requests]
         start = self._marks.seen[lanes]
@@ -131,28 +149,44 @@ class DraftModelProposer:
                 block_tables=rows.block_tables,
             )
         )
-        for lane, seen in zip(lanes.tolist(), (start + count).tolist(), strict=True):
-            self._marks.ingest(lane, seen)
-        last = torch.from_numpy(rows.query_start[1 : index.size + 1].astype(np.int64) - 1)
-        return int(count.sum()), hidden[last.to(hidden.device)]
+        redone = self._marks.ingest(lanes, start + count)
+        if rows.slots.size > index.size:  # else it is one row each
+            last = torch.from_numpy(rows.query_start[1 : index.size + 1].astype(np.int64) - 1)
+            hidden = hidden[last.to(hidden.device)]
+        return hidden, int(rows.slots.size), redone
 
-    def _extend(self, batch: DecodeBatch, requests: Ints, tokens: torch.Tensor, done: int) -> torch.Tensor:
-        """One pass over draft token number ``done`` of each request; returns [r, hidden]."""
+    def _extend(
+        self, batch: DecodeBatch, columns: DraftColumns, index: Ints, running: Ints, done: int, gate: WriteGate | None
+    ) -> torch.Tensor:
+        """One pass over draft token number ``done`` of the requests ``index[running]``; returns [r, hidden]."""
+        requests = index[running]
         lanes = batch.lanes[requests]
-        position = batch.lengths[requests] + done - 1
-        rows = ragged_rows(batch.block_tables, self._tables.block_size, lanes, position, np.ones_like(position))
-        hidden = self._forward(
+        positions = batch.lengths[requests] + (done - 1)
+        context, kept = positions, None
+        if gate is not None:
+            ahead, kept = gate.place(running, done, columns.confidence(requests, done - 1))
+            context = batch.lengths[requests] + ahead
+        rows = ragged_rows(batch.block_tables, self._tables.block_size, lanes, context, np.ones_like(lanes))
+        if kept is not None:
+            rows.slots[~kept] = -1
+        return self._forward(
             ForwardBatch(
-                tokens=tokens,
-                positions=rows.positions,
+                tokens=columns.tokens(requests, done - 1),
+                positions=positions,
                 slots=rows.slots,
                 query_start=rows.query_start,
-                context_lens=position.astype(np.int32),
+                context_lens=context.astype(np.int32),
                 block_tables=rows.block_tables,
             )
         )
-        self._marks.ingest_drafts(lanes)
-        return hidden
 
     def _forward(self, rows: ForwardBatch) -> torch.Tensor:
         return self._model.forward(rows, self._arena.layers).hidden
+
+
+def _reasons(batch: DecodeBatch, requests: Ints, reason: str) -> dict[str, str]:
+    """``reason`` for each of the requests, which are places in the batch."""
+    if not requests.size:
+        return {}
+    ids = batch.ids
+    return {ids[i]: reason for i in requests.tolist()}

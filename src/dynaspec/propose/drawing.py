@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dynaspec.contract.proposer import Drafts, Ints
@@ -38,10 +39,11 @@ class DraftColumns:
         self._sampler = sampler
         self._lanes = lanes
         self._vocab_size = vocab_size
-        self._probabilistic = probabilistic
+        self._most_probable = not probabilistic or bool(sampler.greedy[lanes].all())
+        """Every token is the one with the largest score."""
         self._tokens = torch.zeros(lanes.size, width, dtype=torch.int64, device=device)
         self._signal = torch.zeros(lanes.size, width, device=device)
-        self._seen = self._tokens.cpu().numpy()
+        self._seen = ops.to_host(self._tokens)
         """The tokens as processors see them; on CPU the very same memory."""
         self._mirror = device.type != "cpu" and sampler.reads_drafts(lanes)
         self._q: torch.Tensor | None = None
@@ -62,26 +64,32 @@ class DraftColumns:
         depth = np.full(requests.size, position, dtype=np.int64)
         rows = Rows(self._lanes[requests], requests, depth, self._seen)
         scores = self._sampler.process(logits, rows)
-        if self._probabilistic:
-            tokens, q = draw(scores, rows, self._sampler, Purpose.DRAFT)
-        else:
+        if self._most_probable:
             tokens, q = ops.argmax(scores), None
-        signalled = tokens if rule is not None and rule.signal == "token_prob" else ops.argmax(logits)
-        signal = ops.probability(logits, signalled)
-        at = self._index(requests)
-        self._tokens[at, position] = tokens
-        self._signal[at, position] = signal
+        else:
+            tokens, q = draw(scores, rows, self._sampler, Purpose.DRAFT)
+        drawn_counts = rule is not None and rule.signal == "token_prob"
+        is_largest = self._most_probable and scores is logits
+        signal = ops.probability(logits, tokens if drawn_counts or is_largest else ops.argmax(logits))
+        _put(self._tokens, requests, position, tokens)
+        _put(self._signal, requests, position, signal)
         if self._mirror:
             self._seen[requests, position] = ops.to_host(tokens)
         if q is not None:
-            self._keep(q, at, position)
+            if self._q is None:
+                self._q = q.new_zeros(*self._tokens.shape, self._vocab_size)
+            _put(self._q, requests, position, q)
         return signal
 
     def tokens(self, requests: Ints, position: int) -> torch.Tensor:
         """[r] int64 drafted at ``position``, on the device."""
-        return self._tokens[self._index(requests), position]
+        return _get(self._tokens, requests, position)
 
-    def finish(self, requests: Ints, lengths: Ints, granted: Ints, rows_per_pass: tuple[int, ...]) -> Drafts:
+    def confidence(self, requests: Ints, position: int) -> npt.NDArray[np.float32]:
+        """[r] the signal of the tokens at ``position``, on the host; waits for the device."""
+        return _get(self._signal, requests, position).cpu().numpy()
+
+    def finish(self, requests: Ints, lengths: Ints, granted: Ints) -> Drafts:
         """The drafts, cut to their final lengths.
 
         Args:
@@ -95,19 +103,22 @@ class DraftColumns:
         early_exit[requests] = lengths < granted[requests]
         tokens = ops.to_host(self._tokens)
         tokens[np.arange(tokens.shape[1]) >= lens[:, None]] = 0
-        return Drafts(
-            tokens=tokens,
-            lens=lens,
-            confidence=self._signal.cpu().numpy(),
-            q=self._q,
-            early_exit=early_exit,
-            rows_per_pass=rows_per_pass,
-        )
+        return Drafts(tokens, lens, confidence=self._signal.cpu().numpy(), q=self._q, early_exit=early_exit)
 
-    def _index(self, requests: Ints) -> torch.Tensor:
-        return torch.from_numpy(requests).to(self._tokens.device)
 
-    def _keep(self, q: torch.Tensor, at: torch.Tensor, position: int) -> None:
-        if self._q is None:
-            self._q = q.new_zeros(*self._tokens.shape, self._vocab_size)
-        self._q[at, position] = q
+# numpy indexes small tables several times faster than torch.
+
+
+def _put(table: torch.Tensor, requests: Ints, position: int, values: torch.Tensor) -> None:
+    """table[requests, position] = values"""
+    if table.device.type == "cpu":
+        table.numpy()[requests, position] = values.numpy()
+    else:
+        table[torch.from_numpy(requests).to(table.device), position] = values
+
+
+def _get(table: torch.Tensor, requests: Ints, position: int) -> torch.Tensor:
+    """table[requests, position]"""
+    if table.device.type == "cpu":
+        return torch.from_numpy(table.numpy()[requests, position])
+    return table[torch.from_numpy(requests).to(table.device), position]

@@ -55,12 +55,7 @@ class Guard:
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         """Drafts that are safe to verify."""
-        allowed = [self.enabled and lane not in self._off for lane in batch.lanes.tolist()]
-        barred = {
-            i: "proposer_fault" for i, depth, ok in zip(batch.ids, plan.depth, allowed, strict=True) if depth and not ok
-        }
-        if barred:
-            plan = plan.with_depth(tuple(d if ok else 0 for d, ok in zip(plan.depth, allowed, strict=True)))
+        plan, barred = (plan, {}) if self.enabled and not self._off else self._bar(batch, plan)
         if not any(plan.depth):
             return self._with_skipped(no_drafts(len(plan.depth)), barred)
         try:
@@ -75,6 +70,13 @@ class Guard:
             self._off.update(batch.lanes[bad].tolist())
             drafts.lens = np.where(bad, 0, drafts.lens)
         return self._with_skipped(drafts, barred)
+
+    def _bar(self, batch: DecodeBatch, plan: SpecPlan) -> tuple[SpecPlan, dict[str, str]]:
+        """The plan without the requests that are not drafted for any more; those, with the reason."""
+        allowed = [self.enabled and lane not in self._off for lane in batch.lanes.tolist()]
+        columns = tuple(zip(batch.ids, plan.depth, allowed, strict=True))
+        barred = {request: "proposer_fault" for request, depth, ok in columns if depth and not ok}
+        return plan.with_depth(tuple(depth if ok else 0 for _, depth, ok in columns)), barred
 
     def advance(self, step: TargetStep) -> None:
         self._call(lambda: self.proposer.advance(step), None)

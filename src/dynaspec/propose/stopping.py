@@ -13,9 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynaspec.contract.step import StopRule
+from dynaspec.contract.step import LOGIT_RANGE, StopRule
+from dynaspec.sampling.compiled import kernel
 
+Floats = npt.NDArray[np.floating]
+Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
+
+_LOWEST = 1.0 / (1.0 + float(np.exp(LOGIT_RANGE)))
 
 
 class StopMask(Protocol):
@@ -43,7 +48,7 @@ def stop_mask(rule: StopRule | None, depth: Int64, device: torch.device) -> Stop
     """The mask of a propose call.
 
     Args:
-        rule: None = every row drafts its full depth.
+        rule: None = every row drafts its full depth. Its ``offset``, if there is one, has an entry a row.
         depth: [A] granted lengths, ≥ 1.
     """
     if rule is None:
@@ -51,8 +56,9 @@ def stop_mask(rule: StopRule | None, depth: Int64, device: torch.device) -> Stop
     return _OnDevice(rule, depth, device) if device.type == "cuda" else _OnHost(rule, depth)
 
 
-def _threshold(rule: StopRule, done: int) -> float:
-    return rule.below[min(done, len(rule.below)) - 1]
+def _at(column: tuple[float, ...], done: int) -> float:
+    """The entry for pass number ``done``; the last one goes on, and an empty column is 0 throughout."""
+    return column[min(done, len(column)) - 1] if column else 0.0
 
 
 class _Unstopped:
@@ -63,7 +69,7 @@ class _Unstopped:
         """Nothing stops."""
 
     def running(self, done: int) -> Int64:
-        return np.flatnonzero(self._lengths > done)
+        return (self._lengths > done).nonzero()[0]
 
     def lengths(self) -> Int64:
         return self._lengths
@@ -73,13 +79,44 @@ class _OnHost(_Unstopped):
     def __init__(self, rule: StopRule, depth: Int64) -> None:
         super().__init__(depth)
         self._rule = rule
+        self._survival = _Survival(rule, depth.size) if rule.signal == "survival" else None
 
     def update(self, done: int, rows: Int64, signal: torch.Tensor) -> None:
-        values, threshold = signal.numpy(), np.float32(_threshold(self._rule, done))
+        values: Floats = signal.numpy()
+        if self._survival is not None:
+            values = self._survival.update(done, rows, values)
+        threshold = values.dtype.type(_at(self._rule.below, done))
         if self._rule.scope == "request":
             self._lengths[rows[values < threshold]] = done
-        elif np.add.reduce(values) / np.float32(rows.size) < threshold:
+            if self._rule.total_below:
+                going_on = self._lengths[rows] > done
+                if np.add.reduce((values - threshold)[going_on]) < _at(self._rule.total_below, done):
+                    self._lengths[rows[going_on]] = done
+        elif np.add.reduce(values) / values.dtype.type(rows.size) < threshold:
             self._lengths[rows] = done
+
+
+class _Survival:
+    """The chance of each row's draft that all of it is accepted."""
+
+    def __init__(self, rule: StopRule, rows: int) -> None:
+        self._rule = rule
+        self._chance = np.ones(rows)
+        self._offset = np.array(rule.offset) if rule.offset else np.zeros(rows)
+
+    def update(self, done: int, rows: Int64, confidence: Floats) -> Float64:
+        """[r] after another token of each of ``rows``."""
+        _survive(self._chance, rows, confidence, self._rule.weight, _at(self._rule.bias, done), self._offset)
+        survived: Float64 = self._chance[rows]
+        return survived
+
+
+@kernel
+def _survive(chance: Float64, rows: Int64, confidence: Floats, weight: float, bias: float, offset: Float64) -> None:
+    """chance[row] *= σ(weight · logit(confidence) + bias + offset[row])."""
+    for n in range(rows.size):
+        c = min(max(np.float64(confidence[n]), _LOWEST), 1.0 - _LOWEST)
+        chance[rows[n]] /= 1.0 + np.exp(-(weight * np.log(c / (1.0 - c)) + bias + offset[rows[n]]))
 
 
 class _OnDevice:
@@ -88,18 +125,27 @@ class _OnDevice:
         self._lengths = torch.from_numpy(depth).to(device, copy=True)
         self._known = depth
         self._copy: tuple[torch.Tensor, torch.cuda.Event] | None = None
+        self._survival = _SurvivalOnDevice(rule, depth.size, device) if rule.signal == "survival" else None
 
     def update(self, done: int, rows: Int64, signal: torch.Tensor) -> None:
         index = torch.from_numpy(rows).to(self._lengths.device)
         lengths = self._lengths[index]
         drafting = lengths >= done
+        if self._survival is not None:
+            signal = self._survival.update(done, index, signal)
         if self._rule.scope == "batch_mean":
             signal = ((signal * drafting).sum() / drafting.sum()).expand_as(signal)
-        self._lengths[index] = torch.where(drafting & (signal < _threshold(self._rule, done)), done, lengths)
+        below = _at(self._rule.below, done)
+        lengths = torch.where(drafting & (signal < below), done, lengths)
+        if self._rule.total_below:
+            going_on = lengths > done
+            poor = ((signal - below) * going_on).sum() < _at(self._rule.total_below, done)
+            lengths = torch.where(going_on & poor, done, lengths)
+        self._lengths[index] = lengths
         self._publish()
 
     def running(self, done: int) -> Int64:
-        return np.flatnonzero(self._known > done)
+        return (self._known > done).nonzero()[0]
 
     def lengths(self) -> Int64:
         return self._lengths.cpu().numpy()
@@ -114,3 +160,19 @@ class _OnDevice:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         self._copy = (host, event)
+
+
+class _SurvivalOnDevice:
+    """``_Survival``, without the host."""
+
+    def __init__(self, rule: StopRule, rows: int, device: torch.device) -> None:
+        self._rule = rule
+        self._chance = torch.ones(rows, device=device)
+        self._offset = torch.tensor(rule.offset or (0.0,) * rows, device=device)
+
+    def update(self, done: int, rows: torch.Tensor, confidence: torch.Tensor) -> torch.Tensor:
+        logit = torch.logit(confidence, eps=_LOWEST)
+        accepted = torch.sigmoid(self._rule.weight * logit + _at(self._rule.bias, done) + self._offset[rows])
+        chance = self._chance[rows] * accepted
+        self._chance[rows] = chance
+        return chance

@@ -1,7 +1,8 @@
 """How far a drafter's own KV goes, for every lane and every block.
 
 Beyond a lane's watermark its KV is garbage: never read, never offered to others. That one rule covers steps without
-speculation, full acceptance (the last draft was never ingested), prefix hits, preemption and chunked prefill.
+speculation, full acceptance (the last draft was never ingested), gated writes, prefix hits, preemption and chunked
+prefill.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ class Watermarks:
         """[lanes]"""
         self._ahead: Ints = np.zeros(max_lanes, dtype=np.int64)
         """[lanes] draft tokens ingested on top, whose fate is open."""
+        self._processed: Ints = np.zeros(max_lanes, dtype=np.int64)
+        """[lanes] draft tokens processed on top; more than ``_ahead`` where some left no usable KV."""
+        self._wasted: Ints = np.zeros(max_lanes, dtype=np.int64)
+        """[lanes] committed tokens, the first behind the watermark, that were processed in vain."""
         self._tables = tables
         self._valid_in = np.full(tables.pool.num_blocks, -1, dtype=np.int64)
         """[blocks] the pool's generation in which the drafter's KV of the block became valid."""
@@ -34,17 +39,30 @@ class Watermarks:
                 break
             valid += 1
         self.seen[lane] = valid * self._tables.block_size
-        self._ahead[lane] = 0
+        self._ahead[lane] = self._processed[lane] = self._wasted[lane] = 0
 
-    def ingest(self, lane: int, seen: int) -> None:
-        """The drafter has processed the first ``seen`` committed tokens of a lane."""
-        before, self.seen[lane] = int(self.seen[lane]), seen
-        self._ahead[lane] = 0
-        self._mark(lane, before, seen)
+    def ingest(self, lanes: Ints, seen: Ints) -> int:
+        """The drafter has processed the first ``seen`` committed tokens of each of these lanes.
 
-    def ingest_drafts(self, lanes: Ints) -> None:
-        """… and one more draft token of each of these."""
-        self._ahead[lanes] += 1
+        Returns:
+            How many of those that were new to the watermarks it had processed before.
+        """
+        before = self.seen[lanes]
+        wasted = self._wasted[lanes]
+        again = np.minimum(wasted, seen - before)
+        self._wasted[lanes] = wasted - again
+        self._ahead[lanes] = self._processed[lanes] = 0
+        self._move(lanes, before, seen)
+        return int(again.sum())
+
+    def ingest_drafts(self, lanes: Ints, processed: Ints, in_place: Ints) -> None:
+        """… and the first ``processed`` draft tokens of each of these.
+
+        Args:
+            in_place: of those, how many from the first on have left their KV where it belongs.
+        """
+        self._processed[lanes] = processed
+        self._ahead[lanes] = in_place
 
     def settle(self, lanes: Ints, lengths: Ints, accepted: Ints) -> None:
         """Of the ingested draft tokens, the accepted ones now are committed.
@@ -53,14 +71,15 @@ class Watermarks:
             lanes, lengths, accepted: see ``TargetStep``.
         """
         won = np.minimum(self._ahead[lanes], accepted)
+        self._wasted[lanes] += np.minimum(self._processed[lanes], accepted) - won
+        self._ahead[lanes] = self._processed[lanes] = 0
         before = self.seen[lanes]
-        self.seen[lanes] = before + won
-        self._ahead[lanes] = 0
-        size = self._tables.block_size
-        for i in np.flatnonzero(before // size != (before + won) // size):
-            self._mark(int(lanes[i]), int(before[i]), int(before[i] + won[i]))
+        self._move(lanes, before, before + won)
 
-    def _mark(self, lane: int, before: int, seen: int) -> None:
+    def _move(self, lanes: Ints, before: Ints, seen: Ints) -> None:
+        """Sets the watermarks, and marks the blocks that are full now."""
+        self.seen[lanes] = seen
         size = self._tables.block_size
-        for block in self._tables.blocks(lane)[before // size : seen // size]:
-            self._valid_in[block] = self._tables.pool.generation[block]
+        for i in np.flatnonzero(before // size != seen // size).tolist():
+            full = self._tables.blocks(int(lanes[i]))[before[i] // size : seen[i] // size]
+            self._valid_in[full] = self._tables.pool.generation[full]

@@ -41,6 +41,8 @@ class Purpose(IntEnum):
     """Rejection sampling's decision about a drafted token."""
     RESIDUAL = 4
     """The token drawn in place of a rejected one."""
+    SYNTHETIC = 5
+    """Synthetic acceptance's decision about a drafted token."""
 
 
 @inlined

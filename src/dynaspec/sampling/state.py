@@ -122,9 +122,10 @@ class SamplerState:
         return self.greedy[lanes] | self.seeded[lanes]
 
     def keys(self, rows: Rows, index: Int64, purpose: Purpose) -> UInt64:
-        """Stream keys of the rows ``index`` [r]; seeded requests use the shared TARGET stream for every purpose."""
+        """Stream keys of the rows ``index`` [r]; seeded requests draft from the TARGET stream (coupled sampling)."""
         lanes, depth = rows.lanes[index], rows.depth[index]
-        purposes = np.where(self.seeded[lanes], Purpose.TARGET, purpose)
+        coupled = self.seeded[lanes] & (purpose is Purpose.DRAFT)
+        purposes = np.where(coupled, Purpose.TARGET, purpose)
         return row_keys(self._keys[lanes], self.output_len[lanes], depth, purposes)
 
     def reads_drafts(self, lanes: Int64) -> bool:

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from dynaspec.contract.outputs import FinishReason
 from dynaspec.contract.sampling_params import SamplingParams
 
+from .draft_counts import DraftCounts
+
 
 class TextSink(Protocol):
     """Turns committed tokens into text, one by one."""
@@ -70,10 +72,14 @@ class Request:
     first_token_s: float = 0.0
     finished_s: float = 0.0
     steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
     preemptions: int = 0
     cached_tokens: int = 0
+    draft_counts: DraftCounts | None = field(init=False)
+    """None where the caller does not want any."""
+
+    def __post_init__(self) -> None:
+        level = self.params.speculation_metrics
+        self.draft_counts = None if level == "off" else DraftCounts(detailed=level == "detailed")
 
     @property
     def length(self) -> int:

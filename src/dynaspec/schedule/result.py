@@ -16,6 +16,8 @@ from .request import TokenLogprobs
 class StepResult:
     """Columns over a batch's decoding requests, and lists over its prefill chunks."""
 
+    drafted: Ints
+    """[B] tokens drafted."""
     verified: Ints
     """[B] draft tokens tested."""
     accepted: Ints
@@ -35,5 +37,3 @@ class Committed:
 
     emitted: Ints
     """[B] tokens that became output; 0 for a request that has left meanwhile."""
-    finished: Ints
-    """[B] 1 where the request ended in this step."""

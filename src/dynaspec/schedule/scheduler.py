@@ -171,18 +171,15 @@ class Scheduler:
         now = self._clock()
         self._committed = batch.step
         emitted = np.zeros(len(batch.requests), dtype=np.int64)
-        finished = np.zeros(len(batch.requests), dtype=np.int64)
         for i, request in enumerate(batch.requests):
             if request.lane == batch.lanes[i]:
-                request.drafted += int(result.verified[i])
                 tokens = result.tokens[i, : result.accepted[i] + 1].tolist()
                 emitted[i] = self._commit_tokens(request, tokens, int(batch.granted[i]) + 1, result, now)
-                finished[i] = request.finished
-        committed = Committed(emitted, finished)
+                _count_draft(request, result, i, int(emitted[i]))
         for chunk, token in zip(batch.chunks, result.chunk_tokens, strict=True):
             if chunk.request.lane == chunk.lane:
                 self._commit_chunk(chunk, token, result, now)
-        return committed
+        return Committed(emitted)
 
     def verify_integrity(self) -> None:
         """Compares block tables, reference counts and prefix cache; for tests and idle moments.
@@ -279,12 +276,20 @@ class Scheduler:
 
     def _try_seat(self, request: Request, cached: list[int], computed: int) -> int | None:
         """A lane with blocks for all tokens, leaving a block for everyone who runs; None if there is none."""
-        needed = -(-request.length // self.tables.block_size) - len(cached)
-        if self._running and self.tables.pool.free_count - needed < len(self._running):
+        if self._running and self._left_after(request, cached) < len(self._running):
             return None
         if not self.tables.try_open(self.lanes.next_free, cached, request.length):
             return None
         return self.lanes.open(request, computed)
+
+    def _left_after(self, request: Request, cached: list[int]) -> int:
+        """Blocks left to others once a request is seated; cached ones that nobody holds are taken like fresh ones."""
+        pool = self.tables.pool
+        for block in cached:
+            pool.share(block)
+        left = pool.free_count + len(cached) - -(-request.length // self.tables.block_size)
+        pool.release(cached)
+        return left
 
     def _chunk(self, request: Request, lane: int, left: int, budget: int) -> Chunk:
         count = min(left, budget)
@@ -301,7 +306,6 @@ class Scheduler:
         lanes.tokens[lane, length : length + taken] = tokens[:taken]
         request.logprobs += result.logprobs.get(request.id, [])[:taken]
         request.steps += 1
-        request.accepted += min(taken, len(tokens) - 1)
         lanes.length[lane] += taken
         lanes.computed[lane] += taken
         lanes.expected[lane] -= room - taken
@@ -329,3 +333,13 @@ class Scheduler:
             request.end(request.finish_reason, now)
         else:
             self.tables.shrink(lane, int(self.lanes.expected[lane]))
+
+
+def _count_draft(request: Request, result: StepResult, i: int, emitted: int) -> None:
+    if request.draft_counts is not None:
+        request.draft_counts.add(
+            drafted=int(result.drafted[i]),
+            verified=int(result.verified[i]),
+            accepted=min(emitted, int(result.accepted[i])),
+            emitted=emitted,
+        )

@@ -46,31 +46,47 @@ def accept_chain(scores: torch.Tensor, rows: Rows, drafts: Drafts, lens: Int64, 
         lens: [B] drafted tokens to verify, ≤ K
         state: the requests' parameters, not yet told of this step's tokens
     """
-    batch, width = drafts.tokens.shape
-    tokens = np.zeros((batch, width + 1), np.int64)
-    tokens[:, :width] = drafts.tokens
     tested = rows.depth < lens[rows.request]
-    following = tokens[rows.request, rows.depth]  # what a row tests, if it is one that does
+    following = _padded(drafts)[rows.request, rows.depth]  # what a row tests, if it is one that does
 
     exact = state.exact(rows.lanes)
     if exact.all():
         drawn, _ = draw(scores, rows, state, Purpose.TARGET)
         own = ops.to_host(drawn)
-        stop = _stops(tested & (own == following), rows, tokens.shape)
+        stop = first_failures(tested & (own == following), rows, drafts)
     else:
         own, passed = _draw_exact(scores, rows, np.flatnonzero(exact), following, state)
         rejection = RejectionSampling(scores, rows, np.flatnonzero(~exact), drafts.q, state)
         at = np.flatnonzero(tested & ~exact)
         passed[at] = rejection.accept(at, following[at])
-        stop = _stops(tested & passed, rows, tokens.shape)
+        stop = first_failures(tested & passed, rows, drafts)
         ends = stop[~exact[stop]]
         rejected, bonus = ends[tested[ends]], ends[~tested[ends]]
         own[rejected] = rejection.replace(rejected, following[rejected])
         own[bonus] = rejection.draw(bonus)
+    return emit(stop, rows, drafts, own)
 
-    accepted = rows.depth[stop]
-    tokens[np.arange(batch), accepted] = own[stop]
-    tokens[np.arange(width + 1) > accepted[:, None]] = 0
+
+def first_failures(passed: Bools, rows: Rows, drafts: Drafts) -> Int64:
+    """[B] the row that emits each request's own token: the first that did not pass its test, or has none.
+
+    Args:
+        passed: [R] rows whose drafted token is accepted if all before it are; false for rows that test nothing.
+    """
+    batch, width = drafts.tokens.shape
+    row_of = np.zeros((batch, width + 1), np.int64)
+    row_of[rows.request, rows.depth] = np.arange(rows.depth.size)
+    goes_on = np.zeros((batch, width + 1), np.bool_)
+    goes_on[rows.request, rows.depth] = passed
+    stops: Int64 = row_of[np.arange(batch), goes_on.argmin(-1)]
+    return stops
+
+
+def emit(stop: Int64, rows: Rows, drafts: Drafts, own: Int64) -> Accepted:
+    """The drafts before the rows ``stop`` [B], then those rows' ``own`` tokens ([R], defined there)."""
+    accepted, tokens = rows.depth[stop], _padded(drafts)
+    tokens[np.arange(accepted.size), accepted] = own[stop]
+    tokens[np.arange(tokens.shape[1]) > accepted[:, None]] = 0
     return Accepted(accepted, tokens)
 
 
@@ -86,11 +102,9 @@ def _draw_exact(
     return own, passed
 
 
-def _stops(passed: Bools, rows: Rows, shape: tuple[int, ...]) -> Int64:
-    """[B] the row that emits each request's own token: the first that did not pass its test, or has none."""
-    row_of = np.zeros(shape, np.int64)
-    row_of[rows.request, rows.depth] = np.arange(rows.depth.size)
-    goes_on = np.zeros(shape, np.bool_)
-    goes_on[rows.request, rows.depth] = passed
-    stops: Int64 = row_of[np.arange(shape[0]), goes_on.argmin(-1)]
-    return stops
+def _padded(drafts: Drafts) -> Int64:
+    """[B, K + 1] the drafted tokens and a column more: a new array."""
+    batch, width = drafts.tokens.shape
+    tokens = np.zeros((batch, width + 1), np.int64)
+    tokens[:, :width] = drafts.tokens
+    return tokens

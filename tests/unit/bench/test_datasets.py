@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaspec.bench.datasets import BenchPrompt, fit, load_prompts, spread
+from dynaspec.bench.datasets import BenchPrompt, fit, load_dataset, load_prompts, spread
 from dynaspec.contract.errors import ConfigError
 
 
@@ -71,3 +71,21 @@ def test_long_prompts_lose_their_beginning():
     assert fitted.cut == 1
     with pytest.raises(ConfigError, match="no room"):
         fit([BenchPrompt("a")], Words(), 0)
+
+
+def test_named_sets(tmp_path):
+    demo = load_dataset(None, None)
+    assert demo.label == "demo"
+    assert len(demo.prompts) == 12
+    assert load_dataset("demo", None) == demo
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"question": "1 + 1?", "turns": ["hello"]}\n')
+    assert load_dataset(None, path).label == "mine"
+    assert load_dataset("gsm8k", path).prompts[0].text.startswith("Question: 1 + 1?")
+    assert load_dataset("spec_bench", path).prompts[0].text == "hello"
+    with pytest.raises(ConfigError, match="expected an object with prompt"):
+        load_dataset("prompts", path)
+    with pytest.raises(ConfigError, match="'gsm8k' has no path"):
+        load_dataset("gsm8k", None)
+    with pytest.raises(ConfigError, match="name is 'other'; expected spec_bench, gsm8k, prompts"):
+        load_dataset("other", path)

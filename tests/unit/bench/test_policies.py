@@ -4,6 +4,7 @@ import pytest
 
 from dynaspec.bench.policies import parse_policies, parse_policy
 from dynaspec.contract.errors import ConfigError
+from dynaspec.control.profile import Profile
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,11 @@ from dynaspec.contract.errors import ConfigError
         ("confidence", ("draft_model", "confidence", 20, "auto")),
         ("confidence:0.4", ("draft_model", "confidence", 20, 0.4)),
         ("confidence:auto:8", ("draft_model", "confidence", 8, "auto")),
+        ("auto", ("draft_model", "auto", 16, None)),
+        ("ngram:auto:4", ("ngram", "auto", 4, None)),
+        ("elastic", ("draft_model", "elastic", 15, None)),
+        ("schedule:1-4=5;5-32=2", ("draft_model", "schedule", 5, None)),
+        ("schedule:1-4=5+stop:0.4", ("draft_model", "schedule", 5, 0.4)),
     ],
 )
 def test_forms(name, expected):
@@ -27,6 +33,23 @@ def test_forms(name, expected):
     found = (config.method, config.policy, config.num_speculative_tokens, config.draft_confidence_threshold)
     assert found == expected
     assert config.model == (None if config.method == "ngram" else "draft")
+
+
+def test_what_the_policies_take(tmp_path):
+    schedule = parse_policy("schedule:1-4=5;5=2", "draft").config
+    assert schedule.num_speculative_tokens_per_batch_size == ((1, 4, 5), (5, 5, 2))
+    elastic = parse_policy("elastic:2/4/8:0.3", "draft").config
+    assert elastic.draft_length_options == (2, 4, 8)
+    assert elastic.kv_write_gating_threshold == 0.3
+    both = parse_policy("both:auto", "draft").config
+    assert both.method == "draft_model"
+    assert both.lookup_beside
+    assert parse_policy("constant:5+off:8", "draft").config.disable_by_batch_size == 8
+    profile = tmp_path / "profile.json"
+    Profile({1: {0: 1.0, 2: 1.5}}, (0.8, 0.6), 2).save(profile)
+    goodput = parse_policy(f"goodput:{profile}", "draft").config
+    assert goodput.profile.max_num_speculative_tokens == 2
+    assert parse_policy(f"goodput:{profile}:1", "draft").config.longest_draft == 1
 
 
 def test_plain_comes_first_given_or_not():
@@ -44,7 +67,16 @@ def test_plain_comes_first_given_or_not():
     ("text", "message"),
     [
         ("", "expected plain"),
-        ("magic", "'magic' is not known; expected plain, constant:K"),
+        ("magic", "'magic' is not known; expected plain, auto"),
+        ("goodput", "names no profile; expected goodput:FILE"),
+        ("goodput:/nowhere.json", "'goodput:/nowhere.json': .*cannot be read"),
+        ("schedule:1-4", "range '1-4'; expected LO-HI=K"),
+        ("schedule:2-4=5", "'schedule:2-4=5': "),
+        ("elastic:5/x", "value 'x'; expected an integer"),
+        ("elastic:5:high", "value 'high'; expected a number"),
+        ("elastic:5:0.1:2", "at most A/B/C:GATE"),
+        ("constant:4+fast:1", "addition 'fast:1'; expected stop:T or off:B"),
+        ("both:constant:4", "policy 'auto', which looks up beside the model"),
         ("ngram", "'ngram' is not known"),
         ("constant", "expected constant:K"),
         ("constant:four", "value 'four'; expected an integer"),
@@ -65,4 +97,6 @@ def test_what_is_wrong_is_said(text, message):
 def test_a_draft_model_is_needed():
     with pytest.raises(ConfigError, match="needs a draft model; expected --draft-model, or ngram:constant:4"):
         parse_policy("constant:4", None)
+    with pytest.raises(ConfigError, match="needs a draft model"):
+        parse_policy("both:auto", None)
     assert parse_policy("ngram:constant:4", None).config.method == "ngram"

@@ -54,3 +54,25 @@ def test_bad_input(dynaspec, pair, dataset, arguments, message):
     assert result.code == 2
     assert result.err.startswith("error: ")
     assert message in result.err
+
+
+def test_oracle(dynaspec, pair, dataset, tmp_path):
+    out = tmp_path / "oracle"
+    result = dynaspec(
+        *("bench", "oracle", "--model", pair.target, "--draft-model", pair.drafter, "--dataset", dataset),
+        *("--policies", "confidence:0.5:8", "--max-tokens", 24, "--rounds", 1, "--output-dir", out),
+    )
+    assert result.code == 0, result.err
+    for text in ("target passes", "oracle", "hindsight: threshold per position", "●", "A target pass takes"):
+        assert text in result.out
+    document = json.loads((out / "oracle.json").read_text("utf-8"))
+    assert set(document["tasks"]) == {"long", "short", "all"}
+    sides = document["tasks"]["all"]["sides"]
+    assert sides["oracle"]["passes"]["target"] <= sides["constant:5"]["passes"]["target"]
+    assert {path.name for path in out.glob("*.png")} == {"speeds.png", "iterations-long.png", "iterations-short.png"}
+
+
+def test_oracle_bad_input(dynaspec, pair):
+    result = dynaspec("bench", "oracle", "--model", pair.target, "--draft-model", pair.drafter, "--policies", "magic")
+    assert result.code == 2
+    assert "the policy 'magic' is not known" in result.err

@@ -13,7 +13,7 @@ def test_the_defaults_are_vllms() -> None:
     assert (params.n, params.temperature, params.top_k, params.top_p, params.min_p) == (1, 1.0, 0, 1.0, 0.0)
     assert (params.max_tokens, params.min_tokens, params.seed, params.logprobs) == (16, 0, None, None)
     assert params.output_kind is RequestOutputKind.CUMULATIVE
-    assert params.max_draft_tokens is None
+    assert (params.max_draft_tokens, params.expected_acceptance, params.speculation_metrics) == (None, None, "summary")
     assert not params.greedy
 
 
@@ -32,6 +32,8 @@ EDGES: list[dict[str, Any]] = [
     {"logprobs": 0, "prompt_logprobs": -1},
     {"seed": -(2**62)},
     {"max_draft_tokens": 0},
+    {"expected_acceptance": 0, "speculation_metrics": "off"},
+    {"expected_acceptance": 1.0, "speculation_metrics": "detailed"},
     {"stop": [], "detokenize": False},
     {"stop_token_ids": []},
     {"n": 1024},
@@ -73,6 +75,14 @@ WRONG: list[tuple[str, Any]] = [
     ("prompt_logprobs", True),
     ("truncate_prompt_tokens", 0),
     ("max_draft_tokens", -1),
+    ("expected_acceptance", -0.01),
+    ("expected_acceptance", 1.01),
+    ("expected_acceptance", float("nan")),
+    ("expected_acceptance", True),
+    ("expected_acceptance", "0.5"),
+    ("speculation_metrics", "all"),
+    ("speculation_metrics", None),
+    ("speculation_metrics", ["off"]),
     ("bad_words", "word"),
     ("stop", 5),
     ("stop_token_ids", 5),

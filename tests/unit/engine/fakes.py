@@ -32,6 +32,7 @@ from dynaspec.propose.draft_model import DraftModelProposer
 from dynaspec.propose.guard import Guard
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.none import NoProposer
+from dynaspec.propose.router import Router
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.lanes import Lanes
 from dynaspec.schedule.request import Request
@@ -56,6 +57,8 @@ class Read:
 
     context: int
     tokens: list[int]
+    written: bool = True
+    """The (last) row's KV was kept."""
 
 
 class FakeModel:
@@ -85,7 +88,9 @@ class FakeModel:
         self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], taps: Sequence[int] = ()
     ) -> ForwardOutput:
         tokens, positions = (part.numpy().reshape(-1) for part in kv[0])
-        tokens[batch.slots], positions[batch.slots] = batch.tokens.numpy() + 1, batch.positions
+        written = batch.slots >= 0
+        tokens[batch.slots[written]] = batch.tokens.numpy()[written] + 1
+        positions[batch.slots[written]] = batch.positions[written]
         hidden = np.empty(batch.rows, dtype=np.int64)
         self.reads.append([])
         self.rows.append(batch.rows)
@@ -95,7 +100,10 @@ class FakeModel:
             entries = np.arange(context + last - first)
             slots = batch.block_tables[s, entries // BLOCK].astype(np.int64) * BLOCK + entries % BLOCK
             text, places = tokens[slots].astype(np.int64) - 1, positions[slots].astype(np.int64)
-            self.reads[-1].append(Read(context, text.tolist()))
+            if not written[first:last].all():  # a row without KV sees the context, and knows itself
+                assert last == first + 1
+                text[-1], places[-1] = int(batch.tokens[first]), batch.positions[first]
+            self.reads[-1].append(Read(context, text.tolist(), bool(written[first])))
             hidden[first:last] = self._hash(text, places)[context:]
         return ForwardOutput(torch.from_numpy(hidden.astype(np.float32))[:, None])
 
@@ -135,6 +143,9 @@ class ScriptedController:
     stop: StopRule | None = None
     keep: int | None = None
     """``trim`` cuts every draft to this many tokens."""
+    gate: float = 0.0
+    proposers: tuple[int, ...] = (0,)
+    """Cycles over requests, shifted by one every step."""
     views: list[StepView] = field(default_factory=list)
     plans: list[SpecPlan] = field(default_factory=list)
     outcomes: list[StepOutcome] = field(default_factory=list)
@@ -147,7 +158,9 @@ class ScriptedController:
             min(length, room, length if wish is None else wish)
             for room, wish in zip(view.room_depth, view.max_draft, strict=True)
         )
-        self.plans.append(SpecPlan(view.step, depth, (0,) * len(depth), depth, self.stop))
+        turn = len(self.views)
+        proposer = tuple(self.proposers[(turn + i) % len(self.proposers)] for i in range(len(depth)))
+        self.plans.append(SpecPlan(view.step, depth, proposer, depth, self.stop, gate_kv_below=self.gate))
         return self.plans[-1]
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
@@ -166,7 +179,8 @@ class Rig:
     """Everything an engine has between intake and outputs, small enough to run short of it."""
 
     lengths: tuple[int, ...] = (0,)
-    drafter: str | Proposer = "none"
+    drafter: str | Proposer | tuple[str | Proposer, ...] = "none"
+    """Several stand side by side, and requests take turns with them."""
     overlapped: bool = False
     num_blocks: int = 64
     max_seqs: int = 4
@@ -177,6 +191,7 @@ class Rig:
     deviates: float = 0.25
     stop: StopRule | None = None
     keep: int | None = None
+    gate: float = 0.0
     vocab: int = VOCAB
 
     def __post_init__(self) -> None:
@@ -189,17 +204,20 @@ class Rig:
         self.lanes = Lanes(self.max_seqs, self.max_tokens)
         self.ticks = 0
         self.scheduler = Scheduler(self.lanes, self.tables, self.max_rows, self._clock)
-        self.controller = ScriptedController(self.lengths, self.stop, self.keep)
         self.stats = SpecStats()
-        self.proposer = self._proposer()
-        self.guard = Guard(self.proposer, self.vocab, self.stats.proposer_fault)
+        drafters = self.drafter if isinstance(self.drafter, tuple) else (self.drafter,)
+        self.proposers = tuple(map(self._proposer, drafters))
+        self.controller = ScriptedController(
+            self.lengths, self.stop, self.keep, self.gate, tuple(range(len(self.proposers)))
+        )
+        self.guards = [Guard(p, self.vocab, self.stats.proposer_fault) for p in self.proposers]
         self.step = Step(
             scheduler=self.scheduler,
             controller=self.controller,
-            proposer=self.guard,
+            proposer=Router(self.guards),
             verifier=TargetVerifier(self.target, self._arena(self.target), self.sampler, BLOCK, ()),
             sampler=self.sampler,
-            limits=Limits(tuple(range(65)), (self.proposer.traits,), plan_lag=int(self.overlapped)),
+            limits=Limits(tuple(range(65)), tuple(p.traits for p in self.proposers), plan_lag=int(self.overlapped)),
             stats=self.stats,
             clock=self._clock,
         )
@@ -225,13 +243,13 @@ class Rig:
         self.scheduler.verify_integrity()
         return touched
 
-    def _proposer(self) -> Proposer:
-        if not isinstance(self.drafter, str):
-            return self.drafter
-        if self.drafter == "draft_model":
+    def _proposer(self, drafter: str | Proposer) -> Proposer:
+        if not isinstance(drafter, str):
+            return drafter
+        if drafter == "draft_model":
             arena = self._arena(self.draft_model)
             return DraftModelProposer(self.draft_model, arena, self.tables, self.sampler, max_length=self.max_tokens)
-        return NgramProposer(1, 3) if self.drafter == "ngram" else NoProposer()
+        return NgramProposer(1, 3) if drafter == "ngram" else NoProposer()
 
     def _arena(self, model: FakeModel) -> Arena:
         return Arena.allocate(1, model.kv_shapes(self.num_blocks), model.dtype, model.device)

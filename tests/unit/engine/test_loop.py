@@ -52,7 +52,7 @@ def test_seeded_output_is_that_of_plain_decoding(overlapped: bool, drafter: str)
     rig = Rig(CYCLE, drafter, overlapped, num_blocks=5, order=order)
     assert rig.run(requests(**options)) == plain(**options, order=order)
     assert rig.scheduler.preemptions > 0
-    assert rig.guard.enabled
+    assert all(guard.enabled for guard in rig.guards)
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
@@ -79,7 +79,7 @@ def test_unseeded_sampling_runs_through(overlapped: bool, drafter: str) -> None:
     rig = Rig(CYCLE, drafter, overlapped, num_blocks=7, order=1)
     results = rig.run(requests(temperature=0.8))
     assert [len(result.output) for result in results.values()] == [18, 19, 20, 21, 22, 23]
-    assert rig.guard.enabled
+    assert all(guard.enabled for guard in rig.guards)
 
 
 @pytest.mark.parametrize("at", range(1, 9))
@@ -134,8 +134,9 @@ def test_drafts_are_trimmed_before_the_target_runs() -> None:
 
 @pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize("scope", ["request", "batch_mean"])
-def test_stopping_early_changes_no_token(overlapped: bool, scope: Any) -> None:
-    stop = StopRule((0.5, 0.3, 0.6), scope=scope)
+@pytest.mark.parametrize("signal", ["confidence", "token_prob", "survival"])
+def test_stopping_early_changes_no_token(overlapped: bool, scope: Any, signal: Any) -> None:
+    stop = StopRule((0.5, 0.3, 0.6), scope, signal, weight=0.5, bias=(0.0, 0.2))
     rig = Rig((6,), "draft_model", overlapped, num_blocks=7, stop=stop)
     assert rig.run(requests()) == plain()
     outcomes = rig.controller.outcomes

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dynaspec.contract.outputs import Logprob
+from dynaspec.contract.outputs import Logprob, RequestMetrics
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.engine.intake import Group, Intake
 from dynaspec.engine.outputs import OutputBuilder
@@ -107,9 +108,43 @@ def test_prompt_logprobs_begin_with_none() -> None:
 
 def test_metrics_are_the_requests_counts() -> None:
     one = group(max_tokens=5)
-    one.requests[0].drafted, one.requests[0].accepted, one.requests[0].steps = 7, 3, 2
-    one.requests[0].cached_tokens = 16
+    one.requests[0].steps, one.requests[0].cached_tokens, one.requests[0].preemptions = 2, 16, 1
     output = OutputBuilder(one, TOKENIZER).build()
     metrics = output.outputs[0].metrics
-    assert (metrics.drafted, metrics.accepted, metrics.steps, metrics.cached_tokens) == (7, 3, 2, 16)
+    assert (metrics.steps, metrics.cached_tokens, metrics.preemptions) == (2, 16, 1)
     assert output.num_cached_tokens == 16
+
+
+def drafted_metrics(level: str) -> RequestMetrics:
+    """After a step that accepted 2 of 4 drafts, a plain one, and one that ended inside its 3 accepted drafts."""
+    one = group(max_tokens=20, speculation_metrics=level)
+    counts = one.requests[0].draft_counts
+    if counts is not None:
+        counts.add(drafted=4, verified=3, accepted=2, emitted=3)
+        counts.add(drafted=0, verified=0, accepted=0, emitted=1)
+        counts.add(drafted=3, verified=3, accepted=2, emitted=2)
+    return OutputBuilder(one, TOKENIZER).build().outputs[0].metrics
+
+
+def test_a_summary_has_the_totals_of_drafts() -> None:
+    metrics = drafted_metrics("summary")
+    assert (metrics.drafts, metrics.drafted, metrics.verified, metrics.accepted) == (2, 7, 6, 4)
+    assert metrics.mean_acceptance_length == pytest.approx(5 / 2)
+    assert metrics.draft_acceptance_rate == pytest.approx(4 / 7)
+    assert (metrics.drafted_per_pos, metrics.accepted_per_pos, metrics.per_step) == ((), (), ())
+
+
+def test_details_add_positions_and_steps() -> None:
+    metrics, summary = drafted_metrics("detailed"), drafted_metrics("summary")
+    assert metrics.drafted_per_pos == (2, 2, 2, 1)
+    assert metrics.accepted_per_pos == (2, 2, 0, 0)
+    assert metrics.per_step == ((4, 2), (0, 0), (3, 2))
+    assert (
+        replace(metrics, arrival_s=summary.arrival_s, drafted_per_pos=(), accepted_per_pos=(), per_step=()) == summary
+    )
+
+
+def test_off_counts_no_drafts() -> None:
+    metrics = drafted_metrics("off")
+    assert metrics == RequestMetrics(arrival_s=metrics.arrival_s)
+    assert (metrics.mean_acceptance_length, metrics.draft_acceptance_rate) == (None, None)

@@ -28,6 +28,7 @@ CASES = [
     AttentionCase(contexts=(33, 20), rows=(12, 64), tree=True),
     AttentionCase(contexts=(40, 50), rows=(5, 9), padded=0.3),
     AttentionCase(contexts=(40, 50), rows=(5, 9), padded=0.3, tree=True, window=24),
+    AttentionCase(contexts=(0, 40), rows=(1, 1), padded=1.0),
     AttentionCase(contexts=(60, 10), rows=(5, 3), window=16),
     AttentionCase(contexts=(0, 30), rows=(90, 70)),
     AttentionCase(contexts=(30,), rows=(90,), window=48),

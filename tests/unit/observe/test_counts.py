@@ -25,7 +25,7 @@ def outcome(**columns: Any) -> StepOutcome:
         "ended": ("rejected", "all_accepted", "none", "none"),
         "early_exit": (True, True, False, False),
         "confidence": ((), (), (), ()),
-        "work": Work(rows_per_pass=(2, 1, 1), verify_rows=8, prefill_rows=5),
+        "work": Work(rows_per_pass=(2, 1, 1), verify_rows=8, prefill_rows=5, kv_skipped=2, kv_redone=1),
         "draft_s": 0.25,
         "verify_s": 0.5,
         "step_s": 1.0,
@@ -55,6 +55,9 @@ class TestOneStep:
 
     def test_dynamic_length_counters(self) -> None:
         assert (self.counts.proposals, self.counts.early_exits, self.counts.tokens_requested) == (3, 2, 10)
+
+    def test_gated_writes(self) -> None:
+        assert (self.counts.kv_skipped, self.counts.kv_redone) == (2, 1)
 
     def test_passes_and_times(self) -> None:
         c = self.counts

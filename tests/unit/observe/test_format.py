@@ -35,3 +35,9 @@ def test_the_table_is_aligned_and_has_throughput_only_with_a_time() -> None:
     starts = {len(line) - len(line[line.index("  ") :].lstrip()) for line in lines}
     assert len(starts) == 1
     assert any(line.split() == ["emitted", "tokens/s", "7.50"] for line in format_table(COUNTS, 4.0).splitlines())
+
+
+def test_gated_writes_are_shown_where_there_are_any() -> None:
+    assert "skipped / redone" not in format_table(COUNTS)
+    lines = format_table(COUNTS + SpecCounts(kv_skipped=7, kv_redone=2)).splitlines()
+    assert any(line.split()[-3:] == ["7", "/", "2"] for line in lines)

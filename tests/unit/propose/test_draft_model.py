@@ -37,12 +37,12 @@ class Desk:
     def seat(self, lane: int, params: SamplingParams) -> None:
         self.sampler.add(lane, params, seed=lane, n_index=0, eos_token_ids=(), bad_words=(), prompt=())
 
-    def propose(self, *depth: int, stop: StopRule | None = None) -> Drafts:
+    def propose(self, *depth: int, stop: StopRule | None = None, gate: float = 0.0) -> Drafts:
         for lane, k in enumerate(depth):
             assert self.tables.try_grow(lane, len(self.texts[lane]) + k)
         self.model.reads.clear()
         self.model.rows.clear()
-        return self.proposer.propose(self.batch(), plan(*depth, stop=stop))
+        return self.proposer.propose(self.batch(), plan(*depth, stop=stop, gate=gate))
 
     def batch(self) -> Batch:
         return batch(*self.texts, tables=self.tables)
@@ -227,6 +227,52 @@ def test_greedy_rows_of_a_mixed_batch_are_no_nonsense(monkeypatch: pytest.Monkey
     assert drafts.lens.tolist() == [3, 3]
 
 
+def test_offsets_belong_to_the_requests_that_draft() -> None:
+    """Requests that draft nothing, or only catch up, have offsets as well."""
+    desk = Desk(20, 5, 9, 30, catch_up_tokens=24)
+    never, always = 20.0, -20.0
+    rule = StopRule((0.5,), "request", "survival", 1.0, (), (always, never, always, always))
+    drafts = desk.propose(0, 4, 4, 4, stop=rule)
+    assert drafts.lens.tolist() == [0, 4, 1, 0]
+
+
+@pytest.mark.parametrize("gate", [0.35, 0.5, 1.0])
+def test_tokens_of_little_confidence_are_not_seen_by_later_ones(gate: float) -> None:
+    desk = Desk(20, 5, 13)
+    drafts = desk.propose(7, 5, 7, gate=gate)
+    assert drafts.confidence is not None
+    assert drafts.lens.tolist() == [7, 5, 7]
+    skipped = 0
+    for j, reads in enumerate(desk.model.reads[1:]):  # pass j processes drafted token j
+        here = [i for i in range(3) if drafts.lens[i] > j + 1]
+        for i, read in zip(here, reads, strict=True):
+            kept = [t for t, c in zip(drafts.tokens[i, :j], drafts.confidence[i, :j], strict=True) if c >= gate]
+            assert read.tokens == [*desk.texts[i], *kept, drafts.tokens[i, j]]
+            assert read.context == len(desk.texts[i]) + len(kept)
+            assert read.written == (drafts.confidence[i, j] >= gate)
+            skipped += not read.written
+    assert drafts.kv_skipped == skipped > 0
+    assert drafts.kv_redone == 0
+
+
+@pytest.mark.parametrize("gate", [0.35, 0.5, 1.0])
+@pytest.mark.parametrize("accepted", range(7))
+def test_what_was_gated_is_ingested_again_if_it_is_accepted(accepted: int, gate: float) -> None:
+    desk = Desk(20)
+    drafts = desk.propose(6, gate=gate)
+    assert drafts.confidence is not None
+    kept = int(np.append(drafts.confidence[0, :5] < gate, True).argmax())
+    desk.commit(drafts, accepted)
+    assert desk.lags == (accepted - min(kept, accepted),)
+    for _ in range(2):
+        desk.commit(desk.propose(0), 0)
+    drafts = desk.propose(2)
+    assert drafts.kv_redone == min(accepted, 5) - min(kept, accepted)
+    assert drafts.kv_skipped == 0
+    assert desk.model.reads[0][0].tokens == desk.texts[0]
+    assert drafts.tokens[0].tolist() == plain_decode(desk.texts[0], 2)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_beyond_the_watermark_is_ever_read(seed: int) -> None:
     """Whatever is read is the committed text and the draft's own tokens, and exactly what is lacking is ingested."""
@@ -247,3 +293,20 @@ def test_nothing_beyond_the_watermark_is_ever_read(seed: int) -> None:
                 ingested = len(read.tokens) - read.context
                 assert ingested == (1 if j else min(lags[i] + 1, 24))
         desk.commit(drafts, *(int(rng.integers(0, n + 1)) for n in drafts.lens))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gating_that_comes_and_goes_leaves_no_wrong_kv(seed: int) -> None:
+    """A committed token whose KV is out of place, or missing, would give other drafts."""
+    rng = np.random.default_rng(seed)
+    desk = Desk(*rng.integers(1, 40, 3).tolist(), catch_up_tokens=24)
+    skipped = redone = 0
+    for _ in range(25):
+        gate = float(rng.choice([0.0, 0.4, 1.0]))
+        drafts = desk.propose(*(int(k) for k in rng.choice([0, 0, 1, 3, 5], 3)), gate=gate)
+        for i, n in enumerate(drafts.lens.tolist()):
+            if n:  # the first token of a draft rests on committed ones alone
+                assert drafts.tokens[i, 0] == plain_decode(desk.texts[i], 1)[0]
+        skipped, redone = skipped + drafts.kv_skipped, redone + drafts.kv_redone
+        desk.commit(drafts, *(int(rng.integers(0, n + 1)) for n in drafts.lens))
+    assert 0 < redone < skipped

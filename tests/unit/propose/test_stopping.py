@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaspec.contract.step import StopRule
+from dynaspec.contract.step import LOGIT_RANGE, StopRule
+from dynaspec.propose import stopping
 from dynaspec.propose.stopping import stop_mask
 
 CPU = torch.device("cpu")
@@ -83,3 +84,95 @@ def test_rows_may_be_given_in_any_order(scope: str) -> None:
     mask = stop_mask(StopRule((0.5,), scope), np.array([2, 2]), CPU)  # type: ignore[arg-type]
     mask.update(1, np.array([1, 0]), torch.tensor([0.2, 0.9]))
     assert mask.lengths().tolist() == ([2, 1] if scope == "request" else [2, 2])
+
+
+def survival(below: tuple[float, ...], weight: float = 1.0, scope: str = "request", **calibration: object) -> StopRule:
+    return StopRule(below, scope, "survival", weight, **calibration)  # type: ignore[arg-type]
+
+
+def chance(rule: StopRule, confidence: Sequence[float], row: int) -> float:
+    """The signal after the whole of ``confidence``, from its definition."""
+    total = 1.0
+    for j, c in enumerate(confidence):
+        logit = float(np.clip(np.log(c / (1 - c)) if 0 < c < 1 else (c - 0.5) * np.inf, -LOGIT_RANGE, LOGIT_RANGE))
+        bias = rule.bias[min(j, len(rule.bias) - 1)] if rule.bias else 0.0
+        offset = rule.offset[row] if rule.offset else 0.0
+        total *= 1 / (1 + np.exp(-(rule.weight * logit + bias + offset)))
+    return total
+
+
+def test_survival_is_the_product_over_the_draft() -> None:
+    halves = [[0.5] * 4]  # σ(0) = ½ for each token
+    assert lengths(survival((0.2,)), [4], halves)[0] == [3]
+    assert lengths(survival((0.2, 0.3)), [4], halves)[0] == [2]
+    assert lengths(survival((0.0,)), [4], halves)[0] == [4]
+    assert lengths(survival((0.49,), weight=0.0, bias=(0.0, 9.0)), [4], halves)[0] == [4]
+    assert lengths(survival((0.49,), weight=0.0, bias=(9.0, 0.0)), [4], halves)[0] == [3]
+
+
+def test_a_request_may_be_better_or_worse_than_others() -> None:
+    rule = survival((0.4,), offset=(0.0, 5.0, -5.0))
+    assert lengths(rule, [4] * 3, [[0.5] * 4] * 3) == ([2, 4, 1], [3, 2, 1, 1])
+
+
+@pytest.mark.parametrize("c", [0.0, 1e-30, 1.0 - 2**-24, 1.0])
+@pytest.mark.parametrize("weight", [0.0, 1.0, 500.0])
+def test_confidences_of_nought_and_one_are_numbers_like_others(c: float, weight: float) -> None:
+    rule = survival((0.5,), weight=weight, bias=(0.3,))
+    expected = 4 if weight == 0.0 or c > 0.5 else 1
+    if weight == 0.0:
+        expected = 2  # σ(0.3)² < ½
+    assert lengths(rule, [4], [[c] * 4])[0] == [expected]
+
+
+def test_a_pass_must_be_paid_for_by_all_that_would_go_on() -> None:
+    rule = survival((0.1,), total_below=(0.9,))
+    # Two at 0.6 bring 2 · 0.5 for a pass of 0.9; after the second, 2 · 0.26 do not.
+    assert lengths(rule, [4, 4], [[0.6] * 4] * 2) == ([2, 2], [2, 2])
+    assert lengths(rule, [4], [[0.6] * 4]) == ([1], [1])
+    # A row that is at its end, or below its own threshold, pays for nothing.
+    assert lengths(rule, [4, 1], [[0.6] * 4] * 2) == ([1, 1], [2])
+    assert lengths(rule, [4, 4], [[0.6] * 4, [0.05] * 4]) == ([1, 1], [2])
+    assert lengths(survival((0.1,), total_below=(0.0, 9.0)), [4], [[0.9] * 4])[0] == [2]
+
+
+class _DeviceMask(stopping._OnDevice):
+    """The device's mask on the CPU: the host learns at once what stopped."""
+
+    def _publish(self) -> None:
+        self._known = self._lengths.numpy().copy()
+
+
+@given(data=st.data(), scope=st.sampled_from(["request", "batch_mean"]), device=st.booleans())
+@settings(deadline=None, max_examples=120)
+def test_survival_on_host_and_device_is_the_rule(data: st.DataObject, scope: str, device: bool) -> None:
+    rows = data.draw(st.integers(1, 4))
+    depth = data.draw(st.lists(st.integers(1, 5), min_size=rows, max_size=rows))
+    number = st.floats(-2.0, 2.0, width=32)
+    rule = survival(
+        tuple(data.draw(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6))),
+        data.draw(st.floats(0.1, 2.0)),
+        scope,
+        bias=tuple(data.draw(st.lists(number, max_size=3))),
+        offset=tuple(data.draw(st.one_of(st.just([]), st.lists(number, min_size=rows, max_size=rows)))),
+    )
+    signals = [data.draw(st.lists(st.floats(0.0, 1.0, width=32), min_size=5, max_size=5)) for _ in depth]
+    granted = np.array(depth, dtype=np.int64)
+    mask = _DeviceMask(rule, granted, CPU) if device else stop_mask(rule, granted, CPU)
+    expected, running = list(depth), np.arange(rows)
+    for done in range(1, max(depth) + 1):
+        order = np.array(data.draw(st.permutations(running.tolist())), dtype=np.int64)
+        mask.update(done, order, torch.tensor([signals[i][done - 1] for i in order.tolist()]))
+        values = {i: chance(rule, signals[i][:done], i) for i in running.tolist()}
+        threshold = rule.below[min(done, len(rule.below)) - 1]
+        compared = values if scope == "request" else dict.fromkeys(values, float(np.mean(list(values.values()))))
+        if any(abs(value - threshold) < 1e-5 for value in compared.values()):
+            return  # rounding decides
+        for i, value in compared.items():
+            if value < threshold:
+                expected[i] = done
+        running = mask.running(done)
+        assert running.tolist() == [i for i, n in enumerate(expected) if n > done]
+        if not running.size:
+            break
+    assert mask.lengths().tolist() == expected

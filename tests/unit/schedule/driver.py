@@ -58,7 +58,7 @@ class Driver:
         for i, row in enumerate(tokens or ()):
             emitted[i, : len(row)] = row
         chunk_tokens = [TOKEN if chunk.completes else None for chunk in batch.chunks]
-        result = StepResult(batch.granted.copy(), column, emitted, chunk_tokens)
+        result = StepResult(batch.granted.copy(), batch.granted.copy(), column, emitted, chunk_tokens)
         committed = self.scheduler.commit(batch, result)
         self.scheduler.verify_integrity()
         return committed

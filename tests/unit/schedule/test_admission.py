@@ -33,6 +33,22 @@ def test_an_admission_leaves_a_block_for_everyone_who_runs() -> None:
     assert (driver.scheduler.running, driver.tables.pool.free_count) == (1, 2)
 
 
+def test_cached_blocks_that_nobody_holds_count_as_taken() -> None:
+    driver = Driver(blocks=6)
+    driver.add(request("old", prompt(9), most=1))
+    driver.finish()
+    driver.add(request("a", prompt(6, 1), most=10))
+    driver.step()
+    driver.add(request("b", prompt(9), most=10))  # two blocks from the cache, which are among the four free ones
+    driver.step()
+    assert (driver.scheduler.running, driver.tables.pool.free_count) == (2, 1)
+    driver.scheduler.abort(driver.scheduler._running[1])
+    driver.add(request("c", prompt(5, 2), most=3), request("d", prompt(9), most=10))
+    driver.step()
+    assert (driver.scheduler.running, driver.scheduler.waiting) == (2, 1)
+    assert driver.tables.pool.free_count == 2  # enough for d's one fresh block, but not for its cached ones too
+
+
 def test_long_prompts_are_computed_in_chunks_within_the_row_budget() -> None:
     driver = Driver(rows=8)
     driver.add(request("a", prompt(20), most=4), request("b", prompt(3, 1), most=4))

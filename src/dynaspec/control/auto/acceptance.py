@@ -16,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from dynaspec.contract.step import LOGIT_RANGE
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 POSITIONS = 8
 """Positions with a bias of their own; later ones share the last."""
-LOGIT_RANGE = 6.0
-"""Confidences are cut to σ(±6): a drafter that says 0.9999 is no surer than one that says 0.997."""
-
 _LOWEST = 1.0 / (1.0 + np.exp(LOGIT_RANGE))
 
 _WEIGHT_FLOOR, _BIAS_FLOOR, _OFFSET_FLOOR = 2e-4, 0.01, 0.05

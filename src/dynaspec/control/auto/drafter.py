@@ -25,7 +25,7 @@ _MODEL_BIAS, _LOOKUP_BIAS = 0.85, 0.0
 """Chance of a first slot before anything is known, as a logit: 0.7 and 0.5."""
 _CONFIDENCE_WEIGHT, _MATCH_WEIGHT = 0.7, 0.5
 _HORIZON = 32
-"""Steps over which catching up after plain decoding is paid off."""
+"""Steps over which reading what the drafter lacks is paid off, if the request has so many left."""
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class ModelDrafter:
             offset,
             situation.cap,
             situation.runnable,
-            np.array(view.lag[self._index], dtype=np.float64) / _HORIZON,
+            np.array(view.lag[self._index]) / np.clip(np.array(view.room_depth) / 2.0, 1.0, _HORIZON),
             situation.value,
             call,
             each,

@@ -1,0 +1,190 @@
+"""What plain decoding, fixed lengths and the oracle would have done, estimated from the log alone.
+
+Known: how many drafted tokens would have been accepted, as far as the draft went or up to the first rejection. Not
+known: what lies behind a draft that was accepted whole, or where nothing was drafted. There the log's conditional
+acceptance by position stands in, made more or less strict for each request by how often it was rejected. Steps are
+taken as a sample of all places in the text, though another policy's steps would begin elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .acceptance import ByPosition
+from .costs import StepCosts, StepWork, recorded_work
+from .data import UNKNOWN, Flags, Floats, LogData, most_used_proposer
+
+LONGEST = 32
+"""Beyond this no fixed length is tried and the oracle drafts no further."""
+PRIOR_REJECTIONS = 4.0
+"""Rejections as expected that every request starts with: few tests must not make it special."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One way to have decoded the same tokens."""
+
+    name: str
+    length: int | None
+    """Draft length; None for the policy itself and the oracle."""
+    tokens_per_s: float
+    tokens_per_request_step: float
+    """Emitted by a request in a step."""
+    drafted_per_token: float
+    """Drafted for each token of output."""
+    extrapolated: float
+    """Share of the emitted tokens that no verdict in the log speaks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Imagined:
+    """Work [S] and tokens, if all recorded steps were taken in another way."""
+
+    work: StepWork
+    emitted: float
+    drafted: float
+    extrapolated: float
+
+
+def alternatives(data: LogData, rates: ByPosition, costs: StepCosts) -> list[Alternative]:
+    """Plain decoding, fixed lengths that the host can run, the oracle, the policy itself.
+
+    All are priced by ``costs``, the policy itself too, so that they compare; empty without decoding steps. Without
+    a tested token nothing is known of drafts, and only the policy and plain decoding are there.
+    """
+    if not data.rows.step.size:
+        return []
+    lengths = [k for k in data.limits.draft_lens if _tried(k)] if rates.tested.sum() else []
+    known, guessed = _survival(data, rates, max(lengths, default=0))
+    own = _Imagined(recorded_work(data), float(data.rows.emitted.sum()), float(data.rows.drafted.sum()), 0.0)
+    found = [_alternative("plain decoding", 0, data, costs, _fixed(data, known, guessed, 0))]
+    found.extend(_alternative(f"fixed {k}", k, data, costs, _fixed(data, known, guessed, k)) for k in lengths)
+    if lengths:
+        found.append(_alternative("oracle", None, data, costs, _oracle(data, known, guessed)))
+    found.append(_alternative("this policy", None, data, costs, own))
+    return found
+
+
+def _tried(length: int) -> bool:
+    """All short lengths, and some longer ones."""
+    return 0 < length <= LONGEST and (length <= 8 or length % 4 == 0)
+
+
+def _survival(data: LogData, rates: ByPosition, longest: int) -> tuple[Floats, Floats]:
+    """[N, longest] twice: the chance that a draft is right up to each position, and the part of it that is a guess.
+
+    Accepted tokens are certain, what follows a rejection is impossible, and the rest is the product of the rates.
+    """
+    rows, slots = data.rows, np.arange(longest)
+    misses = 1 - rates.smoothed(longest)
+    conditional = 1 - np.minimum(1.0, strictness(data, rates)[rows.request][:, None] * misses[None, :])
+    right = slots[None, :] < rows.accepted[:, None]
+    conditional[right] = 1.0
+    conditional[~right & rows.closed[:, None]] = 0.0
+    survival = np.cumprod(conditional, axis=1, dtype=np.float64)
+    guessed: Floats = np.where(right, 0.0, survival)
+    return survival, guessed
+
+
+def strictness(data: LogData, rates: ByPosition) -> Floats:
+    """[requests] rejections of each request for one that its tested positions would make expect; 1 with no tests."""
+    misses, tests = 1 - rates.smoothed(rates.tested.size), data.verdicts
+    size = len(data.requests)
+    seen = np.bincount(tests.request[~tests.accepted], minlength=size)
+    expected = np.bincount(tests.request, weights=misses[tests.position], minlength=size)
+    ratio: Floats = (seen + PRIOR_REJECTIONS) / (expected + PRIOR_REJECTIONS)
+    return ratio
+
+
+def _most(data: LogData, longest: int) -> Floats:
+    """[N] drafts that each request could have used, as far as it is known."""
+    rows = data.rows
+    most = np.full(rows.step.size, float(longest))
+    for cap in (rows.room, rows.wish, rows.offer):
+        most = np.where(cap == UNKNOWN, most, np.minimum(most, cap))
+    return most
+
+
+def _fixed(data: LogData, survival: Floats, guessed: Floats, length: int) -> _Imagined:
+    depth = _most(data, length)
+    mask = np.arange(survival.shape[1])[None, :] < depth[:, None]
+    passes = _largest(data, depth)
+    return _imagined(data, depth, passes, float((survival * mask).sum()), float((guessed * mask).sum()))
+
+
+def _oracle(data: LogData, survival: Floats, guessed: Floats) -> _Imagined:
+    """Drafts exactly as far as the target agrees; with chances instead of certainties, expected counts."""
+    longest = survival.shape[1]
+    mask = np.arange(longest)[None, :] < _most(data, longest)[:, None]
+    survival, guessed = survival * mask, guessed * mask
+    nobody = np.ones((data.steps.number.size, longest))
+    np.multiply.at(nobody, data.rows.step, 1 - survival)
+    passes = (1 - nobody).sum(axis=1)
+    return _imagined(data, survival.sum(axis=1), passes, float(survival.sum()), float(guessed.sum()))
+
+
+def _imagined(data: LogData, depth: Floats, passes: Floats, right: float, guessed: float) -> _Imagined:
+    """
+    Args:
+        depth: [N] tokens drafted and verified.
+        passes: [S] passes of an autoregressive drafter.
+        right: drafted tokens accepted.
+    """
+    rows, done = data.rows, recorded_work(data)
+    size = data.steps.number.size
+    drafting = _summed(data, depth > 0)
+    kind = _passes_per_draft(data)
+    drafted_rows = {"none": np.zeros(size), "one": drafting, "per_token": _summed(data, depth)}[kind]
+    all_passes = {"none": np.zeros(size), "one": np.minimum(drafting, 1), "per_token": passes}[kind]
+    # Besides one row a token, drafters take in what they have not seen: as often as they did.
+    drafted = float(rows.drafted.sum())
+    extra = max(1.0, float(done.draft_rows.sum()) / drafted) if drafted and kind == "per_token" else 1.0
+    work = StepWork(
+        requests=done.requests,
+        drafting=drafting,
+        passes=all_passes,
+        draft_rows=extra * drafted_rows,
+        verify_rows=done.requests + _summed(data, depth),
+        kv_tokens=(done.kv_tokens + _summed(data, (depth - rows.verified) * rows.context)).clip(min=0),
+        prefill_rows=done.prefill_rows,
+    )
+    emitted = rows.step.size + right
+    return _Imagined(work, emitted, float(depth.sum()), guessed / emitted)
+
+
+def _alternative(name: str, length: int | None, data: LogData, costs: StepCosts, imagined: _Imagined) -> Alternative:
+    """For the tokens that were emitted: fewer or more decoding steps, and the same prefill."""
+    decoding = data.steps.requests > 0
+    without = replace(imagined.work, prefill_rows=np.zeros(decoding.size))
+    seconds = float(costs.price(imagined.work).sum())
+    decoded = float(costs.price(without)[decoding].sum())
+    tokens = float(data.rows.emitted.sum())
+    total = seconds - decoded + decoded * tokens / imagined.emitted
+    return Alternative(
+        name=name,
+        length=length,
+        tokens_per_s=tokens / total if total > 0 else 0.0,
+        tokens_per_request_step=imagined.emitted / data.rows.step.size,
+        drafted_per_token=imagined.drafted / imagined.emitted,
+        extrapolated=imagined.extrapolated,
+    )
+
+
+def _passes_per_draft(data: LogData) -> str:
+    """Of the proposer used most."""
+    index, proposers = most_used_proposer(data), data.limits.proposers
+    return proposers[index].passes_per_draft if index < len(proposers) else "per_token"
+
+
+def _summed(data: LogData, column: Floats | Flags) -> Floats:
+    """[N] → [S]"""
+    return np.bincount(data.rows.step, weights=column, minlength=data.steps.number.size).astype(np.float64)
+
+
+def _largest(data: LogData, column: Floats) -> Floats:
+    """[N] → [S]"""
+    largest = np.zeros(data.steps.number.size)
+    np.maximum.at(largest, data.rows.step, column)
+    return largest

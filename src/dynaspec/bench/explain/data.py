@@ -1,0 +1,275 @@
+"""A decision log as columns: one row a step, a request in a step, or a drafted token that was tested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.step import Limits, SpecPlan, StepOutcome, StepView
+from dynaspec.observe.log_reader import Header, Record, read_header, read_log
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+UNKNOWN = -1
+"""In columns of counts: the host did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """[S] Committed steps, in the order in which they were planned."""
+
+    number: Ints
+    requests: Ints
+    """Decoding requests."""
+    waiting: Ints
+    prefill_rows: Ints
+    passes: Ints
+    """Drafter passes."""
+    draft_rows: Ints
+    """Rows of all drafter passes."""
+    drafting: Ints
+    """Requests that a draft was granted for."""
+    verify_rows: Ints
+    kv_tokens: Ints
+    emitted: Ints
+    draft_s: Floats
+    verify_s: Floats
+    step_s: Floats
+    predicted_s: Floats
+    """What the controller expected, as are the next three; NaN where it does not say."""
+    predicted_emitted: Floats
+    goodput: Floats
+    plain_goodput: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """[N] Requests in committed steps."""
+
+    step: Ints
+    """Index into ``Steps``."""
+    request: Ints
+    """Index into ``LogData.requests``."""
+    context: Ints
+    room: Ints
+    wish: Ints
+    """Longest draft that the request asked for; UNKNOWN = no wish."""
+    offer: Ints
+    """Tokens that a lookup proposer had on offer; UNKNOWN = not a lookup proposer."""
+    planned: Ints
+    granted: Ints
+    drafted: Ints
+    verified: Ints
+    accepted: Ints
+    emitted: Ints
+    proposer: Ints
+    closed: Flags
+    """Nothing was accepted behind ``accepted``: a token was rejected, or the request ended there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """[T] Drafted tokens whose verdict is known: the accepted ones and the first rejected one of each draft."""
+
+    request: Ints
+    """Index into ``LogData.requests``."""
+    position: Ints
+    accepted: Flags
+    confidence: Floats
+    """NaN where the proposer has none."""
+    estimate: Floats
+    """The controller's probability of acceptance; NaN where it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogData:
+    """All that the report is made of."""
+
+    header: Header
+    limits: Limits
+    requests: tuple[str, ...]
+    """Ids in order of appearance."""
+    steps: Steps
+    rows: Rows
+    verdicts: Verdicts
+    modes: tuple[str, ...]
+    """[S] What the controller called each decision; empty where it does not say."""
+    reasons: tuple[str, ...]
+    """[S]"""
+    given_up: int
+    """Steps that were planned and never committed."""
+
+
+def load(path: Path) -> LogData:
+    """
+    Raises:
+        ConfigError: no readable log, or one without any step that was committed.
+    """
+    header = read_header(path)
+    collected = _Collected()
+    collected.add_all(read_log(path))
+    if collected.limits is None or not collected.steps:
+        raise ConfigError(f"{path} has no committed step; expected at least one to explain")
+    return LogData(
+        header=header,
+        limits=collected.limits,
+        requests=tuple(collected.requests),
+        steps=Steps(*_columns(collected.steps, Steps)),
+        rows=Rows(*_columns(collected.rows, Rows)),
+        verdicts=Verdicts(*_columns(collected.verdicts, Verdicts)),
+        modes=tuple(collected.modes),
+        reasons=tuple(collected.reasons),
+        given_up=collected.given_up,
+    )
+
+
+def most_used_proposer(data: LogData) -> int:
+    """Index into ``Limits.proposers``; the first one where nothing was drafted."""
+    used = data.rows.proposer[data.rows.drafted > 0]
+    return int(np.bincount(used).argmax()) if used.size else 0
+
+
+class _Collected:
+    """Rows of the tables, gathered step by step."""
+
+    def __init__(self) -> None:
+        self.limits: Limits | None = None
+        self.requests: dict[str, int] = {}
+        self.steps: list[tuple[float, ...]] = []
+        self.rows: list[tuple[float, ...]] = []
+        self.verdicts: list[tuple[float, ...]] = []
+        self.modes: list[str] = []
+        self.reasons: list[str] = []
+        self.given_up = 0
+
+    def add_all(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self.limits = record.view.limits
+            if record.outcome is None:
+                self.given_up += 1
+            else:
+                self._add(record, record.outcome)
+
+    def _add(self, record: Record, outcome: StepOutcome) -> None:
+        estimates, work = record.estimates, outcome.work
+        self._add_rows(record, outcome)
+        self.modes.append(str(estimates.get("mode", "")))
+        self.reasons.append(str(estimates.get("reason", "")))
+        self.steps.append(
+            (
+                record.step,
+                len(outcome.ids),
+                record.view.waiting,
+                work.prefill_rows,
+                len(work.rows_per_pass),
+                sum(work.rows_per_pass),
+                sum(granted > 0 for granted in outcome.requested),
+                work.verify_rows,
+                work.kv_tokens,
+                sum(outcome.emitted),
+                outcome.draft_s,
+                outcome.verify_s,
+                outcome.step_s,
+                _number(estimates, "predicted_step_s"),
+                _number(estimates, "predicted_emitted"),
+                _number(estimates, "goodput"),
+                _plain_goodput(estimates, len(outcome.ids)),
+            )
+        )
+
+    def _add_rows(self, record: Record, outcome: StepOutcome) -> None:
+        view, plan = record.view, record.plan
+        place = {request: i for i, request in enumerate(view.ids)}
+        for i, request in enumerate(outcome.ids):
+            at = place.get(request)
+            planned = UNKNOWN if at is None else plan.depth[at]
+            self.rows.append(
+                (
+                    len(self.steps),
+                    self.requests.setdefault(request, len(self.requests)),
+                    *_known_before(view, at, outcome.proposer[i]),
+                    planned,
+                    outcome.requested[i],
+                    outcome.drafted[i],
+                    outcome.verified[i],
+                    outcome.accepted[i],
+                    outcome.emitted[i],
+                    outcome.proposer[i],
+                    outcome.ended[i] in ("rejected", "stopped", "invalid"),
+                )
+            )
+            self._add_verdicts(record, outcome, i, at)
+
+    def _add_verdicts(self, record: Record, outcome: StepOutcome, i: int, at: int | None) -> None:
+        tested = outcome.accepted[i] + (outcome.ended[i] == "rejected")
+        index, confidence = self.requests[outcome.ids[i]], outcome.confidence[i]
+        expected = _expectation(record.plan, record.estimates, at)
+        for j in range(tested):
+            c = confidence[j] if j < len(confidence) else np.nan
+            self.verdicts.append(
+                (index, j, j < outcome.accepted[i], c, np.nan if expected is None else expected.of(c, j))
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Expectation:
+    """σ(weight · logit(confidence) + bias[position] + offset): what the controller made of a confidence."""
+
+    weight: float
+    bias: tuple[float, ...]
+    offset: float
+
+    def of(self, confidence: float, position: int) -> float:
+        bias = self.bias[min(position, len(self.bias) - 1)] if self.bias else 0.0
+        clipped = min(max(confidence, 1e-6), 1 - 1e-6)
+        return float(1 / (1 + np.exp(-(self.weight * np.log(clipped / (1 - clipped)) + bias + self.offset))))
+
+
+def _expectation(plan: SpecPlan, estimates: Mapping[str, Any], at: int | None) -> _Expectation | None:
+    """As the stop rule has it; else as the estimates do."""
+    stop = plan.stop
+    if stop is not None and stop.signal == "survival":
+        offset = stop.offset[at] if at is not None and at < len(stop.offset) else 0.0
+        return _Expectation(stop.weight, stop.bias, offset)
+    survival = estimates.get("survival")
+    if not isinstance(survival, dict) or not isinstance(survival.get("weight"), int | float):
+        return None
+    bias = survival.get("bias")
+    return _Expectation(float(survival["weight"]), tuple(map(float, bias)) if isinstance(bias, list) else (), 0.0)
+
+
+def _known_before(view: StepView, at: int | None, proposer: int) -> tuple[int, int, int, int]:
+    """Context, room, wish and offer of one request."""
+    if at is None:
+        return 0, UNKNOWN, UNKNOWN, UNKNOWN
+    wish = view.max_draft[at]
+    offers = view.offers[proposer] if proposer < len(view.offers) else None
+    offer = UNKNOWN if offers is None else offers[at][1]
+    return view.context_len[at], view.room_depth[at], UNKNOWN if wish is None else wish, offer
+
+
+def _number(estimates: Mapping[str, Any], name: str) -> float:
+    value = estimates.get(name)
+    return float(value) if isinstance(value, int | float) and np.isfinite(value) else np.nan
+
+
+def _plain_goodput(estimates: Mapping[str, Any], requests: int) -> float:
+    """As the controller says it, or by what it thinks a plain step takes."""
+    said, seconds = _number(estimates, "plain_goodput"), _number(estimates, "plain_step_s")
+    return requests / seconds if np.isnan(said) and seconds > 0 else said
+
+
+def _columns(rows: list[tuple[float, ...]], kind: type[Steps] | type[Rows] | type[Verdicts]) -> list[npt.NDArray[Any]]:
+    """The table's columns, each of the type that its field says."""
+    names = kind.__dataclass_fields__
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
+    types: dict[Any, Any] = {"Ints": np.int64, "Floats": np.float64, "Flags": np.bool_}
+    return [table[:, i].astype(types[field.type]) for i, field in enumerate(names.values())]

@@ -1,0 +1,340 @@
+"""Best fixed length, policies and oracle on the same texts: passes, time, and who closes how much of the gap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from statistics import median
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.engine.engine import Engine
+from dynaspec.model.loader import load_model
+
+from .datasets import BenchPrompt, fit
+from .drive import Job, StepTrace, run_all
+from .engines import open_engine
+from .hindsight import Hindsight, best_survival, best_threshold_per_position
+from .passes import Iteration, KnownText, Passes, StepCosts, Walk, fixed, monotone, oracle, tokens_per_second, walk
+from .policies import PLAIN, PolicySpec, parse_policy
+from .profiling import time_steps
+from .rollout import draft_everywhere
+
+Progress = Callable[[str, int, int], None]
+
+LONGEST = 20
+"""Longest draft that is timed, and that thresholds are judged by."""
+FIXED = tuple(range(1, 9))
+"""Fixed lengths that compete."""
+_COST_PROMPTS = 1
+"""Prompts of each task on which steps are timed, in every round."""
+_TIMED = (0, 2, 5, 8, 12, 16, LONGEST)
+"""Draft lengths whose steps are timed apart, as no fixed length that competes goes so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Texts of one kind, decoded greedily by the target alone."""
+
+    name: str
+    prompts: tuple[tuple[int, ...], ...]
+    texts: tuple[KnownText, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SideRun:
+    """One policy, once over a task's prompts."""
+
+    walks: tuple[Walk, ...]
+    step_s: tuple[tuple[float, ...], ...]
+    """Of each text, the seconds of each of its steps; those that only prefill are left out."""
+    tokens: int
+    """Emitted in them."""
+
+    @property
+    def seconds(self) -> float:
+        return sum(map(sum, self.step_s))
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Everything that ran in one round."""
+
+    costs: StepCosts
+    runs: Mapping[str, Mapping[str, SideRun]]
+    """Task → side → run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """All that was measured, before it is summed up."""
+
+    tasks: tuple[Task, ...]
+    rounds: tuple[Round, ...]
+    sides: tuple[str, ...]
+    """Fixed lengths as ``constant:K``, then the other policies; plain decoding first."""
+    target_pass_s: float
+    drafter_pass_s: float
+    left_out: int
+    """Prompts whose continuation ends with its first token: there is nothing to speculate on."""
+
+    @property
+    def costs(self) -> StepCosts:
+        """Medians over the rounds."""
+        lengths = self.rounds[0].costs.seconds
+        return monotone({k: median(r.costs.seconds[k] for r in self.rounds) for k in lengths})
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One side on one task."""
+
+    side: str
+    passes: Passes
+    measured: float | None
+    """Tokens per second, median over the rounds; None for what cannot be run."""
+    computed: float
+    """Its steps × measured step costs."""
+    gap: float | None
+    """Share of the way from the best fixed length to the oracle, both computed; None where there is no way to go."""
+    walks: tuple[Walk, ...]
+    """The steps of each text, those of the last round."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """All sides on one task."""
+
+    name: str
+    prompts: int
+    lines: tuple[Line, ...]
+    best_fixed: str
+
+    def line(self, side: str) -> Line:
+        return next(line for line in self.lines if line.side == side)
+
+
+ORACLE, BY_POSITION, BY_SURVIVAL = "oracle", "hindsight: threshold per position", "hindsight: calibrated survival"
+
+
+def run_study(
+    model: str,
+    draft_model: str,
+    prompts: Sequence[BenchPrompt],
+    policies: Sequence[PolicySpec],
+    max_tokens: int,
+    rounds: int,
+    progress: Progress,
+) -> Study:
+    """Decodes, drafts and measures.
+
+    Args:
+        policies: besides plain decoding and the fixed lengths.
+
+    Raises:
+        ConfigError, CheckpointError, CapacityError: what was given cannot work.
+    """
+    if max_tokens < 2 or rounds < 1:
+        raise ConfigError(f"max_tokens is {max_tokens}, rounds {rounds}; expected at least 2 and 1")
+    with ExitStack() as stack:
+        engines = _open(model, draft_model, policies, stack, progress)
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, detokenize=False)
+        tasks = _known_tasks(engines[PLAIN], draft_model, prompts, params, progress)
+        fixed_engine = engines.pop(_FIXED)
+        sides = [PLAIN, *(f"constant:{k}" for k in FIXED), *(spec.name for spec in policies)]
+        decode = {name: _decoder(name, engines, fixed_engine, params) for name in sides}
+        for name in sides:
+            decode[name](tasks[0].prompts[:1])  # warm-up
+        measured = []
+        for turn in range(rounds):
+            progress("rounds", turn, rounds)
+            measured.append(_round(turn, sides, decode, tasks, fixed_engine, params))
+        progress("rounds", rounds, rounds)
+        before = fixed_engine.stats()
+        for task in tasks:
+            time_steps(fixed_engine, task.prompts[:1], FIXED[-1], params)
+        counts = fixed_engine.stats() - before
+    return Study(
+        tasks=tuple(tasks),
+        rounds=tuple(measured),
+        sides=tuple(sides),
+        target_pass_s=median(r.costs.seconds[0] for r in measured),
+        drafter_pass_s=counts.draft_s / counts.drafter_passes,
+        left_out=len(prompts) - sum(len(task.texts) for task in tasks),
+    )
+
+
+def summarise(study: Study) -> list[TaskResult]:
+    """Every task, and all of them together if there are several."""
+    results = [_result(study, task.name, [i]) for i, task in enumerate(study.tasks)]
+    if len(results) > 1:
+        results.append(_result(study, "all", list(range(len(study.tasks)))))
+    return results
+
+
+def _result(study: Study, name: str, places: Sequence[int]) -> TaskResult:
+    tasks = [study.tasks[i] for i in places]
+    texts = [text for task in tasks for text in task.texts]
+    costs = study.costs
+    walks: dict[str, tuple[Walk, ...]] = {
+        side: tuple(w for task in tasks for w in study.rounds[-1].runs[task.name][side].walks) for side in study.sides
+    }
+    walks |= {f"constant:{k}": tuple(fixed(text, k) for text in texts) for k in FIXED}
+    walks[ORACLE] = tuple(oracle(text) for text in texts)
+    for side, found in _hindsights(texts, costs).items():
+        walks[side] = found
+    speeds = {side: tokens_per_second(of_side, costs) for side, of_side in walks.items()}
+    best = max((f"constant:{k}" for k in FIXED), key=lambda side: speeds[side])
+    way = speeds[ORACLE] - speeds[best]
+    lines = tuple(
+        Line(
+            side=side,
+            passes=Passes.of([step for steps in of_side for step in steps]),
+            measured=_measured(study, tasks, side) if side in study.sides else None,
+            computed=speeds[side],
+            gap=(speeds[side] - speeds[best]) / way if way > 0 else None,
+            walks=of_side,
+        )
+        for side, of_side in walks.items()
+    )
+    return TaskResult(name, len(texts), lines, best)
+
+
+def _hindsights(texts: Sequence[KnownText], costs: StepCosts) -> dict[str, tuple[Walk, ...]]:
+    found: dict[str, Hindsight] = {
+        BY_POSITION: best_threshold_per_position(texts, costs),
+        BY_SURVIVAL: best_survival(texts, costs),
+    }
+    return {
+        name: tuple(walk(text, lengths) for text, lengths in zip(texts, rule.lengths, strict=True))
+        for name, rule in found.items()
+    }
+
+
+def _measured(study: Study, tasks: Sequence[Task], side: str) -> float:
+    """Median over the rounds of tokens over seconds of these tasks together."""
+    speeds = []
+    for one in study.rounds:
+        runs = [one.runs[task.name][side] for task in tasks]
+        speeds.append(sum(run.tokens for run in runs) / sum(run.seconds for run in runs))
+    return median(speeds)
+
+
+_FIXED = "all fixed lengths"
+_FIXED_NAMES = frozenset(f"constant:{k}" for k in FIXED)
+Decode = Callable[[Sequence[tuple[int, ...]]], SideRun]
+
+
+def _open(
+    model: str, draft_model: str, policies: Sequence[PolicySpec], stack: ExitStack, progress: Progress
+) -> dict[str, Engine]:
+    """One engine a policy, and one for all fixed lengths: requests ask it for shorter drafts than its own."""
+    specs = {PLAIN: PolicySpec(PLAIN, None), _FIXED: parse_policy(f"constant:{LONGEST}", draft_model)}
+    specs |= {spec.name: spec for spec in policies}
+    engines = {}
+    for done, (name, spec) in enumerate(specs.items()):
+        progress("loading", done, len(specs))
+        engines[name] = open_engine(model, spec, max_num_seqs=1, enable_prefix_caching=False)
+        stack.callback(engines[name].close)
+    progress("loading", len(specs), len(specs))
+    return engines
+
+
+def _known_tasks(
+    plain: Engine, draft_model: str, prompts: Sequence[BenchPrompt], params: SamplingParams, progress: Progress
+) -> list[Task]:
+    """The target's greedy texts, by kind of prompt, with drafts from all their positions.
+
+    Raises:
+        ConfigError: all texts end with their first token.
+    """
+    drafter = load_model(draft_model, device=str(plain.config.device if plain.config.device != "auto" else "cpu"))
+    max_tokens = params.max_tokens or 0
+    tasks = []
+    groups: dict[str, list[BenchPrompt]] = {}
+    for prompt in prompts:
+        groups.setdefault(prompt.category or "prompts", []).append(prompt)
+    room = min(plain.max_model_len, drafter.config.max_position) - max_tokens - LONGEST - 1
+    done = 0
+    for name, group in groups.items():
+        tokens = fit(group, plain.tokenizer, room).token_ids
+        texts, kept = [], []
+        for prompt_ids in tokens:
+            progress("drafts everywhere", done, len(prompts))
+            (output,) = run_all(plain, [Job(prompt_ids, params)], 1).outputs
+            done += 1
+            if len(output) > 1:
+                texts.append(KnownText(draft_everywhere(drafter, prompt_ids, output, LONGEST), max_tokens))
+                kept.append(prompt_ids)
+        if texts:
+            tasks.append(Task(name, tuple(kept), tuple(texts)))
+    progress("drafts everywhere", len(prompts), len(prompts))
+    if not tasks:
+        raise ConfigError("every continuation ends with its first token; expected prompts that the target continues")
+    return tasks
+
+
+def _decoder(name: str, engines: Mapping[str, Engine], fixed_engine: Engine, params: SamplingParams) -> Decode:
+    kind, _, k = name.partition(":")
+    if name in engines:
+        engine, asked = engines[name], params
+    elif kind == "constant":
+        engine, asked = fixed_engine, replace(params, max_draft_tokens=int(k))
+    else:
+        raise ConfigError(f"no engine runs {name!r}; expected one of {', '.join(engines)}")
+
+    def decode(prompts: Sequence[tuple[int, ...]]) -> SideRun:
+        runs = [run_all(engine, [Job(prompt, asked)], 1) for prompt in prompts]
+        decoding = [[step for step in run.steps if step.counts.request_steps] for run in runs]
+        return SideRun(
+            walks=tuple(tuple(map(_iteration, steps)) for steps in decoding),
+            step_s=tuple(tuple(step.seconds for step in steps) for steps in decoding),
+            tokens=sum(step.counts.emitted for steps in decoding for step in steps),
+        )
+
+    return decode
+
+
+def _iteration(step: StepTrace) -> Iteration:
+    """Accepted tokens as output shows them: those behind the end of a text do not count."""
+    return Iteration(step.counts.draft_tokens, step.counts.emitted - 1)
+
+
+def _round(
+    turn: int,
+    sides: Sequence[str],
+    decode: Mapping[str, Decode],
+    tasks: Sequence[Task],
+    fixed_engine: Engine,
+    params: SamplingParams,
+) -> Round:
+    """Every side once over every task, in an order that moves on; then the steps' costs."""
+    runs: dict[str, dict[str, SideRun]] = {task.name: {} for task in tasks}
+    for place, task in enumerate(tasks):
+        first = (turn + place) % len(sides)
+        for name in (*sides[first:], *sides[:first]):
+            runs[task.name][name] = decode[name](task.prompts)
+    times = _fixed_step_times([of_task[name] for of_task in runs.values() for name in sides if _is_fixed(name)])
+    for prompt in [prompt for task in tasks for prompt in task.prompts[:_COST_PROMPTS]]:
+        for k in _TIMED:
+            times.setdefault(k, []).extend(ms / 1e3 for ms in time_steps(fixed_engine, [prompt], k, params))
+    return Round(monotone({k: median(seconds) for k, seconds in times.items()}), runs)
+
+
+def _fixed_step_times(runs: Sequence[SideRun]) -> dict[int, list[float]]:
+    """Draft length → seconds of all steps with drafts of that length."""
+    times: dict[int, list[float]] = {}
+    for run in runs:
+        for steps, seconds in zip(run.walks, run.step_s, strict=True):
+            for step, taken in zip(steps, seconds, strict=True):
+                times.setdefault(step.drafted, []).append(taken)
+    return times
+
+
+def _is_fixed(name: str) -> bool:
+    return name == PLAIN or name in _FIXED_NAMES

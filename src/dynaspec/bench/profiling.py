@@ -1,0 +1,171 @@
+"""Measures a profile: step time by batch size and draft length, and acceptance per position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from statistics import median
+
+import torch
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.profile import Profile
+from dynaspec.engine.engine import Engine
+
+from .cells import Cells
+from .drive import ClosedLoop, Job, run_all
+
+WARM_STEPS, TIMED_STEPS = 2, 16
+"""Of one batch, in steps in which all its requests decode."""
+ACCEPTANCE_TOKENS = 96
+"""Of each continuation that acceptance is counted on."""
+
+Progress = Callable[[str, int, int], None]
+"""Told (stage, units done, units in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What is measured."""
+
+    batch_sizes: tuple[int, ...]
+    """Ascending."""
+    lengths: tuple[int, ...]
+    """Draft lengths, ascending from 0."""
+    batches: int
+    """Batches of prompts decoded for every batch size and length."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batch_sizes", tuple(sorted(set(self.batch_sizes))))
+        object.__setattr__(self, "lengths", tuple(sorted({0, *self.lengths})))
+        for name, values, least in (("batch sizes", self.batch_sizes, 1), ("draft lengths", self.lengths, 0)):
+            if not values or values[0] < least:
+                raise ConfigError(f"{name} are {list(values)}; expected integers of at least {least}")
+        if self.longest == 0:
+            raise ConfigError("draft lengths are [0]; expected at least one above 0")
+
+    @property
+    def longest(self) -> int:
+        return self.lengths[-1]
+
+
+def prompt_room(engine: Engine, grid: Grid) -> int:
+    """Longest prompt that leaves room for the steps of a batch, and for the acceptance."""
+    steps = WARM_STEPS + TIMED_STEPS + 2
+    return engine.max_model_len - max(steps * (grid.longest + 1), ACCEPTANCE_TOKENS + 1)
+
+
+def measure(
+    engine: Engine,
+    grid: Grid,
+    prompts: Sequence[tuple[int, ...]],
+    params: SamplingParams,
+    cells: Cells,
+    progress: Progress,
+    *,
+    oversample: bool = True,
+) -> Profile:
+    """Fills every cell that is not filled yet, and makes the profile of all.
+
+    Rounds go through all batch sizes and lengths, so that a machine that is slower for a while slows all of them.
+
+    Args:
+        engine: always drafts ``grid.longest`` tokens, unless a request asks for fewer.
+        prompts: token ids, none longer than ``prompt_room``.
+        oversample: a batch may hold a prompt more than once.
+
+    Raises:
+        ConfigError: more requests in a batch than prompts, without oversampling; or a batch never decoded all at once.
+    """
+    largest = grid.batch_sizes[-1]
+    if not oversample and largest > len(prompts):
+        raise ConfigError(
+            f"the largest batch is {largest} but there are {len(prompts)} prompts; expected no more than that, "
+            "or oversampling"
+        )
+    wanted = [(turn, b, k) for turn in range(grid.batches) for b in grid.batch_sizes for k in grid.lengths]
+    for done, (turn, size, k) in enumerate(wanted):
+        progress("step times", done, len(wanted))
+        if cells.step_ms(turn, size, k) is None:
+            batch = [prompts[(turn * size + i) % len(prompts)] for i in range(size)]
+            cells.add_step_ms(turn, size, k, time_steps(engine, batch, k, params))
+    progress("step times", len(wanted), len(wanted))
+    counted = cells.acceptance(grid.longest)
+    if counted is None:
+        progress("acceptance", 0, 1)
+        counted = count_acceptance(engine, prompts, grid, params)
+        cells.add_acceptance(grid.longest, *counted)
+    progress("acceptance", 1, 1)
+    return as_profile(grid, cells, *counted)
+
+
+def time_steps(engine: Engine, batch: Sequence[tuple[int, ...]], k: int, params: SamplingParams) -> list[float]:
+    """Milliseconds of steps in which every request of the batch decodes with a draft of k tokens, and none prefills.
+
+    Raises:
+        ConfigError: there were no such steps.
+    """
+    endless = replace(params, max_tokens=None, ignore_eos=True, max_draft_tokens=k)
+    loop = ClosedLoop(engine, [Job(prompt, endless) for prompt in batch], len(batch))
+    times: list[float] = []
+    try:
+        while len(times) < WARM_STEPS + TIMED_STEPS and (step := loop.step()) is not None:
+            counts = step.counts
+            full = counts.request_steps == len(batch) and counts.draft_tokens == k * len(batch)
+            if full and counts.prefill_rows == 0:
+                times.append(1e3 * step.seconds)
+    finally:
+        loop.close()
+    if len(times) <= WARM_STEPS:
+        raise ConfigError(
+            f"{len(batch)} requests never decoded at once with drafts of {k} tokens; expected more KV cache or "
+            "smaller batches"
+        )
+    return times[WARM_STEPS:]
+
+
+def count_acceptance(
+    engine: Engine, prompts: Sequence[tuple[int, ...]], grid: Grid, params: SamplingParams
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(drafts that have a token at each position, drafts whose token there was accepted), of the longest drafts."""
+    some = replace(params, max_tokens=ACCEPTANCE_TOKENS)
+    before = engine.stats()
+    run_all(engine, [Job(prompt, some) for prompt in prompts], min(grid.batch_sizes[-1], 8))
+    counts = engine.stats() - before
+    return counts.drafted_per_pos, counts.accepted_per_pos
+
+
+def acceptance_rates(drafted: Sequence[int], accepted: Sequence[int], longest: int) -> tuple[float, ...]:
+    """Unconditional rate of each position, non-increasing.
+
+    Of the drafts that had a token there: those that a request's end cut short say nothing about later positions.
+    """
+    filled = (*accepted, *(0,) * (longest - len(accepted)))
+    rates = [a / d if d else 0.0 for a, d in zip(filled, (*drafted, *(0,) * longest), strict=False)]
+    return tuple(accumulate(rates[:longest], min))
+
+
+def as_profile(grid: Grid, cells: Cells, drafted: Sequence[int], accepted: Sequence[int]) -> Profile:
+    """Medians over all batches' steps.
+
+    Raises:
+        ConfigError: no draft was made, so that there is no acceptance to speak of.
+    """
+    if not drafted:
+        raise ConfigError("nothing was drafted, so that acceptance is unknown; expected longer outputs")
+    stats = {
+        size: {k: median(cells.all_step_ms(size, k, grid.batches)) for k in grid.lengths} for size in grid.batch_sizes
+    }
+    return Profile(
+        batch_stats=stats,
+        acceptance_rate_per_pos=acceptance_rates(drafted, accepted, grid.longest),
+        max_num_speculative_tokens=grid.longest,
+        is_online=False,
+    )
+
+
+def default_batches() -> int:
+    """A minute on a CPU; a GPU is quick enough for more."""
+    return 5 if torch.cuda.is_available() else 2

@@ -1,0 +1,50 @@
+"""Medians of noisy ratios, with bounds, and a choice that is not judged by the rounds that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import numpy as np
+
+from dynaspec.contract.errors import ConfigError
+
+_DRAWS = 4000
+
+
+def lower_bound(values: Sequence[float], *, level: float = 0.95, seed: int = 0) -> float:
+    """One-sided lower confidence bound of the median: a percentile bootstrap (Efron, 1979).
+
+    Raises:
+        ConfigError: no values.
+    """
+    if not values:
+        raise ConfigError("there are no values; expected at least one to take a bound of")
+    drawn = np.random.default_rng(seed).choice(np.asarray(values, dtype=np.float64), (_DRAWS, len(values)))
+    # "lower": a bound between two values would claim more than was seen.
+    return float(np.quantile(np.median(drawn, axis=1), 1.0 - level, method="lower"))
+
+
+def odd_rounds(rounds: Sequence[float]) -> list[float]:
+    """Rounds 1, 3, 5, …, counted from 1."""
+    return list(rounds[::2])
+
+
+def even_rounds(rounds: Sequence[float]) -> list[float]:
+    """Rounds 2, 4, 6, …"""
+    return list(rounds[1::2])
+
+
+def best_on_odd_rounds(rates: Mapping[str, Sequence[float]]) -> str:
+    """The side with the largest median on odd rounds. Compare it on even ones: the winner of a noisy contest was also
+    lucky, and its luck must not count.
+
+    Args:
+        rates: side → one figure a round, at least one.
+    """
+    return max(rates, key=lambda side: median(odd_rounds(rates[side])))
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Round by round: what slows the machine for a while slows both sides of a round."""
+    return [a / b for a, b in zip(ours, theirs, strict=True)]

@@ -1,0 +1,201 @@
+"""What a step costs: the protocol, and costs that were measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+from dynaspec.contract.costs import Curve, PassCosts
+from dynaspec.contract.errors import ConfigError
+from dynaspec.control.profile import Profile
+
+from .load import StepLoad
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of one step."""
+
+    draft_s: float
+    verify_s: float
+    """The target pass, prefill chunks included."""
+    other_s: float = 0.0
+    """Scheduling, sampling and the like."""
+
+    @property
+    def step_s(self) -> float:
+        return self.draft_s + self.verify_s + self.other_s
+
+
+class CostModel(Protocol):
+    """Prices steps."""
+
+    @property
+    def name(self) -> str:
+        """For tables and plots."""
+        ...
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens that the KV memory holds; None = as many as need be."""
+        ...
+
+    def time(self, load: StepLoad) -> StepTime: ...
+
+    def pass_costs(self) -> PassCosts:
+        """What an engine would measure at its start; empty where passes cannot be told apart."""
+        ...
+
+
+class ProfileCosts:
+    """Step times of a goodput profile: inter-token latency by batch size and draft length.
+
+    A profile knows drafts of one length only. Where lengths differ, slot j adds what it adds to a batch of the b_j
+    requests that draft it: ITL(B, 0) + Σ_j ITL(b_j, j) − ITL(b_j, j − 1), which for equal lengths is ITL(B, k). The
+    rise with k is booked as drafting, as a profile does not separate the two.
+
+    Args:
+        prefill_ms: milliseconds a prompt token; None: what one more request adds to a plain step, on average between
+            the smallest and the largest batch.
+    """
+
+    kv_tokens: int | None = None
+
+    def __init__(self, profile: Profile, *, name: str = "profile", prefill_ms: float | None = None) -> None:
+        self.name = name
+        self._profile = profile
+        self._prefill_ms = _row_ms(profile) if prefill_ms is None else prefill_ms
+        self._least_ms = min(min(row.values()) for row in profile.batch_stats.values())
+        self._known: dict[tuple[int, int], float] = {}
+
+    def time(self, load: StepLoad) -> StepTime:
+        plain = self._itl(load.requests, 0)
+        rise = sum(
+            self._itl(requests, k) - self._itl(requests, k - 1)
+            for k, requests in enumerate(load.drafting, start=1)
+            if requests
+        )
+        # Measured times need not ascend; a step is never faster than the fastest measured.
+        draft_ms = max(rise, self._least_ms - plain)
+        return StepTime(draft_s=draft_ms / 1e3, verify_s=(plain + load.work.prefill_rows * self._prefill_ms) / 1e3)
+
+    def pass_costs(self) -> PassCosts:
+        return PassCosts()
+
+    def _itl(self, batch: int, k: int) -> float:
+        key = (batch, k)
+        value = self._known.get(key)
+        if value is None:
+            value = self._known[key] = self._profile.itl_ms(batch, k)
+        return value
+
+
+class CurveCosts:
+    """Passes that cost what was measured by their rows; linear between, and beyond the ends with the last slope.
+
+    Args:
+        costs: a target curve, and a drafter's unless it runs no model.
+        overhead_s: added to every step.
+    """
+
+    kv_tokens: int | None = None
+
+    def __init__(self, costs: PassCosts, *, name: str = "measured", overhead_s: float = 0.0) -> None:
+        self.name = name
+        self._costs = costs
+        self._overhead_s = overhead_s
+        self._target = _check_curve("target", costs.target)
+        drafter = costs.drafters[0] if costs.drafters else ()
+        self._drafter = _check_curve("drafter", drafter) if drafter else ()
+
+    @classmethod
+    def load(cls, path: str | Path) -> CurveCosts:
+        """Reads ``{"target": [[rows, seconds], …], "drafter": [[rows, seconds], …], "overhead_s": 0}``.
+
+        Raises:
+            ConfigError: a file that cannot be read, or is something else.
+        """
+        document = _read_object(Path(path))
+        unknown = sorted(document.keys() - {"target", "drafter", "overhead_s"})
+        if unknown:
+            raise ConfigError(f"{path}: the key {unknown[0]!r} is unknown; expected target, drafter and overhead_s")
+        overhead = document.get("overhead_s", 0.0)
+        if not _is_number(overhead) or overhead < 0:
+            raise ConfigError(f"{path}: overhead_s is {overhead!r}; expected seconds of at least 0")
+        curves = {name: _curve(path, name, document.get(name, [])) for name in ("target", "drafter")}
+        try:
+            return cls(PassCosts(curves["target"], (curves["drafter"],)), name=Path(path).name, overhead_s=overhead)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    def time(self, load: StepLoad) -> StepTime:
+        draft_s = sum(_along(self._drafter, rows) for rows in load.work.rows_per_pass) if self._drafter else 0.0
+        verify_s = _along(self._target, load.work.verify_rows + load.work.prefill_rows)
+        return StepTime(draft_s=draft_s, verify_s=verify_s, other_s=self._overhead_s)
+
+    def pass_costs(self) -> PassCosts:
+        return self._costs
+
+
+def _along(curve: Curve, rows: int) -> float:
+    """Linear along the curve; its first value before it, its last slope (never a falling one) behind it."""
+    if rows <= curve[0][0] or len(curve) == 1:
+        return curve[0][1]
+    at = min(bisect_right(curve, (rows, math.inf)), len(curve) - 1)
+    (low, before), (high, after) = curve[at - 1], curve[at]
+    if rows > high:
+        return after + max(0.0, after - before) * (rows - high) / (high - low)
+    return before + (after - before) * (rows - low) / (high - low)
+
+
+def _check_curve(name: str, curve: Curve) -> Curve:
+    if not curve:
+        raise ConfigError(f"the {name} curve is empty; expected at least one (rows, seconds)")
+    if curve[0][0] < 1 or any(a >= b for (a, _), (b, _) in pairwise(curve)):
+        raise ConfigError(f"the {name} curve's rows are {[rows for rows, _ in curve]}; expected them to ascend from 1")
+    bad = [seconds for _, seconds in curve if not 0.0 < seconds < math.inf]
+    if bad:
+        raise ConfigError(f"the {name} curve has the time {bad[0]}; expected seconds above 0")
+    return curve
+
+
+def _curve(path: str | Path, name: str, value: object) -> Curve:
+    error = ConfigError(f"{path}: {name} is no list of [rows, seconds] pairs")
+    if not isinstance(value, list):
+        raise error
+    pairs = []
+    for pair in value:
+        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int) and _is_number(pair[1])):
+            raise error
+        pairs.append((pair[0], float(pair[1])))
+    return tuple(pairs)
+
+
+def _read_object(path: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the costs {str(path)!r} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"the costs {str(path)!r} are no JSON") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: the costs are no JSON object; expected one with target and drafter")
+    return document
+
+
+def _row_ms(profile: Profile) -> float:
+    sizes = tuple(profile.batch_stats)
+    low, high = sizes[0], sizes[-1]
+    if low == high:
+        return profile.itl_ms(low, 0) / low
+    return max(0.0, (profile.itl_ms(high, 0) - profile.itl_ms(low, 0)) / (high - low))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,331 @@
+"""The step loop of an engine, with a trace in the place of models and a cost model in the place of a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dynaspec.contract.controller import Controller
+from dynaspec.contract.errors import CapacityError, ConfigError, IntegrityError
+from dynaspec.contract.step import Ended, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView
+
+from .arrivals import Arrivals
+from .costs import CostModel, StepTime
+from .drafting import Drafted, draft
+from .load import Chunk, StepLoad, step_load
+from .metrics import Run, Steps
+from .running import Decoding, Prefill, Queue
+from .traces import Floats, Ints, Trace
+
+ControllerFactory = Callable[[Limits], Controller]
+
+_ENDED: tuple[Ended, ...] = ("none", "rejected", "all_accepted", "stopped")
+_NONE, _REJECTED, _ALL, _STOPPED = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class HostConfig:
+    """The engine that is simulated. Names and defaults are the engine's."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 8192
+    max_draft: int = 16
+    """Longest draft; all shorter ones can run as well."""
+    ragged: bool = True
+    can_stop: bool = True
+    can_trim: bool = True
+    passes_per_draft: str = "per_token"
+    """``per_token``: a draft model, ``one``: parallel heads."""
+    catch_up_tokens: int = 512
+    """Committed tokens that a drafter takes in for a request in one step; one that lags further drafts nothing."""
+    kv_tokens: int | None = None
+    """Tokens that the KV memory holds; None = what the cost model says."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_draft", "catch_up_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if self.max_draft > 64:
+            raise ConfigError(f"max_draft is {self.max_draft}; expected at most 64")
+        if self.max_num_batched_tokens <= self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens} with max_num_seqs {self.max_num_seqs}; "
+                "expected more, or prompts are never computed while all seats are taken"
+            )
+        if self.passes_per_draft not in ("per_token", "one"):
+            raise ConfigError(f"passes_per_draft is {self.passes_per_draft!r}; expected 'per_token' or 'one'")
+
+    def limits(self, *, has_confidence: bool) -> Limits:
+        """What controllers are told of it."""
+        name = "draft_model" if self.passes_per_draft == "per_token" else "parallel_heads"
+        return Limits(
+            draft_lens=tuple(range(self.max_draft + 1)),
+            proposers=(
+                ProposerTraits(
+                    name=name,
+                    passes_per_draft="per_token" if self.passes_per_draft == "per_token" else "one",
+                    has_confidence=has_confidence,
+                ),
+            ),
+            ragged=self.ragged,
+            can_stop=self.can_stop and self.passes_per_draft == "per_token",
+            can_trim=self.can_trim,
+            verify_budget=self.max_num_batched_tokens,
+        )
+
+
+def simulate(
+    trace: Trace,
+    arrivals: Arrivals,
+    costs: CostModel,
+    make_controller: ControllerFactory,
+    host: HostConfig | None = None,
+    *,
+    time_noise: float = 0.0,
+    rng: np.random.Generator | None = None,
+) -> Run:
+    """Serves all requests of a trace.
+
+    Args:
+        time_noise: standard deviation of the logarithm of a factor on each step's time.
+        rng: for that noise.
+
+    Raises:
+        ConfigError: the controller refuses the host.
+        CapacityError: a request that is larger than the KV memory.
+    """
+    return _Simulation(trace, arrivals, costs, make_controller, host or HostConfig(), time_noise, rng).run()
+
+
+class _Simulation:
+    def __init__(
+        self,
+        trace: Trace,
+        arrivals: Arrivals,
+        costs: CostModel,
+        make_controller: ControllerFactory,
+        host: HostConfig,
+        time_noise: float,
+        rng: np.random.Generator | None,
+    ) -> None:
+        kv_tokens = costs.kv_tokens if host.kv_tokens is None else host.kv_tokens
+        largest = int((trace.prompt + trace.output).max())
+        if kv_tokens is not None and largest > kv_tokens:
+            raise CapacityError(f"a request of {largest} tokens does not fit into KV memory for {kv_tokens} tokens")
+        self._trace = trace
+        self._costs = costs
+        self._host = host
+        self._limits = host.limits(has_confidence=trace.confidence is not None)
+        self._traits = self._limits.proposers[0]
+        self._controller = make_controller(self._limits)
+        self._time_noise = time_noise
+        self._rng = rng or np.random.default_rng(0)
+        self._names = [f"r{i}" for i in range(len(trace))]
+        self._queue = Queue(trace, arrivals)
+        self._prefill = Prefill(trace, host.max_num_seqs, host.max_num_batched_tokens, kv_tokens)
+        self._decoding = Decoding.empty()
+        self._first_s: Floats = np.full(len(trace), np.nan)
+        self._finished_s: Floats = np.full(len(trace), np.nan)
+        self._now = 0.0
+        self._step = 0
+        self._last_rows = 0
+        self._log: list[tuple[float, ...]] = []
+
+    def run(self) -> Run:
+        while self._advance():
+            self._step += 1
+        names = Steps.__slots__
+        columns = dict(zip(names, np.array(self._log).T, strict=True))
+        whole = {name: column.astype(np.int64) for name, column in columns.items() if not name.endswith("_s")}
+        return Run(
+            arrival_s=self._queue.arrival_s,
+            first_token_s=self._first_s,
+            finished_s=self._finished_s,
+            output=self._trace.output,
+            steps=Steps(**{**columns, **whole}),
+        )
+
+    def _advance(self) -> bool:
+        """One step; False when all is done."""
+        self._queue.arrive(self._now)
+        if not len(self._queue) and not len(self._decoding) and not len(self._prefill):
+            arrival = self._queue.next_arrival
+            if arrival is None:
+                return False
+            self._now = arrival
+            self._queue.arrive(arrival)
+        chunks, complete = self._prefill.schedule(self._queue, len(self._decoding), self._last_rows)
+        self._run_step(chunks, complete)
+        return True
+
+    def _run_step(self, chunks: list[Chunk], complete: list[int]) -> None:
+        trace, decoding = self._trace, self._decoding
+        context = trace.prompt[decoding.request] + decoding.position
+        left = trace.output[decoding.request] - decoding.position
+        at = trace.first[decoding.request] + decoding.position
+        room = trace.max_tokens[decoding.request] - decoding.position - 1
+        view = self._view(context, room, sum(chunk.count for chunk in chunks))
+        plan = self._controller.plan(view)
+        depth = self._checked(plan, view, room)
+        able, ingested = self._ingest(depth)
+        drafted = draft(trace, at, left, able, plan.stop)
+        trimmed = self._controller.trim(view, plan, drafted.view())
+        verified = np.minimum(np.array(trimmed.depth, dtype=np.int64), drafted.lens)
+        accepted = np.minimum(trace.runs[at], verified)
+        emitted = np.minimum(accepted + 1, left)
+        skipped, redone, lag = self._catch_up(plan, drafted, accepted, emitted, ingested, depth)
+        load = step_load(self._traits, context, drafted.lens, verified, ingested, chunks)
+        load = _with_gating(load, skipped, redone)
+        time = self._time(load)
+        self._now += time.step_s
+        ended = np.full(len(decoding), _REJECTED)
+        ended[accepted == verified] = _ALL
+        ended[emitted <= accepted] = _STOPPED
+        ended[verified == 0] = _NONE
+        self._observe(view, plan, drafted, able, verified, accepted, emitted, ended, load, time)
+        self._last_rows = load.work.verify_rows
+        self._record(load, time, drafted.lens, verified, accepted, emitted)
+        decoding.lag = lag
+        decoding.position = decoding.position + emitted
+        self._leave(left - emitted, complete)
+
+    def _view(self, context: Ints, room: Ints, prefill_tokens: int) -> StepView:
+        size = len(context)
+        rooms = tuple(room.tolist())
+        return StepView(
+            step=self._step,
+            ids=self._decoding.ids,
+            context_len=tuple(context.tolist()),
+            room_depth=rooms,
+            room_nodes=rooms,
+            max_draft=(None,) * size,
+            temperature=(0.0,) * size,
+            lag=(tuple(self._decoding.lag.tolist()),),
+            offers=(None,),
+            prefill_tokens=prefill_tokens,
+            waiting=len(self._queue),
+            limits=self._limits,
+        )
+
+    def _checked(self, plan: SpecPlan, view: StepView, room: Ints) -> Ints:
+        depth = np.array(plan.depth, dtype=np.int64)
+        if depth.shape != room.shape or ((depth < 0) | (depth > room)).any() or any(plan.proposer):
+            raise IntegrityError(f"the plan of step {view.step} does not fit its view")
+        return depth
+
+    def _ingest(self, depth: Ints) -> tuple[Ints, Ints]:
+        """Lengths that can be drafted now, and the committed tokens that the drafter's first pass takes in."""
+        if self._traits.passes_per_draft == "one":
+            return depth, (depth > 0).astype(np.int64)
+        missing = self._decoding.lag + 1
+        ingested = np.where(depth > 0, np.minimum(missing, self._host.catch_up_tokens), 0)
+        return np.where(missing > self._host.catch_up_tokens, 0, depth), ingested
+
+    def _catch_up(
+        self, plan: SpecPlan, drafted: Drafted, accepted: Ints, emitted: Ints, ingested: Ints, depth: Ints
+    ) -> tuple[int, int, Ints]:
+        """KV writes left out and redone, and how far the drafter lags behind after the step.
+
+        The last token of a draft is never taken in, and gated ones leave no KV: what lies behind is taken in again.
+        """
+        lag = self._decoding.lag
+        if self._traits.passes_per_draft == "one":
+            return 0, 0, lag
+        seen = np.minimum(accepted, np.maximum(drafted.lens - 1, 0))
+        skipped = redone = 0
+        if plan.gate_kv_below > 0.0 and drafted.confidence is not None:
+            slots = np.arange(drafted.confidence.shape[1])
+            gated = (drafted.confidence < plan.gate_kv_below) & (slots < (drafted.lens - 1)[:, None])
+            skipped = int(gated.sum())
+            before = np.where(gated.any(axis=1), gated.argmax(axis=1), seen)
+            usable = np.minimum(seen, before)
+            redone = int((seen - usable).sum())
+            seen = usable
+        # Of the lag and the token behind it, ``ingested`` have been taken in; then the accepted drafts among ``seen``.
+        return skipped, redone, lag + emitted - ingested - np.where(ingested > lag, seen, 0)
+
+    def _time(self, load: StepLoad) -> StepTime:
+        time = self._costs.time(load)
+        if self._time_noise == 0.0:
+            return time
+        factor = float(np.exp(self._time_noise * self._rng.standard_normal()))
+        return StepTime(time.draft_s * factor, time.verify_s * factor, time.other_s * factor)
+
+    def _observe(
+        self,
+        view: StepView,
+        plan: SpecPlan,
+        drafted: Drafted,
+        able: Ints,
+        verified: Ints,
+        accepted: Ints,
+        emitted: Ints,
+        ended: Ints,
+        load: StepLoad,
+        time: StepTime,
+    ) -> None:
+        drafts = drafted.view()
+        self._controller.observe(
+            StepOutcome(
+                plan_step=view.step,
+                ids=view.ids,
+                proposer=plan.proposer,
+                requested=plan.depth,
+                drafted=drafts.length,
+                verified=tuple(verified.tolist()),
+                accepted=tuple(accepted.tolist()),
+                emitted=tuple(emitted.tolist()),
+                ended=tuple([_ENDED[i] for i in ended.tolist()]),
+                early_exit=tuple((drafted.lens < able).tolist()),
+                confidence=drafts.confidence,
+                work=load.work,
+                draft_s=time.draft_s,
+                verify_s=time.verify_s,
+                step_s=time.step_s,
+            )
+        )
+
+    def _record(
+        self, load: StepLoad, time: StepTime, drafted: Ints, verified: Ints, accepted: Ints, emitted: Ints
+    ) -> None:
+        self._log.append(
+            (
+                self._now,
+                time.step_s,
+                load.requests,
+                drafted.sum(),
+                verified.sum(),
+                accepted.sum(),
+                emitted.sum(),
+                len(load.work.rows_per_pass),
+                time.draft_s,
+                time.verify_s,
+                load.work.prefill_rows,
+            )
+        )
+
+    def _leave(self, remaining: Ints, complete: list[int]) -> None:
+        """Ends requests with nothing remaining, and lets those decode whose prompt is complete."""
+        trace, decoding = self._trace, self._decoding
+        left: list[int] = decoding.request[remaining == 0].tolist()
+        if left:
+            self._controller.forget([self._names[request] for request in left])
+            decoding.keep(np.flatnonzero(remaining))
+        starting = [request for request in complete if trace.output[request] > 1]
+        if complete:
+            self._first_s[complete] = self._now
+            left += [request for request in complete if trace.output[request] == 1]
+            lag = trace.prompt[starting] if self._traits.passes_per_draft == "per_token" else np.zeros(len(starting))
+            decoding.add(starting, lag.astype(np.int64), self._names)
+        if left:
+            self._finished_s[left] = self._now
+            self._prefill.release(np.array(left))
+            self._queue.ended(len(left), self._now)
+
+
+def _with_gating(load: StepLoad, skipped: int, redone: int) -> StepLoad:
+    if not skipped and not redone:
+        return load
+    return replace(load, work=replace(load.work, kv_skipped=skipped, kv_redone=redone))

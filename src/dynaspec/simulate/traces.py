@@ -1,0 +1,177 @@
+"""Acceptance traces: how many drafted tokens would be accepted, from any position of any request.
+
+With greedy or seeded decoding the output does not depend on how it was drafted, and whether a drafted token is
+accepted depends on its position and the true text before it alone. So one trace serves every policy, and policies
+are compared on the very same text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dynaspec.contract.errors import ConfigError
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+PADDING = 64
+"""Entries behind the last position, so that a draft that runs over the end has signals to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in the order of their arrival. *Position* t of a request: t of its output tokens are there.
+
+    All positions of all requests lie one behind the other: request i's from ``first[i]`` on, ``output[i]`` of them.
+    """
+
+    prompt: Ints
+    """[N] prompt tokens."""
+    output: Ints
+    """[N] output tokens after which the request ends by itself, ≥ 1."""
+    max_tokens: Ints
+    """[N] most output tokens that its caller allows, ≥ ``output``; all that a policy may know of its length."""
+    first: Ints
+    """[N]"""
+    runs: Ints
+    """[P] drafted tokens that are accepted if drafting starts at this position; never beyond the request's end."""
+    confidence: Floats | None = None
+    """[P + padding] the drafter's confidence in its token for this position, given the true text before it."""
+    stray: Floats | None = None
+    """[P + padding] its confidence there once it has left the true text."""
+    arrival_s: Floats | None = None
+    """[N] non-decreasing, where they were recorded."""
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def output_tokens(self) -> int:
+        return int(self.output.sum())
+
+    def survival(self, longest: int) -> Floats:
+        """[longest] share of positions from which at least 1, 2, … drafted tokens are accepted.
+
+        Positions too close to the end for a draft of that length do not count; where none is left, the rate before
+        stays.
+        """
+        left = np.repeat(self.output, self.output) - (np.arange(len(self.runs)) - np.repeat(self.first, self.output))
+        rates, rate = np.zeros(longest), 1.0
+        for j in range(1, longest + 1):
+            reach = left >= j
+            rate = min(rate, float((self.runs[reach] >= j).mean())) if reach.any() else rate
+            rates[j - 1] = rate
+        return rates
+
+    def take(self, requests: Ints) -> Self:
+        """The trace of some of the requests, in this order."""
+        output = self.output[requests]
+        at = np.repeat(self.first[requests], output) + _within(output)
+        columns: dict[str, Any] = {
+            name: None if column is None else column[requests]
+            for name, column in (
+                ("prompt", self.prompt),
+                ("max_tokens", self.max_tokens),
+                ("arrival_s", self.arrival_s),
+            )
+        }
+        signals: dict[str, Any] = {
+            name: None if column is None else np.concatenate([column[at], column[-PADDING:]])
+            for name, column in (("confidence", self.confidence), ("stray", self.stray))
+        }
+        return replace(self, output=output, first=np.cumsum(output) - output, runs=self.runs[at], **columns, **signals)
+
+
+def build_trace(
+    prompt: Ints,
+    output: Ints,
+    runs: Ints,
+    *,
+    max_tokens: Ints | None = None,
+    confidence: Floats | None = None,
+    stray: Floats | None = None,
+    arrival_s: Floats | None = None,
+) -> Trace:
+    """Lays out and checks a trace; signals are given without padding.
+
+    Raises:
+        ConfigError: columns that do not fit together.
+    """
+    prompt, output, runs = (np.asarray(column, dtype=np.int64) for column in (prompt, output, runs))
+    if not len(prompt):
+        raise ConfigError("the trace has no requests; expected at least one")
+    if len(prompt) != len(output) or prompt.min() < 1 or output.min() < 1:
+        raise ConfigError("a trace's requests need at least one prompt token and one output token each")
+    if len(runs) != output.sum():
+        raise ConfigError(f"the trace has {len(runs)} runs for {output.sum()} output tokens; expected one a token")
+    limit = output if max_tokens is None else np.asarray(max_tokens, dtype=np.int64)
+    if (limit < output).any():
+        raise ConfigError("a request of the trace is longer than its max_tokens; expected max_tokens ≥ output tokens")
+    left = np.repeat(output, output) - _within(output)
+    if runs.min() < 0 or (runs > left).any():
+        raise ConfigError("a run of the trace is negative or goes beyond its request's end")
+    if confidence is not None and stray is None:
+        stray = confidence
+    return Trace(
+        prompt=prompt,
+        output=output,
+        max_tokens=limit,
+        first=np.cumsum(output) - output,
+        runs=runs,
+        confidence=_padded(confidence, len(runs)),
+        stray=_padded(stray if confidence is not None else None, len(runs)),
+        arrival_s=arrival_s,
+    )
+
+
+def runs_of(accepted: npt.NDArray[np.bool_], output: Ints) -> Ints:
+    """Run lengths where acceptance depends on the position alone, as with a drafter that is a language model.
+
+    Args:
+        accepted: [P] whether the drafter's token for each position is accepted.
+        output: [N] positions of each request.
+    """
+    positions = np.arange(len(accepted))
+    ends = np.repeat(np.cumsum(output), output)
+    miss = np.where(accepted, ends, positions)
+    # The nearest miss at or behind each position; misses of later requests lie behind this one's end.
+    nearest: Ints = np.minimum.accumulate(miss[::-1])[::-1]
+    return np.minimum(nearest, ends) - positions
+
+
+def runs_by_reach(reach: Ints, output: Ints) -> Ints:
+    """Run lengths where the token for a position is accepted in the slots 1 … ``reach`` of a draft only.
+
+    Args:
+        reach: [P] the deepest slot in which it is accepted; 0 = in none.
+        output: [N] positions of each request.
+    """
+    left = np.repeat(output, output) - _within(output)
+    padded = np.concatenate([reach, np.zeros(PADDING, dtype=np.int64)])
+    runs = np.zeros(len(reach), dtype=np.int64)
+    alive = np.arange(len(reach))
+    for slot in range(1, PADDING + 1):
+        alive = alive[(padded[alive + slot - 1] >= slot) & (left[alive] >= slot)]
+        if not alive.size:
+            break
+        runs[alive] = slot
+    return runs
+
+
+def _within(lengths: Ints) -> Ints:
+    """[0 … n₁ − 1, 0 … n₂ − 1, …]"""
+    starts = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+
+
+def _padded(signal: Floats | None, size: int) -> Floats | None:
+    if signal is None:
+        return None
+    values = np.asarray(signal, dtype=np.float64)
+    if len(values) != size or not ((values >= 0.0) & (values <= 1.0)).all():
+        raise ConfigError(f"the trace has {len(values)} confidences for {size} runs; expected one a run, from 0 to 1")
+    return np.concatenate([values, np.resize(values, PADDING)])

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from itertools import repeat
+
+import pytest
+
+from dynaspec.bench.drive import ClosedLoop, Job, cacheable, run_all, steady_window, warm_prompts
+from dynaspec.bench.engines import open_engine
+from dynaspec.bench.policies import parse_policy
+from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.sampling_params import SamplingParams
+
+PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+
+
+@pytest.fixture
+def engine(tiny):
+    made = open_engine(tiny.target, parse_policy("constant:2", tiny.drafter), max_num_seqs=4)
+    yield made
+    made.verify_integrity()
+    made.close()
+
+
+def jobs(count: int) -> list[Job]:
+    return [Job((5 + i, 6, 7), PARAMS) for i in range(count)]
+
+
+def test_all_jobs_are_decoded_in_their_order(engine):
+    done = run_all(engine, jobs(5), 2)
+    alone = [run_all(engine, [job], 1).outputs[0] for job in jobs(5)]
+    assert list(done.outputs) == alone
+    assert done.output_tokens == 60
+    assert max(step.counts.request_steps for step in done.steps) == 2
+    assert done.seconds == pytest.approx(sum(step.seconds for step in done.steps), rel=0.5)
+
+
+def test_a_client_sends_its_next_request_when_it_has_its_answer(engine):
+    loop = ClosedLoop(engine, repeat(Job((5, 6, 7), PARAMS)), 3)
+    at_once = [loop.step().counts.request_steps for _ in range(40)]
+    loop.close()
+    assert not engine.unfinished
+    assert len(loop.outputs) > 3
+    assert max(at_once) == 3
+
+
+def test_a_window_counts_from_when_all_decode(engine):
+    window = steady_window(engine, repeat(Job((5, 6, 7), PARAMS)), 4, 40)
+    assert 40 <= window.counts.emitted <= 40 + 4 * 3
+    assert window.tokens_per_second == window.counts.emitted / window.seconds
+    assert not engine.unfinished
+
+
+def test_a_window_needs_enough_requests(engine):
+    with pytest.raises(ConfigError, match="ended before 1000 tokens"):
+        steady_window(engine, jobs(4), 4, 1000)
+    assert not engine.unfinished
+
+
+def test_warm_prompts_need_no_prefill(engine):
+    prompt = cacheable(list(range(5, 60)), 50, 16)
+    assert len(prompt) == 49
+    assert prompt[-1] == 59
+    warm_prompts(engine, [prompt], 1)
+    before = engine.stats()
+    run_all(engine, [Job(prompt, PARAMS)], 1)
+    assert (engine.stats() - before).prefill_rows == 0
+
+
+@pytest.mark.parametrize(("length", "longest", "expected"), [(1, 99, 1), (16, 99, 1), (17, 99, 17), (40, 32, 17)])
+def test_cacheable(length, longest, expected):
+    assert len(cacheable(list(range(length)), longest, 16)) == expected

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynaspec.bench.statistics import best_on_odd_rounds, even_rounds, lower_bound, odd_rounds, ratios
+from dynaspec.contract.errors import ConfigError
+
+finite = st.floats(0.1, 10, allow_nan=False)
+
+
+def test_rounds_are_split_by_their_number():
+    assert odd_rounds([1, 2, 3, 4, 5]) == [1, 3, 5]
+    assert even_rounds([1, 2, 3, 4, 5]) == [2, 4]
+
+
+def test_the_best_is_picked_on_odd_rounds_alone():
+    rates = {"a": [10, 1, 10, 1, 10], "b": [9, 99, 9, 99, 9]}
+    assert best_on_odd_rounds(rates) == "a"
+
+
+def test_ratios_are_of_the_same_round():
+    assert ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
+    with pytest.raises(ValueError, match="zip"):
+        ratios([1.0], [1.0, 2.0])
+
+
+def test_a_bound_of_values_that_do_not_vary_is_the_value():
+    assert lower_bound([1.5] * 7) == 1.5
+
+
+def test_a_bound_of_nothing():
+    with pytest.raises(ConfigError, match="no values"):
+        lower_bound([])
+
+
+@given(st.lists(finite, min_size=1, max_size=15))
+def test_a_bound_is_one_of_the_values_and_below_the_median(values):
+    bound = lower_bound(values)
+    assert min(values) <= bound <= np.median(values)
+
+
+def test_three_rounds_are_bounded_by_the_worst():
+    # The median of three draws is the smallest in 7 of 27 cases: more than one in twenty.
+    assert lower_bound([0.9, 1.0, 1.1]) == 0.9
+
+
+def test_an_outlier_among_many_does_not_drag_the_bound():
+    assert lower_bound([0.2, *[1.0] * 14]) == 1.0
+
+
+def test_coverage():
+    """The bound lies below the true median in about 95 % of samples."""
+    random = np.random.default_rng(0)
+    below = sum(lower_bound(random.normal(1.0, 0.1, 15).tolist(), seed=i) <= 1.0 for i in range(200))
+    assert 180 <= below <= 200

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import typer
+
+from dynaspec.bench.policies import parse_policy
+from dynaspec.cli import profile as command
+from dynaspec.cli.console import print_error
+from dynaspec.contract.errors import DynaspecError
+from dynaspec.control.profile import Profile
+
+
+@pytest.fixture
+def profile(pair, tmp_path, capsys, monkeypatch):
+    """Runs the command on the tiny pair; (exit code, stdout, stderr)."""
+    app = typer.Typer()
+    app.command(cls=command.SpacedLists)(command.profile)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        options = ["--result-dir", tmp_path, "--model-dir", pair.target, *arguments]
+        monkeypatch.setattr(sys, "argv", ["profile", *map(str, options)])
+        code = 0
+        try:
+            app()
+        except SystemExit as exit_:
+            code = exit_.code or 0
+        except DynaspecError as error:
+            print_error(str(error))
+            code = 2
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def quick(pair):
+    lists = ("--batch-size-list", 1, 3, "--num-speculative-tokens-list", "1,2")
+    return ("--draft-dir", pair.drafter, *lists, "--num-batches", 1)
+
+
+def test_writes_what_goodput_reads(profile, quick, tmp_path):
+    code, out, err = profile(*quick, "--top-k", -1)
+    assert code == 0, err
+    path = tmp_path / "tp-1_temp-0.0_top_p-1.0_top_k--1" / "demo" / "dynamic_speculative_config.json"
+    found = Profile.load(path)
+    assert {batch: list(row) for batch, row in found.batch_stats.items()} == {1: [0, 1, 2], 3: [0, 1, 2]}
+    assert found.max_num_speculative_tokens == 2
+    assert found.is_online is False
+    assert set(json.loads(path.read_text())) == {
+        *("batch_stats", "acceptance_rate_per_pos", "max_num_speculative_tokens", "is_online")
+    }
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert "best k" in out
+    assert parse_policy(f"goodput:{path}", "draft").config.longest_draft == 2
+
+
+def test_goes_on_where_it_was(profile, quick, tmp_path):
+    profile(*quick)
+    (path,) = tmp_path.rglob("dynamic_speculative_config.json")
+    first = path.read_bytes()
+    path.unlink()
+    code, _, err = profile(*quick)
+    assert code == 0
+    assert "7 earlier measurements are used again" in err
+    assert path.read_bytes() == first
+    code, _, err = profile(*quick[:-1], 2)
+    assert "7 earlier measurements" in err
+    _, _, err = profile(*quick, "--no-oversample")
+    assert "made with other checkpoints or options" in err
+
+
+def test_lookup_and_sampling(profile, tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"question": "one two three one two"}\n{"question": "1 2 3 4 1 2"}\n')
+    code, _, err = profile(
+        *("--method", "ngram", "--batch-size-list", "2", "--num-speculative-tokens-list", 2, "--num-batches", 1),
+        *("--dataset-path", data, "--dataset-name", "gsm8k", "--temp", 0.7, "--top-p", 0.9, "--top-k", 5),
+        "--no-oversample",
+    )
+    assert code == 0, err
+    found = Profile.load(tmp_path / "tp-1_temp-0.7_top_p-0.9_top_k-5" / "data" / "dynamic_speculative_config.json")
+    assert list(found.batch_stats) == [2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "there is no --draft-dir"),
+        (("--method", "eagle"), "--method is 'eagle'; expected draft_model or ngram"),
+        (("--method", "ngram", "--draft-dir", "d"), "expected no drafter"),
+        (("--method", "ngram", "--batch-size-list", "few"), "--batch-size-list is 'few'; expected integers"),
+        (("--method", "ngram", "--batch-size-list", "0"), "batch sizes are [0]"),
+        (("--method", "ngram", "--tp", "2"), "tensor_parallel_size is 2"),
+        (("--method", "ngram", "--dataset-name", "gsm8k"), "has no path"),
+        (("--method", "ngram", "--dataset-name", "mine", "--dataset-path", "x.jsonl"), "expected spec_bench"),
+        (("--method", "ngram", "--dataset-path", "/nowhere.jsonl"), "cannot be read"),
+        (("--method", "ngram", "--no-oversample", "--batch-size-list", "13"), "there are 12 prompts"),
+    ],
+)
+def test_bad_input(profile, arguments, message):
+    code, _, err = profile(*arguments)
+    assert code == 2
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--batch-size-list", "1", "4", "16", "--tp", "1"], ["--batch-size-list", "1,4,16", "--tp", "1"]),
+        (["--batch-size-list", "1,4", "--temp", "0"], ["--batch-size-list", "1,4", "--temp", "0"]),
+        (
+            ["--num-speculative-tokens-list", "1", "3", "--batch-size-list", "8"],
+            ["--num-speculative-tokens-list", "1,3", "--batch-size-list", "8"],
+        ),
+        (["--tp", "1", "2"], ["--tp", "1", "2"]),
+    ],
+)
+def test_spaced_lists(given, expected):
+    assert command.joined(given) == expected
+
+
+def test_default_batches_end_with_the_largest():
+    assert command._powers(32) == (1, 2, 4, 8, 16, 32)
+    assert command._powers(24) == (1, 2, 4, 8, 16, 24)
+    assert command._powers(1) == (1,)

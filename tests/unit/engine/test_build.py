@@ -1,0 +1,83 @@
+"""What an engine is put together from, as its configuration says."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynaspec import SamplingParams
+from dynaspec.contract.costs import PassCosts
+from dynaspec.contract.errors import ConfigError
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.observe.decision_log import read_header, read_log
+from support.checkpoints import Pair
+from support.engines import open_llm
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "names"),
+    [
+        ({}, ["draft_model"]),
+        ({"prompt_lookup_max": 3, "policy": "auto"}, ["draft_model", "ngram"]),
+        ({"model": "[ngram]", "prompt_lookup_max": 3}, ["ngram"]),
+    ],
+)
+def test_a_step_knows_its_proposers_in_order(tiny: Pair, tmp_path: Path, speculation: Any, names: list[str]) -> None:
+    path = tmp_path / "log.jsonl"
+    speculation = {"model": tiny.drafter, "num_speculative_tokens": 3} | speculation
+    with open_llm(tiny.target, speculative_config=speculation, decision_log=str(path)) as llm:
+        llm.generate(["1 2 3 4"], GREEDY)
+        configured = llm.config.speculative_config
+    limits = next(iter(read_log(path))).view.limits
+    assert [proposer.name for proposer in limits.proposers] == names
+    assert limits.can_gate == ("draft_model" in names)
+    assert SpeculativeConfig.parse(read_header(path).speculative_config) == configured
+
+
+def test_costs_are_measured_for_auto_alone(tiny: Pair, tmp_path: Path) -> None:
+    found = {}
+    for policy in ("auto", "constant"):
+        path = tmp_path / policy
+        speculation: dict[str, Any] = {"model": tiny.drafter, "policy": policy}
+        if policy == "auto":
+            speculation["prompt_lookup_max"] = 3
+        with open_llm(tiny.target, speculative_config=speculation, decision_log=str(path), seed=5):
+            pass
+        header = read_header(path)
+        assert header.seed == 5
+        found[policy] = header.costs
+    assert found["constant"] == PassCosts()
+    costs = found["auto"]
+    assert costs is not None
+    assert costs.target[0][0] == costs.drafters[0][0][0] == 1
+    assert all(seconds > 0 for curve in (costs.target, *costs.drafters) for _, seconds in curve)
+    assert costs.drafters[1] == ()
+
+
+def test_a_log_that_cannot_be_written_is_an_error(tiny: Pair, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match="decision log"),
+        open_llm(tiny.target, decision_log=str(tmp_path / "none" / "log.jsonl")),
+    ):
+        raise AssertionError("not reached")
+
+
+def test_synthetic_acceptance_says_so(tiny: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    speculation = {
+        "model": tiny.drafter,
+        "num_speculative_tokens": 2,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [1.0, 1.0],
+        "policy": "constant",
+    }
+    caplog.set_level(logging.WARNING)
+    with open_llm(tiny.target, speculative_config=speculation) as llm:
+        assert [r.levelname for r in caplog.records if "SYNTHETIC" in r.getMessage()] == ["WARNING"]
+        llm.generate(["1 2 3 4"], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
+        stats = llm.stats()
+        assert stats.accepted == stats.verified > 0
