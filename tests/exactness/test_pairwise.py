@@ -22,7 +22,6 @@ from support.workloads import MODES, PROMPTS
 PROFILE = "set by the fixture below"
 
 POLICIES: dict[str, dict[str, Any]] = {
-    "constant_1": {"policy": "constant", "num_speculative_tokens": 1},
     "constant_4": {"policy": "constant", "num_speculative_tokens": 4},
     "constant_8": {"policy": "constant", "num_speculative_tokens": 8},
     "constant_gated": {"policy": "constant", "num_speculative_tokens": 6, "kv_write_gating_threshold": 0.2},
@@ -59,8 +58,8 @@ FACTORS = {
     "rows": ("16", "32", "1024"),
     "scheduling": ("serial", "async"),
 }
-TIGHT_BLOCKS = 8
-"""One request needs up to 7."""
+TIGHT_BLOCKS = 7
+"""As many as one request may need."""
 
 
 def conflict(a: Choice, b: Choice) -> bool:

@@ -28,9 +28,16 @@ PROMPTS = (
     "SELECT name, age FROM users WHERE",
 )
 SPECULATION: dict[str, dict[str, Any]] = {
-    "constant": {"model": str(DRAFT), "num_speculative_tokens": 5},
+    "auto": {"model": str(DRAFT), "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    "constant": {"model": str(DRAFT), "policy": "constant", "num_speculative_tokens": 5},
     "confidence": {"model": str(DRAFT), "num_speculative_tokens": 8, "draft_confidence_threshold": 0.4},
-    "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    "ngram": {
+        "method": "ngram",
+        "policy": "constant",
+        "num_speculative_tokens": 5,
+        "prompt_lookup_min": 1,
+        "prompt_lookup_max": 3,
+    },
 }
 MODES: dict[str, Callable[[int], SamplingParams]] = {
     "greedy": lambda i: SamplingParams(temperature=0.0, max_tokens=32),
@@ -54,6 +61,7 @@ def test_output_is_that_of_plain_decoding(kind: str, scheduling: str, shipped: P
         max_model_len=256,
         max_num_seqs=8,
         async_scheduling=scheduling == "async",
+        ticking=kind == "auto",
     ) as llm:
         for mode in MODES.values():
             params = [mode(i) for i in range(len(PROMPTS))]

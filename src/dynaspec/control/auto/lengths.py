@@ -176,28 +176,28 @@ def survivals(weight: float, bias: Floats, offset: Floats, feature: Floats, lens
 def admit_by_survival(
     survival: Floats, lens: Ints, value: float, knots: Floats, seconds: Floats, base_rows: float, budget: int
 ) -> Ints:
-    """Slots to verify of each request: in order of survival over all requests, up to the first that does not pay.
+    """Slots to verify of each request: position by position, at each in order of survival as long as they pay.
 
-    Causal: a slot is taken or left by its own survival, which rests on confidences up to its own, and by those of
-    slots that are likelier, which within a request all lie before it.
+    Causal: how far others draft may depend on a request's later confidences (``StopRule.total_below``), so no slot
+    gives way to one that was drafted after it.
 
     Args:
         survival: [N] as ``survivals`` gives them.
         lens: [B].
         budget: most slots.
     """
-    owner = np.empty(survival.size, np.int64)
-    n = 0
-    for r in range(lens.size):
-        for _ in range(lens[r]):
-            owner[n] = r
-            n += 1
+    start = np.cumsum(lens) - lens
     depth = np.zeros(lens.size, np.int64)
+    taken = 0
     here = interpolate(knots, seconds, base_rows)
-    for taken, slot in enumerate(np.argsort(-survival, kind="mergesort")):
-        above = interpolate(knots, seconds, base_rows + taken + 1.0)
-        if taken >= budget or survival[slot] * value < above - here:
-            break
-        depth[owner[slot]] += 1
-        here = above
+    for position in range(lens.max() if lens.size else 0):
+        rows = np.flatnonzero((lens > position) & (depth == position))
+        for index in np.argsort(-survival[start[rows] + position], kind="mergesort"):
+            r = rows[index]
+            above = interpolate(knots, seconds, base_rows + taken + 1.0)
+            if taken >= budget or survival[start[r] + position] * value < above - here:
+                break
+            depth[r] += 1
+            taken += 1
+            here = above
     return depth

@@ -215,6 +215,7 @@ def test_slots_are_admitted_by_survival_up_to_the_first_that_does_not_pay() -> N
     taken = admit_by_survival(survival, lens, 2e-3, KNOTS, STEEP, 2.0, budget=9)
     assert taken.tolist() == [2, 2]  # 0.5 · 2 ms = 1 ms still pays, 0.2 · 2 ms does not
     assert admit_by_survival(survival, lens, 2e-3, KNOTS, STEEP, 2.0, budget=3).tolist() == [1, 2]
+    assert admit_by_survival(survival, lens, 2e-3, KNOTS, STEEP, 2.0, budget=1).tolist() == [1, 0]
     assert admit_by_survival(survival, lens, 2e-3, KNOTS, FLAT, 2.0, budget=9).tolist() == [3, 2]
 
 
