@@ -71,13 +71,13 @@ def _filter(
 
 
 @njit(cache=True, nogil=True)
-def _age(weight: Floats, bias_var: Floats, offset: Floats, offset_var: Floats) -> None:
-    weight[1] = min(_WEIGHT_PRIOR, weight[1] + _WEIGHT_DRIFT)
+def _age(weight: Floats, bias_var: Floats, offset: Floats, offset_var: Floats, steps: int) -> None:
+    weight[1] = min(_WEIGHT_PRIOR, weight[1] + steps * _WEIGHT_DRIFT)
     for j in range(bias_var.size):
-        bias_var[j] = min(_BIAS_PRIOR, bias_var[j] + _BIAS_DRIFT)
+        bias_var[j] = min(_BIAS_PRIOR, bias_var[j] + steps * _BIAS_DRIFT)
     for r in range(offset.size):
-        offset[r] *= _RETURN
-        offset_var[r] = min(_OFFSET_PRIOR, offset_var[r] + _OFFSET_DRIFT)
+        offset[r] *= _RETURN**steps
+        offset_var[r] = min(_OFFSET_PRIOR, offset_var[r] + steps * _OFFSET_DRIFT)
 
 
 @dataclass(slots=True)
@@ -136,9 +136,9 @@ class AcceptanceModel:
             seen.accepted,
         )
 
-    def age(self) -> None:
-        """A step has passed."""
-        _age(self.weight, self._bias_var, self.offset, self._offset_var)
+    def age(self, steps: int = 1) -> None:
+        """So many steps have passed."""
+        _age(self.weight, self._bias_var, self.offset, self._offset_var, steps)
 
     def hopeful(self, deviations: float) -> Floats:
         """[POSITIONS] the biases if they are so many standard deviations better than estimated."""

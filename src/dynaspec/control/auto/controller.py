@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -35,7 +36,14 @@ _OPTIMISM, _OPTIMISM_PLAIN = 1.0, 0.3
 """Standard deviations hoped for: what is little known is tried as long as it may well pay. In plain decoding, which
 has trials of its own, less."""
 _ROUNDS = 2
-"""Times that lengths and the value of a token are fitted to each other in a step; they go on from the last step's."""
+"""Times that lengths and the value of a token are fitted to each other; they go on from the last ones."""
+_SETTLED = 0.02
+_TRIM_FROM = 0.1
+"""Where a rule ends drafts, only a last token each may not be worth its row: looked at from this share of a step on."""
+_FIRST_STEPS = 24
+"""Looked at one by one."""
+_LOOK_S, _LOOK_SHARE, _RAREST = 2e-4, 0.01, 8
+"""A look takes about 0.2 ms; it may take 1 % of the time; but not more than 8 steps are let pass."""
 
 
 @dataclass(slots=True)
@@ -46,6 +54,28 @@ class _Pending:
     mode: Mode
     match: tuple[tuple[int, ...] | None, ...]
     """For each proposer the match lengths [B] on offer."""
+
+
+@dataclass(slots=True)
+class _Agreement:
+    """Lengths and proposers for some steps of the same requests."""
+
+    ids: tuple[str, ...]
+    prefill: int
+    places: Ints
+    """[B]"""
+    wish: list[int]
+    """[B]"""
+    owner: tuple[int, ...] | None
+    """[B] proposers; None: the first for all."""
+    stop: StopRule | None
+    hoped: float
+    """Tokens/s; 0 without drafts."""
+    prediction: Prediction
+    drafts: bool
+    trims: bool
+    steps: int
+    """For which it still holds."""
 
 
 class AutoController:
@@ -86,67 +116,66 @@ class AutoController:
         self._host_s = 0.0
         self._value = 0.0
         self._pending: dict[int, _Pending] = {}
-        self._thresholds: tuple[float, ...] = ()
         self._latest = Prediction(False, 0.0, 0.0)
         self._plain_s = 0.0
+        self._agreement: _Agreement | None = None
+        # What look-ups have found changes with every token.
+        self._lasting = all(isinstance(drafter, ModelDrafter) for drafter in self._drafters)
+        self._unread: list[tuple[StepOutcome, _Pending | None]] = []
+        self._steps_read = 0
+        self._every = 1
 
     def plan(self, view: StepView) -> SpecPlan:
         requests = len(view.ids)
         if not requests or not self._drafters:
             return plain_plan(view)
-        places = self._take_places(view)
-        cap = self._caps(view)
-        self._plain_s = self._target.at(requests) + self._host_s
-        self._value = self._value or self._plain_s / requests
-        wish, owner, hoped, prediction = self._negotiate(view, places, cap)
-        mode = self._guard.decide(hoped, requests / self._plain_s)
-        if mode == "probe_draft":
-            wish, owner, prediction = self._trial(view, cap)
-        if mode in ("plain", "probe_plain") or not wish.any():
-            prediction = Prediction(False, float(requests), self._plain_s)
-            plan = plain_plan(view)
+        agreed = self._agreement
+        if agreed is None or agreed.steps <= 0 or agreed.ids != view.ids or agreed.prefill != view.prefill_tokens:
+            agreed = self._agreement = self._negotiate(view)
+        agreed.steps -= 1
+        mode = self._guard.decide(agreed.hoped, requests / self._plain_s)
+        if mode == "speculate" and agreed.drafts:
+            plan = self._planner.plan(view, agreed.wish, agreed.stop)
+            plan = plan if agreed.owner is None else replace(plan, proposer=agreed.owner)
+            prediction = agreed.prediction
+        elif mode == "probe_draft":
+            plan = self._trial(view)
+            prediction = Prediction(True, float(requests), self._plain_s)
         else:
-            plan = self._speculate(view, places, cap, wish, owner, mode)
+            plan = plain_plan(view)
+            prediction = Prediction(False, float(requests), self._plain_s)
         self._latest = prediction
         self._remember(view, prediction, mode)
         return plan
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
-        if not self._can_trim or self._guard.mode == "probe_draft" or not any(drafts.length):
+        agreed = self._agreement
+        if agreed is None or not agreed.trims or self._guard.mode != "speculate":
             return self._planner.trim(view, plan, drafts)
         lens = np.array(tuple(map(min, plan.depth, drafts.length)), dtype=np.int64)
-        survival = self._survival(view, plan, drafts, lens)
-        budget = int(lens.sum()) if plan.verify_nodes is None else plan.verify_nodes
+        drafted = int(lens.sum())
+        if not drafted:
+            return self._planner.trim(view, plan, drafts)
+        survival = self._survival(view, agreed.places, plan, drafts, lens)
+        budget = drafted if plan.verify_nodes is None else plan.verify_nodes
         base_rows = float(len(view.ids) + view.prefill_tokens)
         depth = admit_by_survival(survival, lens, self._value, KNOTS, self._target.seconds, base_rows, budget)
         admitted = tuple(depth.tolist())
         return plan if admitted == plan.depth else plan.with_depth(admitted)
 
     def observe(self, outcome: StepOutcome) -> None:
-        work, decoded = outcome.work, bool(outcome.ids)
-        pending = self._pending.pop(outcome.plan_step, None)
-        rows = work.verify_rows + work.prefill_rows
-        if rows and outcome.verify_s > 0.0:
-            self._target.observe(rows, outcome.verify_s)
-        self._learn(outcome, pending)
-        for drafter in self._drafters:
-            drafter.age()
-        used = {p for p, k in zip(outcome.proposer, outcome.requested, strict=True) if k > 0}
-        if len(used) == 1:
-            self._drafters[used.pop()].spent(work, outcome.draft_s)
-        if decoded and not work.prefill_rows and outcome.step_s > 0.0:
-            host = max(0.0, outcome.step_s - outcome.draft_s - outcome.verify_s)
-            limit = 3.0 * self._host_s if self._host_s else host
-            self._host_s = _HOST_FORGET * self._host_s + (1 - _HOST_FORGET) * min(host, limit) if limit else host
-            if pending is not None:
-                self._judge(pending, outcome)
+        self._unread.append((outcome, self._pending.pop(outcome.plan_step, None)))
+        if len(self._unread) >= self._every:
+            self._read()
 
     def forget(self, ids: Sequence[str]) -> None:
-        self._places.forget(ids)
+        if ids:
+            self._read()
+            self._places.forget(ids)
 
     def estimates(self) -> Mapping[str, Any]:
         """What the latest plan rested on."""
-        latest, requests = self._latest, max(1.0, self._latest.emitted)
+        latest, agreed = self._latest, self._agreement
         return {
             "mode": self._guard.mode,
             "goodput": latest.emitted / latest.seconds if latest.seconds else 0.0,
@@ -156,9 +185,10 @@ class AutoController:
             "plain_correction": self._guard.plain.value,
             "speculation_correction": self._guard.speculation.value,
             "lambda": 1.0 / self._value if self._value else 0.0,
-            "thresholds": list(self._thresholds),
+            "thresholds": list(agreed.stop.below) if agreed and agreed.stop else [],
+            "total_thresholds": list(agreed.stop.total_below) if agreed and agreed.stop else [],
             "host_s": self._host_s,
-            "target_curve": self._target.document() if requests else [],
+            "target_curve": self._target.document(),
             "proposers": {
                 traits.name: drafter.document()
                 for traits, drafter in zip(self._limits.proposers, self._drafters, strict=True)
@@ -182,23 +212,47 @@ class AutoController:
             cap = np.minimum(cap, [self._longest if wish is None else wish for wish in view.max_draft])
         return cap if self._limits.ragged else np.full(cap.size, cap.min())
 
-    def _negotiate(self, view: StepView, places: Ints, cap: Ints) -> tuple[Ints, Ints, float, Prediction]:
-        """Lengths [B], proposers [B], hoped for tokens/s and prediction, at the value of a token that follows."""
+    def _negotiate(self, view: StepView) -> _Agreement:
+        """Lengths and proposers for the next steps, at the value of a token that follows from them."""
+        places, cap = self._take_places(view), self._caps(view)
         requests = cap.size
         base_rows = float(requests + view.prefill_tokens)
+        self._plain_s = self._target.at(requests) + self._host_s
+        self._value = self._value or self._plain_s / requests
         for _ in range(_ROUNDS):
             situation = self._situation(places, cap, base_rows)
             wish, owner = self._route(view, situation)
-            drafted = float(wish.rows)
-            seconds = wish.seconds + self._target.at(requests + drafted) + self._host_s
+            seconds = wish.seconds + self._target.at(requests + wish.rows) + self._host_s
             hoped = (requests + wish.hoped) / seconds
             best = max(hoped, requests / self._plain_s)
-            settled = abs(best * self._value - 1.0) < 0.02
+            settled = abs(best * self._value - 1.0) < _SETTLED
             self._value = 1.0 / best
             if settled:
                 break
-        prediction = Prediction(wish.hoped > 0.0, requests + wish.expected, seconds)
-        return wish.depth, owner, hoped if prediction.drafts else 0.0, prediction
+        drafts = wish.hoped > 0.0
+        depth, stop = self._open_ends(self._situation(places, cap, float(requests)), wish.depth, owner)
+        row_s = (self._target.at(base_rows + 2 * requests) - self._target.at(base_rows + requests)) / requests
+        worthwhile = stop is None or requests * row_s > _TRIM_FROM * self._plain_s
+        self._every = self._cadence(seconds if drafts else self._plain_s)
+        return _Agreement(
+            ids=view.ids,
+            prefill=view.prefill_tokens,
+            places=places,
+            wish=depth.tolist(),
+            owner=tuple(owner.tolist()) if owner.any() else None,
+            stop=stop,
+            hoped=hoped if drafts else 0.0,
+            prediction=Prediction(drafts, requests + wish.expected, seconds),
+            drafts=drafts,
+            trims=self._can_trim and worthwhile,
+            steps=self._every if self._lasting else 1,
+        )
+
+    def _cadence(self, step_s: float) -> int:
+        """Steps between two looks at what has been learnt, so that looking takes a small share of the time."""
+        if self._steps_read < _FIRST_STEPS:
+            return 1
+        return min(_RAREST, max(1, math.ceil(_LOOK_S / (_LOOK_SHARE * step_s))))
 
     def _situation(self, places: Ints, cap: Ints, base_rows: float) -> Situation:
         optimism = _OPTIMISM if self._guard.speculating else _OPTIMISM_PLAIN
@@ -222,11 +276,9 @@ class AutoController:
             seconds, rows = seconds + own.seconds, rows + own.rows
         return Wish(depth, np.zeros(whole.size), hoped, expected, seconds, rows), owner
 
-    def _trial(self, view: StepView, cap: Ints) -> tuple[Ints, Ints, Prediction]:
-        """Short drafts for as many requests as cost little, by the first proposer that has something to offer.
-
-        What is predicted for it is plain decoding, which it has to beat.
-        """
+    def _trial(self, view: StepView) -> SpecPlan:
+        """Short drafts for as many requests as cost little, by the first proposer that has something to offer."""
+        cap = self._caps(view)
         requests = cap.size
         depth, owner = np.zeros_like(cap), np.zeros_like(cap)
         extra = np.zeros(requests)
@@ -241,21 +293,17 @@ class AutoController:
             rows = requests + np.cumsum(depth[order])
             cost = np.cumsum(extra[order]) + [self._target.at(float(r)) for r in rows]
             depth[order[1:][cost[1:] > _TRIAL_COST * self._plain_s]] = 0
-        return depth, owner, Prediction(True, float(requests), self._plain_s)
+        plan = self._planner.plan(view, depth.tolist())
+        return replace(plan, proposer=tuple(owner.tolist())) if owner.any() else plan
 
-    def _speculate(self, view: StepView, places: Ints, cap: Ints, wish: Ints, owner: Ints, mode: Mode) -> SpecPlan:
-        stop: StopRule | None = None
-        if mode == "speculate":
-            for index, drafter in enumerate(self._drafters):
-                mine = (owner == index) & (wish > 0)
-                if drafter.stops and mine.any():
-                    situation = self._situation(places, cap, float(cap.size))
-                    stop = drafter.rule(situation)
-                    # The rule ends drafts by what they turn out to be; the length expected is no limit then.
-                    wish = np.where(mine, np.minimum(cap, _open_end(stop)), wish)
-        self._thresholds = stop.below if stop is not None else ()
-        plan = self._planner.plan(view, wish.tolist(), stop)
-        return plan if not owner.any() else replace(plan, proposer=tuple(owner.tolist()))
+    def _open_ends(self, situation: Situation, depth: Ints, owner: Ints) -> tuple[Ints, StopRule | None]:
+        """Where a rule ends drafts by what they turn out to be, the length expected is no limit."""
+        for index, drafter in enumerate(self._drafters):
+            mine = (owner == index) & (depth > 0)
+            if drafter.stops and mine.any():
+                stop = drafter.rule(situation)
+                return np.where(mine, np.minimum(situation.cap, _open_end(stop)), depth), stop
+        return depth, None
 
     def _remember(self, view: StepView, prediction: Prediction, mode: Mode) -> None:
         match = tuple(None if column is None else tuple(n for n, _ in column) for column in view.offers)
@@ -265,9 +313,8 @@ class AutoController:
 
     # --- after drafting ---------------------------------------------------------------------------------------
 
-    def _survival(self, view: StepView, plan: SpecPlan, drafts: DraftView, lens: Ints) -> Floats:
+    def _survival(self, view: StepView, places: Ints, plan: SpecPlan, drafts: DraftView, lens: Ints) -> Floats:
         confidence = _flat(drafts.confidence, lens)
-        places, _ = self._places.get(view.ids)
         if len(self._drafters) == 1:
             return self._drafters[0].survivals(view, places, np.arange(lens.size), lens, confidence)
         owner = np.array(plan.proposer, dtype=np.int64)
@@ -278,6 +325,37 @@ class AutoController:
             survival[slots] = drafter.survivals(view, places[mine], mine, lens[mine], confidence[slots])
         return survival
 
+    # --- learning ---------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Learns from the steps observed since the last time."""
+        for outcome, pending in self._unread:
+            self._weigh(outcome, pending)
+        self._target.settle()
+        self._learn()
+        for drafter in self._drafters:
+            drafter.age(len(self._unread))
+        self._steps_read += len(self._unread)
+        self._unread.clear()
+
+    def _weigh(self, outcome: StepOutcome, pending: _Pending | None) -> None:
+        """What a step cost, against what was expected of it."""
+        work = outcome.work
+        rows = work.verify_rows + work.prefill_rows
+        if rows and outcome.verify_s > 0.0:
+            self._target.observe(rows, outcome.verify_s)
+        if work.rows_per_pass or outcome.draft_s > 0.0:
+            used = {p for p, k in zip(outcome.proposer, outcome.requested, strict=True) if k > 0}
+            if len(used) == 1:
+                drafting = sum(drafted > 0 for drafted in outcome.drafted)
+                self._drafters[used.pop()].spent(work, drafting, outcome.draft_s)
+        if outcome.ids and not work.prefill_rows and outcome.step_s > 0.0:
+            host = max(0.0, outcome.step_s - outcome.draft_s - outcome.verify_s)
+            limit = 3.0 * self._host_s if self._host_s else host
+            self._host_s = _HOST_FORGET * self._host_s + (1 - _HOST_FORGET) * min(host, limit) if limit else host
+            if pending is not None:
+                self._judge(pending, outcome)
+
     def _judge(self, pending: _Pending, outcome: StepOutcome) -> None:
         """Holds a step of decoding alone against its prediction; a trial against plain decoding."""
         emitted, predicted = sum(outcome.emitted), pending.prediction
@@ -286,22 +364,23 @@ class AutoController:
         else:
             self._guard.observe(predicted, emitted, outcome.step_s)
 
-    def _learn(self, outcome: StepOutcome, pending: _Pending | None) -> None:
+    def _learn(self) -> None:
         """Accepted tokens and first rejections, to the models of the proposers that they came from."""
         seen: list[list[tuple[int, int, float, float, int]]] = [[] for _ in self._drafters]
-        requests = zip(
-            outcome.ids, outcome.proposer, outcome.drafted, outcome.accepted, outcome.ended, outcome.confidence,
-            strict=True,
-        )  # fmt: skip
-        for index, (request, proposer, drafted, accepted, ended, confidence) in enumerate(requests):
-            place = self._places.find(request) if drafted else None
-            if place is None:
-                continue
-            matches = pending.match[proposer] if pending is not None else None
-            match = matches[index] if matches is not None and index < len(matches) else 1
-            for position in range(accepted + (ended == "rejected")):
-                signal = confidence[position] if position < len(confidence) else 0.5
-                seen[proposer].append((position, place, float(position < accepted), signal, match))
+        for outcome, pending in self._unread:
+            requests = zip(
+                outcome.ids, outcome.proposer, outcome.drafted, outcome.accepted, outcome.ended, outcome.confidence,
+                strict=True,
+            )  # fmt: skip
+            for index, (request, proposer, drafted, accepted, ended, confidence) in enumerate(requests):
+                place = self._places.find(request) if drafted else None
+                if place is None:
+                    continue
+                matches = pending.match[proposer] if pending is not None else None
+                match = matches[index] if matches is not None and index < len(matches) else 1
+                for position in range(accepted + (ended == "rejected")):
+                    signal = confidence[position] if position < len(confidence) else 0.5
+                    seen[proposer].append((position, place, float(position < accepted), signal, match))
         for drafter, slots in zip(self._drafters, seen, strict=True):
             if slots:
                 columns = np.ascontiguousarray(np.array(slots).T)
@@ -311,8 +390,8 @@ class AutoController:
 
 def _drafters(limits: Limits, costs: PassCosts, profile: Profile | None) -> list[Drafter]:
     rates = profile.acceptance_rate_per_pos if profile is not None else ()
-    # Lengths are rounded before drafting, not after: where few can run, drafts cannot end early.
-    can_stop = limits.can_stop and _dense(limits)
+    # Lengths are rounded before drafting, not after: where few can run, or all must be alike, drafts cannot end early.
+    can_stop = limits.can_stop and limits.ragged and _dense(limits)
     drafters: list[Drafter] = []
     for index, traits in enumerate(limits.proposers):
         if traits.passes_per_draft == "none":

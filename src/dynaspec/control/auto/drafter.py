@@ -110,12 +110,12 @@ class Drafter(Protocol):
         """Learns from N verified slots; ``offer`` [N] is the match length that the draft came from."""
         ...
 
-    def spent(self, work: Work, seconds: float) -> None:
-        """A step drafted with this proposer alone."""
+    def spent(self, work: Work, drafting: int, seconds: float) -> None:
+        """A step drafted with this proposer alone, for so many requests."""
         ...
 
-    def age(self) -> None:
-        """A step has passed."""
+    def age(self, steps: int) -> None:
+        """So many steps have passed."""
         ...
 
     def document(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class ModelDrafter:
         return cap
 
     def catching_up(self, view: StepView) -> Floats:
-        return self._cost.per_row * np.array(view.lag[self._index], dtype=np.float64)
+        return self._cost.per_row_caught_up * np.array(view.lag[self._index], dtype=np.float64)
 
     def wish(self, view: StepView, situation: Situation) -> Wish:
         requests = situation.cap.size
@@ -170,12 +170,12 @@ class ModelDrafter:
         self._cost.suppose(situation.target.at(1.0))
         call, each = self._call_and_pass()
         offset = self._prior.offset[situation.places]
-        hoped, passes, drafter_rows, rows = chain_depths(
+        hoped, passes, lag_s, rows = chain_depths(
             self._prior.hopeful(situation.optimism),
             offset,
             situation.cap,
             situation.runnable,
-            np.array(view.lag[self._index]) / np.clip(np.array(view.room_depth) / 2.0, 1.0, _HORIZON),
+            self.catching_up(view) / np.clip(np.array(view.room_depth) / 2.0, 1.0, _HORIZON),
             situation.value,
             call,
             each,
@@ -186,9 +186,10 @@ class ModelDrafter:
             depth,
             worth,
         )
-        seconds = call + each * passes + self._cost.per_row * drafter_rows if passes else 0.0
+        drafted = rows - situation.base_rows
+        seconds = call + each * passes + self._cost.per_row * drafted + lag_s if passes else 0.0
         expected = expected_tokens(0.0, self._prior.bias, offset, offset, depth)
-        return Wish(depth, worth, hoped, expected, seconds, rows - situation.base_rows)
+        return Wish(depth, worth, hoped, expected, seconds, drafted)
 
     def rule(self, situation: Situation) -> StopRule | None:
         if not self.stops:
@@ -220,18 +221,23 @@ class ModelDrafter:
         if self._confident:
             self._informed.observe(Observations(logits(confidence), position, place, accepted))
 
-    def spent(self, work: Work, seconds: float) -> None:
-        self._cost.observe(work, seconds)
+    def spent(self, work: Work, drafting: int, seconds: float) -> None:
+        self._cost.observe(work, drafting, seconds)
 
-    def age(self) -> None:
-        self._prior.age()
-        self._informed.age()
+    def age(self, steps: int) -> None:
+        self._prior.age(steps)
+        self._informed.age(steps)
 
     def document(self) -> dict[str, Any]:
         return {
             "acceptance": [round(self._prior.chance(j), 4) for j in range(POSITIONS)],
             "survival": {"weight": float(self._informed.weight[0]), "bias": self._informed.bias.tolist()},
-            "cost": {"call_s": self._cost.call, "pass_s": self._cost.per_pass, "row_s": self._cost.per_row},
+            "cost": {
+                "call_s": self._cost.call,
+                "pass_s": self._cost.per_pass,
+                "row_s": self._cost.per_row,
+                "caught_up_row_s": self._cost.per_row_caught_up,
+            },
         }
 
     def _call_and_pass(self) -> tuple[float, float]:
@@ -300,11 +306,11 @@ class LookupDrafter:
     def observe(self, position: Ints, place: Ints, accepted: Floats, confidence: Floats, offer: Ints) -> None:
         self._model.observe(Observations(match_feature(offer), position, place, accepted))
 
-    def spent(self, work: Work, seconds: float) -> None:
-        self._cost.observe(work, seconds)
+    def spent(self, work: Work, drafting: int, seconds: float) -> None:
+        self._cost.observe(work, drafting, seconds)
 
-    def age(self) -> None:
-        self._model.age()
+    def age(self, steps: int) -> None:
+        self._model.age(steps)
 
     def document(self) -> dict[str, Any]:
         return {

@@ -24,7 +24,7 @@ def chain_depths(
     offset: Floats,
     cap: Ints,
     runnable: npt.NDArray[np.bool_],
-    lag: Floats,
+    lag_s: Floats,
     value: float,
     call_s: float,
     pass_s: float,
@@ -43,7 +43,7 @@ def chain_depths(
         bias, offset: of the acceptance model without a feature; offset [B].
         cap: [B] longest draft of each request.
         runnable: [longest + 1] draft lengths that the host can run.
-        lag: [B] rows that a request's first pass has to ingest on top, its share of this step.
+        lag_s: [B] seconds to catch up with what the drafter lacks of each request, this step's share of them.
         value: seconds that a token is worth.
         call_s, pass_s, row_s: what drafting costs.
         knots, seconds: the target's cost curve.
@@ -52,7 +52,7 @@ def chain_depths(
         worth: [B] out, seconds that drafting for each request brings, its share of the passes paid.
 
     Returns:
-        Expected accepted tokens, passes, drafter rows, target rows in all.
+        Expected accepted tokens, passes, seconds of catching up, target rows in all.
     """
     requests = cap.size
     longest = 0
@@ -64,7 +64,7 @@ def chain_depths(
     running = cap > 0
     share = np.zeros(requests)
     profit, best_profit, best_passes = -call_s, 0.0, 0
-    rows, tokens, drafter_rows = base_rows, 0.0, 0.0
+    rows, tokens, catching_up = base_rows, 0.0, 0.0
     result = (0.0, 0.0, 0.0, base_rows)
     for j in range(longest):
         slope = interpolate(knots, seconds, rows + 1.0) - interpolate(knots, seconds, rows)
@@ -74,7 +74,7 @@ def chain_depths(
                 running[r] = False
                 continue
             chance = reach[r] / (1.0 + np.exp(-(bias[min(j, bias.size - 1)] + offset[r])))
-            own = chance * value - row_s - slope - (row_s * lag[r] if j == 0 else 0.0)
+            own = chance * value - row_s - slope - (lag_s[r] if j == 0 else 0.0)
             if own <= 0.0:
                 running[r] = False
                 continue
@@ -82,7 +82,7 @@ def chain_depths(
             share[r] = own
             gain += own
             tokens += chance
-            drafter_rows += 1.0 + (lag[r] if j == 0 else 0.0)
+            catching_up += lag_s[r] if j == 0 else 0.0
             count += 1
         if count == 0:
             break
@@ -93,7 +93,7 @@ def chain_depths(
                 worth[r] += share[r] - pass_s / count
         if profit > best_profit and runnable[j + 1]:
             best_profit, best_passes = profit, j + 1
-            result = (tokens, float(best_passes), drafter_rows, rows)
+            result = (tokens, float(best_passes), catching_up, rows)
             for r in range(requests):
                 if running[r]:
                     depth[r] = j + 1

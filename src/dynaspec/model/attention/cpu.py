@@ -16,7 +16,7 @@ from dynaspec.model.kernels.team import team_size
 from .base import KV, AttentionSpec, Shape
 
 _UNIT_ROWS = 16
-_TEAM_WORK = 1 << 20
+_TEAM_WORK = 1 << 18
 """Multiplications of one layer from which more threads than one are faster."""
 _NO_ANCESTORS = np.empty(0, np.int64)
 

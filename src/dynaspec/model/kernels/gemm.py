@@ -24,12 +24,12 @@ Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
 
 PANEL = 2 * LANES
-_TILE_ROWS = 8
-"""Rows worked on at a time: 16 sums in registers. What is left goes through a smaller tile."""
+_TILE_ROWS = 12
+"""Rows worked on at a time, at most: 24 sums in registers."""
 
 _AHEAD = 128
 """Inputs that weights are fetched ahead of their use; without it a tile of 8 rows waits for memory."""
-_TEAM_WORK = 1 << 22
+_TEAM_WORK = 1 << 20
 """Multiplications from which more threads than one are faster."""
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -111,12 +111,20 @@ def _panel_kernel(words: int) -> Any:
                 out_tile = builder.gep(out_at, [builder.mul(row, stride_)])
                 _tile(builder, size, words, x_tile, depth_, panel_at, bias_at, out_tile, stride_)
 
-            with cgutils.for_range(builder, builder.udiv(rows_, _I64(_TILE_ROWS))) as loop:
-                tile(_TILE_ROWS, builder.mul(loop.index, _I64(_TILE_ROWS)))
-            rest = builder.urem(rows_, _I64(_TILE_ROWS))
-            for size in range(1, _TILE_ROWS):
-                with builder.if_then(builder.icmp_signed("==", rest, _I64(size))):
-                    tile(size, builder.sub(rows_, rest))
+            # As few tiles as possible, of sizes that differ by one at most: first the larger ones.
+            tiles = builder.udiv(builder.add(rows_, _I64(_TILE_ROWS - 1)), _I64(_TILE_ROWS))
+            with builder.if_then(builder.icmp_signed(">", tiles, _I64(0))):
+                small = builder.udiv(rows_, tiles)
+                larger = builder.urem(rows_, tiles)
+                ahead = builder.mul(larger, builder.add(small, _I64(1)))
+                for size in range(1, _TILE_ROWS + 1):
+                    for first, offset, count in (
+                        (_I64(0), 1, larger),
+                        (ahead, 0, builder.sub(tiles, larger)),
+                    ):
+                        fits = builder.icmp_signed("==", builder.add(small, _I64(offset)), _I64(size))
+                        with builder.if_then(fits), cgutils.for_range(builder, count) as loop:
+                            tile(size, builder.add(first, builder.mul(loop.index, _I64(size))))
             return context.get_dummy_value()
 
         return types.void(*(types.intp,) * 7), generate

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from numba import njit
 
 from .functions import exp, tanh
-from .simd import LANES, const, fma, lane_max, lane_sum, load, maximum, splat, store, store_first
+from .simd import LANES, const, fetch, fma, lane_max, lane_sum, load, maximum, splat, store, store_first
 from .team import together
 
 Floats = npt.NDArray[np.float32]
@@ -55,8 +55,12 @@ def _scores(queries: Floats, k_cache: Floats, head: int, table: Int32, first: in
         after = min(block + 1, end - 1)
         base = (table[block] * heads + head) * head_dim * LANES
         base_after = (table[after] * heads + head) * head_dim * LANES
+        soon, soon_after = table[min(block + 2, end - 1)], table[min(block + 3, end - 1)]
+        next_base, next_after = (soon * heads + head) * head_dim * LANES, (soon_after * heads + head) * head_dim * LANES
         s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = const(0.0)
         for d in range(head_dim):
+            fetch(k_cache, next_base + d * LANES)
+            fetch(k_cache, next_after + d * LANES)
             key, key_after = load(k_cache, base + d * LANES), load(k_cache, base_after + d * LANES)
             q0, q1, q2, q3 = splat(queries[0, d]), splat(queries[1, d]), splat(queries[2, d]), splat(queries[3, d])
             s0, t0 = fma(q0, key, s0), fma(q0, key_after, t0)
@@ -160,10 +164,13 @@ def _weighted_tile(totals: Any, weights: Floats, low: int, high: int, v_cache: F
     (a0, b0), (a1, b1), (a2, b2), (a3, b3) = totals
     width = v_cache.shape[3]
     block_size = v_cache.shape[1] * LANES * width
-    for block in range(low // LANES, (high + LANES - 1) // LANES):
-        base = table[block] * block_size
+    last = (high + LANES - 1) // LANES
+    for block in range(low // LANES, last):
+        base, next_base = table[block] * block_size, table[min(block + 1, last - 1)] * block_size
         for number in range(max(low, block * LANES), min(high, (block + 1) * LANES)):
-            key = base + number % LANES * width
+            key, next_key = base + number % LANES * width, next_base + number % LANES * width
+            fetch(v_cache, next_key + at[0])
+            fetch(v_cache, next_key + at[1])
             first, second = load(v_cache, key + at[0]), load(v_cache, key + at[1])
             w0, w1 = splat(weights[0, number]), splat(weights[1, number])
             w2, w3 = splat(weights[2, number]), splat(weights[3, number])

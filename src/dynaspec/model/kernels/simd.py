@@ -78,6 +78,20 @@ def load(typingctx: Any, array: Any, offset: Any) -> Any:
 
 
 @intrinsic
+def fetch(typingctx: Any, array: Any, offset: Any) -> Any:
+    """Brings what ``load`` will read into the cache; harmless at any offset."""
+    signature = types.void(array, types.intp)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = builder.bitcast(_pointer(context, builder, sig.args[0], *args), ir.IntType(8).as_pointer())
+        name, hint = "llvm.prefetch.p0", [ir.Constant(_I32, n) for n in (0, 3, 1)]
+        _llvm(builder, name, ir.VoidType(), [pointer, *hint])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
 def load_first(typingctx: Any, array: Any, offset: Any, count: Any) -> Any:
     """Like ``load``, but only ``count`` elements; the other lanes are 0."""
     signature = f32x16(array, types.intp, types.intp)

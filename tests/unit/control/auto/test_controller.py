@@ -68,7 +68,7 @@ def test_a_drafter_that_turns_useless_is_dropped_and_taken_up_again(seed: int) -
 def test_requests_that_are_hard_to_draft_for_get_less_than_others() -> None:
     trace = Loop(4, 1, lambda step, r: float(r % 2)).run(auto(), 400)
     depth = np.array([plan.depth for plan in trace.plans[100:]])
-    assert depth[:, 1::2].mean() > 2 * depth[:, ::2].mean()
+    assert depth[:, 1::2].mean() > 1.5 * depth[:, ::2].mean()
 
 
 def test_the_same_views_and_outcomes_give_the_same_plans() -> None:
