@@ -52,6 +52,7 @@ class _Pending:
 
     prediction: Prediction
     mode: Mode
+    trims: bool
     match: tuple[tuple[int, ...] | None, ...]
     """For each proposer the match lengths [B] on offer."""
 
@@ -62,8 +63,6 @@ class _Agreement:
 
     ids: tuple[str, ...]
     prefill: int
-    places: Ints
-    """[B]"""
     wish: list[int]
     """[B]"""
     owner: tuple[int, ...] | None
@@ -145,18 +144,19 @@ class AutoController:
             plan = plain_plan(view)
             prediction = Prediction(False, float(requests), self._plain_s)
         self._latest = prediction
-        self._remember(view, prediction, mode)
+        self._remember(view, prediction, mode, trims=mode == "speculate" and agreed.trims)
         return plan
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
-        agreed = self._agreement
-        if agreed is None or not agreed.trims or self._guard.mode != "speculate":
+        # Asynchronous hosts plan the next step before they trim this one: only what was noted for it counts here.
+        pending = self._pending.get(view.step)
+        if pending is None or not pending.trims:
             return self._planner.trim(view, plan, drafts)
         lens = np.array(tuple(map(min, plan.depth, drafts.length)), dtype=np.int64)
         drafted = int(lens.sum())
         if not drafted:
             return self._planner.trim(view, plan, drafts)
-        survival = self._survival(view, agreed.places, plan, drafts, lens)
+        survival = self._survival(view, self._take_places(view), plan, drafts, lens)
         budget = drafted if plan.verify_nodes is None else plan.verify_nodes
         base_rows = float(len(view.ids) + view.prefill_tokens)
         depth = admit_by_survival(survival, lens, self._value, KNOTS, self._target.seconds, base_rows, budget)
@@ -237,7 +237,6 @@ class AutoController:
         return _Agreement(
             ids=view.ids,
             prefill=view.prefill_tokens,
-            places=places,
             wish=depth.tolist(),
             owner=tuple(owner.tolist()) if owner.any() else None,
             stop=stop,
@@ -305,9 +304,9 @@ class AutoController:
                 return np.where(mine, np.minimum(situation.cap, _open_end(stop)), depth), stop
         return depth, None
 
-    def _remember(self, view: StepView, prediction: Prediction, mode: Mode) -> None:
+    def _remember(self, view: StepView, prediction: Prediction, mode: Mode, *, trims: bool) -> None:
         match = tuple(None if column is None else tuple(n for n, _ in column) for column in view.offers)
-        self._pending[view.step] = _Pending(prediction, mode, match)
+        self._pending[view.step] = _Pending(prediction, mode, trims, match)
         if len(self._pending) > _PENDING:
             del self._pending[next(iter(self._pending))]
 

@@ -9,7 +9,7 @@ import pytest
 
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
-from dynaspec.contract.step import Limits, ProposerTraits
+from dynaspec.contract.step import DraftView, Limits, ProposerTraits
 from dynaspec.control.auto import AutoController
 from dynaspec.control.constant import Constant
 from dynaspec.control.length_policy import LengthController
@@ -143,3 +143,17 @@ def test_lookups_are_verified_as_far_as_their_matches_are_worth() -> None:
     plan = controller.plan(view)
     assert plan.depth[0] > 0
     assert plan.depth[1] == 0
+
+
+def test_a_step_is_trimmed_by_its_own_requests_though_the_next_is_planned_already() -> None:
+    limits = replace(LIMITS, plan_lag=1)
+    controller = AutoController(limits, longest=LONGEST, costs=COSTS)
+    few, many = Loop(1, limits=limits)._view(0, [0]), Loop(6, limits=limits)._view(1, [0] * 6)
+    for first, second in ((many, few), (few, replace(many, step=2))):
+        plan = controller.plan(first)
+        controller.plan(replace(second, step=first.step + 7))
+        lens = tuple(min(depth, 3) for depth in plan.depth)
+        confidence = tuple((0.9, 0.5, 0.1)[:n] for n in lens)
+        trimmed = controller.trim(first, plan, DraftView(lens, confidence))
+        assert len(trimmed.depth) == len(first.ids)
+        assert all(cut <= n for cut, n in zip(trimmed.depth, lens, strict=True))
