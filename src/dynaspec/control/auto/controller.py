@@ -165,8 +165,11 @@ class AutoController:
 
     def observe(self, outcome: StepOutcome) -> None:
         self._unread.append((outcome, self._pending.pop(outcome.plan_step, None)))
-        if len(self._unread) >= self._every:
+        failed = any(outcome.drafted) and not any(outcome.accepted)
+        if failed or len(self._unread) >= self._every:
             self._read()
+        if failed and self._agreement is not None:
+            self._agreement.steps = 0  # what was agreed may rest on a drafter that is no longer of use
 
     def forget(self, ids: Sequence[str]) -> None:
         if ids:
