@@ -31,7 +31,6 @@ class Host:
     """What a controller is built for."""
 
     limits: Limits
-    seed: int
     costs: PassCosts
 
 
@@ -46,7 +45,7 @@ def build_controller(
 
     Args:
         config: None = no speculation.
-        seed: for policies that explore at random.
+        seed: for policies that explore at random; the present ones are deterministic.
         costs: passes measured at start-up, for policies that weigh costs; None = nothing is known.
 
     Raises:
@@ -54,7 +53,7 @@ def build_controller(
     """
     if config is None:
         return PlainController()
-    controller = POLICIES[config.policy](config, Host(limits, seed, costs or PassCosts()))
+    controller = POLICIES[config.policy](config, Host(limits, costs or PassCosts()))
     if config.kv_write_gating_threshold:
         _check_gating(limits)
         controller = KvGate(controller, config.kv_write_gating_threshold)
@@ -109,7 +108,6 @@ def _auto(config: SpeculativeConfig, host: Host) -> Controller:
         longest=config.num_speculative_tokens,
         costs=host.costs,
         warm_start=config.profile,
-        seed=host.seed,
     )
 
 

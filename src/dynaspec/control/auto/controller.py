@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -18,7 +18,8 @@ from ..plain import plain_plan
 from ..planner import ChainPlanner
 from ..profile import Profile
 from .acceptance import Places
-from .curve import KNOTS, CostCurve
+from .agreement import Agreement, Pending
+from .curve import KNOTS, CostCurve, saved_curve
 from .drafter import Drafter, LookupDrafter, ModelDrafter, Situation, Wish
 from .guard import Mode, PlainGuard, Prediction
 from .lengths import admit_by_survival
@@ -46,37 +47,6 @@ _LOOK_S, _LOOK_SHARE, _RAREST = 2e-4, 0.01, 8
 """A look takes about 0.2 ms; it may take 1 % of the time; but not more than 8 steps are let pass."""
 
 
-@dataclass(slots=True)
-class _Pending:
-    """A planned step, until its outcome comes."""
-
-    prediction: Prediction
-    mode: Mode
-    trims: bool
-    match: tuple[tuple[int, ...] | None, ...]
-    """For each proposer the match lengths [B] on offer."""
-
-
-@dataclass(slots=True)
-class _Agreement:
-    """Lengths and proposers for some steps of the same requests."""
-
-    ids: tuple[str, ...]
-    prefill: int
-    wish: list[int]
-    """[B]"""
-    owner: tuple[int, ...] | None
-    """[B] proposers; None: the first for all."""
-    stop: StopRule | None
-    hoped: float
-    """Tokens/s; 0 without drafts."""
-    prediction: Prediction
-    drafts: bool
-    trims: bool
-    steps: int
-    """For which it still holds."""
-
-
 class AutoController:
     """Joint draft stop and verification trim with per-request lengths, and plain decoding where that is faster.
 
@@ -92,7 +62,6 @@ class AutoController:
         longest: int,
         costs: PassCosts | None = None,
         warm_start: Profile | None = None,
-        seed: int = 0,
     ) -> None:
         """
         Args:
@@ -100,13 +69,12 @@ class AutoController:
             longest: longest draft.
             costs: passes measured at start-up; None = learnt from the first steps.
             warm_start: a saved profile.
-            seed: for exploration at random, of which there is none so far.
         """
         costs = costs or PassCosts()
         self._limits = limits
         self._planner = ChainPlanner(limits)
         self._longest = min(longest, self._planner.longest)
-        self._target = CostCurve(costs.target or _saved_curve(warm_start))
+        self._target = CostCurve(costs.target or saved_curve(warm_start))
         self._drafters = _drafters(limits, costs, warm_start)
         self._can_trim = limits.can_trim and limits.ragged and _dense(limits)
         self._runnable = np.isin(np.arange(self._longest + 1), limits.draft_lens)
@@ -114,13 +82,13 @@ class AutoController:
         self._guard = PlainGuard()
         self._host_s = 0.0
         self._value = 0.0
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._latest = Prediction(False, 0.0, 0.0)
         self._plain_s = 0.0
-        self._agreement: _Agreement | None = None
+        self._agreement: Agreement | None = None
         # What look-ups have found changes with every token.
         self._lasting = all(isinstance(drafter, ModelDrafter) for drafter in self._drafters)
-        self._unread: list[tuple[StepOutcome, _Pending | None]] = []
+        self._unread: list[tuple[StepOutcome, Pending | None]] = []
         self._steps_read = 0
         self._every = 1
 
@@ -215,7 +183,7 @@ class AutoController:
             cap = np.minimum(cap, [self._longest if wish is None else wish for wish in view.max_draft])
         return cap if self._limits.ragged else np.full(cap.size, cap.min())
 
-    def _negotiate(self, view: StepView) -> _Agreement:
+    def _negotiate(self, view: StepView) -> Agreement:
         """Lengths and proposers for the next steps, at the value of a token that follows from them."""
         places, cap = self._take_places(view), self._caps(view)
         requests = cap.size
@@ -237,7 +205,7 @@ class AutoController:
         row_s = (self._target.at(base_rows + 2 * requests) - self._target.at(base_rows + requests)) / requests
         worthwhile = stop is None or requests * row_s > _TRIM_FROM * self._plain_s
         self._every = self._cadence(seconds if drafts else self._plain_s)
-        return _Agreement(
+        return Agreement(
             ids=view.ids,
             prefill=view.prefill_tokens,
             wish=depth.tolist(),
@@ -309,7 +277,7 @@ class AutoController:
 
     def _remember(self, view: StepView, prediction: Prediction, mode: Mode, *, trims: bool) -> None:
         match = tuple(None if column is None else tuple(n for n, _ in column) for column in view.offers)
-        self._pending[view.step] = _Pending(prediction, mode, trims, match)
+        self._pending[view.step] = Pending(prediction, mode, trims, match)
         if len(self._pending) > _PENDING:
             del self._pending[next(iter(self._pending))]
 
@@ -340,7 +308,7 @@ class AutoController:
         self._steps_read += len(self._unread)
         self._unread.clear()
 
-    def _weigh(self, outcome: StepOutcome, pending: _Pending | None) -> None:
+    def _weigh(self, outcome: StepOutcome, pending: Pending | None) -> None:
         """What a step cost, against what was expected of it."""
         work = outcome.work
         rows = work.verify_rows + work.prefill_rows
@@ -358,7 +326,7 @@ class AutoController:
             if pending is not None:
                 self._judge(pending, outcome)
 
-    def _judge(self, pending: _Pending, outcome: StepOutcome) -> None:
+    def _judge(self, pending: Pending, outcome: StepOutcome) -> None:
         """Holds a step of decoding alone against its prediction; a trial against plain decoding."""
         emitted, predicted = sum(outcome.emitted), pending.prediction
         if pending.mode == "probe_draft":
@@ -407,13 +375,6 @@ def _drafters(limits: Limits, costs: PassCosts, profile: Profile | None) -> list
 def _dense(limits: Limits) -> bool:
     """Whether every draft length up to the longest can run."""
     return len(limits.draft_lens) == limits.draft_lens[-1] + 1
-
-
-def _saved_curve(profile: Profile | None) -> tuple[tuple[int, float], ...]:
-    """Plain decoding of a saved profile: a step of b requests has b rows."""
-    if profile is None:
-        return ()
-    return tuple((batch, profile.itl_ms(batch, 0) / 1e3) for batch in sorted(profile.batch_stats))
 
 
 def _open_end(rule: StopRule | None) -> int:

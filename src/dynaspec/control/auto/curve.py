@@ -8,6 +8,8 @@ from numba import njit
 
 from dynaspec.contract.costs import Curve
 
+from ..profile import Profile
+
 Floats = npt.NDArray[np.float64]
 
 KNOTS = np.array([1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096], dtype=np.float64)
@@ -81,6 +83,13 @@ class CostCurve:
     def document(self) -> list[list[float]]:
         """[rows, seconds] pairs, for the decision log."""
         return [[rows, seconds] for rows, seconds in zip(KNOTS.tolist(), self.seconds.tolist(), strict=True)]
+
+
+def saved_curve(profile: Profile | None) -> Curve:
+    """Plain decoding of a saved profile: a step of b requests has b rows."""
+    if profile is None:
+        return ()
+    return tuple((batch, profile.itl_ms(batch, 0) / 1e3) for batch in sorted(profile.batch_stats))
 
 
 def _coefficients(rows: Floats, seconds: Floats) -> Floats:

@@ -1,0 +1,40 @@
+"""What ``auto`` holds on to between steps: lengths that were agreed on, and what was expected of planned steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynaspec.contract.step import StopRule
+
+from .guard import Mode, Prediction
+
+
+@dataclass(slots=True)
+class Pending:
+    """A planned step, until its outcome comes."""
+
+    prediction: Prediction
+    mode: Mode
+    trims: bool
+    match: tuple[tuple[int, ...] | None, ...]
+    """For each proposer the match lengths [B] on offer."""
+
+
+@dataclass(slots=True)
+class Agreement:
+    """Lengths and proposers for some steps of the same requests."""
+
+    ids: tuple[str, ...]
+    prefill: int
+    wish: list[int]
+    """[B]"""
+    owner: tuple[int, ...] | None
+    """[B] proposers; None: the first for all."""
+    stop: StopRule | None
+    hoped: float
+    """Tokens/s; 0 without drafts."""
+    prediction: Prediction
+    drafts: bool
+    trims: bool
+    steps: int
+    """For which it still holds."""
