@@ -58,7 +58,7 @@ def shift(args: argparse.Namespace, console: Console, tell: Tell) -> None:
 def adversarial(args: argparse.Namespace, console: Console, tell: Tell) -> None:
     prompts = [prompt.text for prompt in demo_prompts()]
     pair = (args.model, args.draft_model, prompts, tell)
-    cost = adversary.measure_cost(*pair, policy=args.policy, rounds=2 if args.quick else 5)
+    cost = adversary.measure_cost(*pair, policy=args.policy, rounds=2 if args.quick else 7)
     drift = adversary.measure_drift(*pair, policy=args.policy)
     document = {"provenance": provenance()} | adversary_report.as_document(cost, drift)
     write_json(args.output_dir / "adversary.json", document)

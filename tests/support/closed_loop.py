@@ -64,6 +64,8 @@ class Loop:
     """Shown instead of the true one."""
     noise: float = 0.1
     limits: Limits = LIMITS
+    row_s: float = 0.0
+    """What a row of the target takes on top of ``target_s``."""
 
     def run(self, controller: Controller, steps: int) -> Trace:
         rng, trace, lag = np.random.default_rng(self.seed), Trace(), [0] * self.requests
@@ -140,7 +142,7 @@ class Loop:
             for n, v, a in zip(lens, verified, accepted, strict=True)
         ]
         rows = self.requests + sum(verified)
-        verify_s = target_s(rows) * max(0.7, rng.normal(1, self.noise))
+        verify_s = (target_s(rows) + self.row_s * rows) * max(0.7, rng.normal(1, self.noise))
         draft_s = CALL_S + PASS_S * len(passes) + ROW_S * sum(passes) if passes else 0.0
         return StepOutcome(
             plan_step=view.step,

@@ -33,6 +33,8 @@ MOST_DRAFTED = 0.5
 _RECOVERY_STEPS = 300
 _RECOVERY_WINDOW = 30
 _REQUEST_TOKENS = 128
+_TURN = 20
+"""Steps of one side before the other goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,11 @@ def measure_cost(
     progress: Progress,
     *,
     policy: str = "auto",
-    rounds: int = 5,
+    rounds: int = 7,
     concurrency: int = 1,
 ) -> AdversaryCost:
-    """400 steps of plain decoding against 400 of a policy that has just started, with an adversarial drafter.
+    """400 steps of plain decoding against 400 of a policy that has just started, with an adversarial drafter; in turns
+    of ``_TURN`` steps, so that both meet the same machine.
 
     What the policy needs to find out that the drafter is of no use is part of the cost.
     """
@@ -120,14 +123,16 @@ def measure_cost(
         for turn in range(rounds):
             engine = _open(model, spec, concurrency, adversarial(plain.tokenizer.vocab_size, []))
             try:
-                sides = [(plain, plain_s), (engine, policy_s)]
-                for side, seconds in sides if turn % 2 == 0 else sides[::-1]:
-                    trace = _steps(side, prompts, concurrency, STEPS)
+                runs = [_Run(plain, prompts, concurrency), _Run(engine, prompts, concurrency)]
+                for done in range(0, STEPS, _TURN):
+                    for run in runs if (turn + done // _TURN) % 2 == 0 else runs[::-1]:
+                        run.go_on(min(_TURN, STEPS - done))
+                for run, seconds in zip(runs, (plain_s, policy_s), strict=True):
+                    run.close()
                     # Tokens, not steps: a lucky guess may be accepted.
-                    tokens = sum(step.counts.emitted for step in trace)
-                    seconds.append(sum(step.seconds for step in trace) / tokens)
-                    if side is engine:
-                        drafted.append(sum(map(_draft_length, trace)) / len(trace))
+                    tokens = sum(step.counts.emitted for step in run.trace)
+                    seconds.append(sum(step.seconds for step in run.trace) / tokens)
+                drafted.append(sum(map(_draft_length, runs[1].trace)) / STEPS)
             finally:
                 engine.close()
             progress("adversarial drafter", turn + 1, rounds)
@@ -152,40 +157,42 @@ def measure_drift(
 
     try:
         total = USEFUL + USELESS + _RECOVERY_STEPS
-        trace = _steps(engine, prompts, 1, total, at_step)
+        at_step(0)
+        run = _Run(engine, prompts, 1)
+        for step in range(total):
+            at_step(step)
+            run.go_on(1)
+        run.close()
     finally:
         engine.close()
     progress("drift", 1, 1)
-    return Drift(tuple(map(_draft_length, trace)))
+    return Drift(tuple(map(_draft_length, run.trace)))
 
 
 def _open(model: str, spec: PolicySpec, concurrency: int, wrap: Wrap | None = None) -> Engine:
     return open_engine(model, spec, wrap=wrap, max_num_seqs=concurrency)
 
 
-def _steps(
-    engine: Engine,
-    prompts: Sequence[str],
-    concurrency: int,
-    count: int,
-    before: Callable[[int], None] = lambda step: None,
-) -> list[StepTrace]:
-    """So many steps in which requests decode; prompts come from the prefix cache."""
-    encoded = [tuple(engine.tokenizer.encode(prompt)) for prompt in prompts]
-    before(0)
-    warm_prompts(engine, encoded, concurrency)
-    params = SamplingParams(temperature=0, max_tokens=_REQUEST_TOKENS, ignore_eos=True, detokenize=False)
-    loop = ClosedLoop(engine, endless(encoded, params, 0), concurrency)
-    trace: list[StepTrace] = []
-    try:
-        while len(trace) < count:
-            before(len(trace))
-            step = loop.step()
+class _Run:
+    """An engine kept busy, and its steps in which requests decode; prompts come from the prefix cache."""
+
+    def __init__(self, engine: Engine, prompts: Sequence[str], concurrency: int) -> None:
+        encoded = [tuple(engine.tokenizer.encode(prompt)) for prompt in prompts]
+        warm_prompts(engine, encoded, concurrency, max_draft_tokens=0)  # nothing is learnt of the drafter
+        params = SamplingParams(temperature=0, max_tokens=_REQUEST_TOKENS, ignore_eos=True, detokenize=False)
+        self._loop = ClosedLoop(engine, endless(encoded, params, 0), concurrency)
+        self.trace: list[StepTrace] = []
+
+    def go_on(self, steps: int) -> None:
+        """So many steps more."""
+        enough = len(self.trace) + steps
+        while len(self.trace) < enough:
+            step = self._loop.step()
             if step is not None and step.counts.request_steps:
-                trace.append(step)
-    finally:
-        loop.close()
-    return trace
+                self.trace.append(step)
+
+    def close(self) -> None:
+        self._loop.close()
 
 
 def _draft_length(step: StepTrace) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, Proposer, ProposerNeeds, TargetStep
-from dynaspec.contract.step import ProposerTraits, SpecPlan
+from dynaspec.contract.step import LOGIT_RANGE, ProposerTraits, SpecPlan
 from dynaspec.propose.stopping import stop_mask
 
 CONFIDENT = 0.98
@@ -91,7 +92,8 @@ class Padded(Wrapped):
         found = places[:width] < drafts.lens[:, None]
         tokens[:, :width] = np.where(found, drafts.tokens[:, :width], _FILLER)
         tokens[places >= lens[:, None]] = 0
-        return replace(drafts, tokens=tokens, lens=lens, confidence=None, early_exit=np.zeros(lens.size, np.bool_))
+        no_exit = np.zeros(lens.size, np.bool_)
+        return replace(drafts, tokens=tokens, lens=lens, confidence=None, evidence=None, early_exit=no_exit)
 
 
 def lengths_when_sure(plan: SpecPlan, confidence: float) -> Ints:
@@ -102,9 +104,12 @@ def lengths_when_sure(plan: SpecPlan, confidence: float) -> Ints:
         return depth
     rule = None if plan.stop is None else plan.stop.select(drafting.tolist())
     mask = stop_mask(rule, depth[drafting], torch.device("cpu"))
+    signal = confidence
+    if rule is not None and rule.signal == "survival":
+        signal = min(math.log(confidence / (1.0 - confidence)), LOGIT_RANGE)
     running = np.arange(drafting.size)
     for done in range(1, int(depth.max()) + 1):
-        mask.update(done, running, torch.full((running.size,), confidence))
+        mask.update(done, running, torch.full((running.size,), signal))
         running = mask.running(done)
         if not running.size:
             break

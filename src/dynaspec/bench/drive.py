@@ -146,9 +146,16 @@ def run_all(engine: Engine, jobs: Sequence[Job], concurrency: int) -> Finished:
     return Finished(steps, tuple(loop.outputs[i] for i in range(len(jobs))))
 
 
-def warm_prompts(engine: Engine, prompts: Sequence[tuple[int, ...]], concurrency: int) -> None:
-    """Decodes a token of every prompt, which leaves their KV in the engine's prefix cache."""
-    run_all(engine, [Job(prompt, SamplingParams(temperature=0, max_tokens=2)) for prompt in prompts], concurrency)
+def warm_prompts(
+    engine: Engine, prompts: Sequence[tuple[int, ...]], concurrency: int, max_draft_tokens: int | None = None
+) -> None:
+    """Decodes a token of every prompt, which leaves their KV in the engine's prefix cache.
+
+    Args:
+        max_draft_tokens: 0 = in the target's alone.
+    """
+    params = SamplingParams(temperature=0, max_tokens=2, max_draft_tokens=max_draft_tokens)
+    run_all(engine, [Job(prompt, params) for prompt in prompts], concurrency)
 
 
 def cacheable(prompt: Sequence[int], longest: int, block_size: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ observation, not a miss. ``stopped``: the request ended inside the run. ``invali
 
 
 LOGIT_RANGE = 6.0
-"""Logits of confidences are cut to ±6: a drafter that says 0.9999 is no surer than one that says 0.997."""
+"""Evidence from a drafter's probabilities is cut to ±6: one that says 0.9999 is no surer than one that says 0.997."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ class StopRule:
     signal: Signal = "confidence"
     weight: float = 1.0
     """For ``survival``, with ``bias`` and ``offset``: the signal is the product, over the draft so far, of
-    σ(weight · logit(confidence) + bias[position] + offset[request]), the chance that all of it is accepted. The
-    confidence is the drafter's largest probability, whatever token was drawn; its logit is cut to ±``LOGIT_RANGE``."""
+    σ(weight · evidence + bias[position] + offset[request]), the chance that all of it is accepted; see
+    ``DraftView.evidence``."""
     bias: tuple[float, ...] = ()
     """One entry a position; the last one goes on for longer drafts."""
     offset: tuple[float, ...] = ()
@@ -141,7 +141,9 @@ class SpecPlan:
 
     def with_depth(self, depth: tuple[int, ...]) -> SpecPlan:
         """The same plan for chains of other lengths."""
-        return replace(self, depth=depth, nodes=depth)
+        return SpecPlan(
+            self.step, depth, self.proposer, depth, self.stop, self.verify_nodes, self.gate_kv_below
+        )  # replace() would take five times as long, every step
 
     def select(self, keep: Sequence[int]) -> SpecPlan:
         """The same plan for some of its requests."""
@@ -156,6 +158,9 @@ class DraftView:
     length: tuple[int, ...]
     confidence: tuple[tuple[float, ...], ...]
     """For each request, the drafter's confidence in each of its tokens; empty where it has none."""
+    evidence: tuple[tuple[float, ...], ...] = ()
+    """For each request, how much speaks for each of its tokens, on the scale of a logit: all that the proposer knows
+    beside the confidence. Empty (as a whole, or for a request) = logit(confidence), cut to ±``LOGIT_RANGE``."""
     parents: tuple[tuple[int, ...], ...] | None = None
     """For trees, each node's parent (−1: the last committed token); None for chains."""
 
@@ -201,6 +206,8 @@ class StepOutcome:
     draft_s: float = 0.0
     verify_s: float = 0.0
     step_s: float = 0.0
+    evidence: tuple[tuple[float, ...], ...] = ()
+    """See ``DraftView``."""
 
 
 def _selected(value: object, columns: Sequence[str], keep: Sequence[int]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.step import DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
@@ -58,15 +59,18 @@ def why_off(view: StepView, plan: SpecPlan) -> list[tuple[str, str]]:
 
 
 def draft_view(drafts: Drafts) -> DraftView:
-    """What was drafted; requests whose proposer has no confidence (None or NaN) have none in the view."""
-    lens = drafts.lens.tolist()
+    """What was drafted; requests whose proposer has no confidence or evidence (None or NaN) have none in the view."""
+    lens = tuple(drafts.lens.tolist())
+    evidence = () if drafts.evidence is None else _cut(drafts.evidence, lens)
     if drafts.confidence is None:
-        return DraftView(length=tuple(lens), confidence=((),) * len(lens))
-    rows = zip(drafts.confidence.tolist(), lens, strict=True)
-    return DraftView(
-        length=tuple(lens),
-        confidence=tuple([() if n == 0 or math.isnan(row[0]) else tuple(row[:n]) for row, n in rows]),
-    )
+        return DraftView(length=lens, confidence=((),) * len(lens), evidence=evidence)
+    return DraftView(length=lens, confidence=_cut(drafts.confidence, lens), evidence=evidence)
+
+
+def _cut(column: npt.NDArray[np.float32], lens: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
+    """Rows without their padding; empty ones for NaN."""
+    rows = zip(column.tolist(), lens, strict=True)
+    return tuple([() if n == 0 or math.isnan(row[0]) else tuple(row[:n]) for row, n in rows])
 
 
 def build_outcome(ran: Ran, committed: Committed, step_s: float) -> StepOutcome:
@@ -97,6 +101,7 @@ def build_outcome(ran: Ran, committed: Committed, step_s: float) -> StepOutcome:
         draft_s=ran.draft_s,
         verify_s=ran.verify_s,
         step_s=step_s,
+        evidence=ran.drafted.evidence,
     )
 
 

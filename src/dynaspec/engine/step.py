@@ -96,8 +96,10 @@ class Step:
         self._last_end = now
         self._controller.observe(outcome)
         self._stats.record(outcome)
-        for reason in (*(reason for _, reason in batch.skipped), *(ran.drafts.skipped or {}).values()):
-            self._stats.skip(reason)
+        if batch.skipped:
+            self._stats.skip([reason for _, reason in batch.skipped])
+        if ran.drafts.skipped:
+            self._stats.skip(ran.drafts.skipped.values())
         self._controller.forget([request.id for request in touched if request.finished])
         return touched
 

@@ -94,7 +94,7 @@ class SpecCounts:
         return counts | lists | {"skipped": dict(self.skipped)} | ratios
 
     def _combine(self, other: SpecCounts, sign: int) -> SpecCounts:
-        sums = {name: getattr(self, name) + sign * getattr(other, name) for name in _SCALARS}
+        sums = {name: getattr(self, name) + sign * getattr(other, name) for name in SCALARS}
         return SpecCounts(
             drafted_per_pos=_added(self.drafted_per_pos, other.drafted_per_pos, sign),
             accepted_per_pos=_added(self.accepted_per_pos, other.accepted_per_pos, sign),
@@ -104,7 +104,7 @@ class SpecCounts:
 
 
 _PER_POSITION = ("drafted_per_pos", "accepted_per_pos")
-_SCALARS = tuple(f.name for f in fields(SpecCounts) if f.name not in (*_PER_POSITION, "skipped"))
+SCALARS = tuple(f.name for f in fields(SpecCounts) if f.name not in (*_PER_POSITION, "skipped"))
 
 
 def counts_of(outcome: StepOutcome) -> SpecCounts:

@@ -215,6 +215,8 @@ class LoggedController:
         planned = self._open.pop(step, None)
         if planned is not None and planned.ids == outcome.ids:
             del columns["ids"]
-        if planned is not None and planned.drafts is not None and planned.drafts.confidence == outcome.confidence:
-            del columns["confidence"]
+        if planned is not None and planned.drafts is not None:
+            for signal in ("confidence", "evidence"):
+                if getattr(planned.drafts, signal) == getattr(outcome, signal):
+                    del columns[signal]
         return {"call": "observe", "step": step, "outcome": columns}

@@ -64,7 +64,8 @@ class DraftModelProposer:
         self._marks = Watermarks(tables, len(tables.array))
 
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
-        return tuple((batch.lengths - 1 - self._marks.seen[batch.lanes]).tolist())
+        # A request that has just taken a lane over is known here from the step on: until then it is its predecessor's.
+        return tuple(np.maximum(batch.lengths - 1 - self._marks.seen[batch.lanes], 0).tolist())
 
     def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
         return None
@@ -98,7 +99,7 @@ class DraftModelProposer:
         longest = int(granted.max(initial=0))
         columns = DraftColumns(
             self._sampler,
-            batch.lanes,
+            batch,
             longest,
             self._model.config.vocab_size,
             self._model.device,

@@ -6,13 +6,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynaspec.contract.proposer import Drafts, Ints
-from dynaspec.contract.step import StopRule
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints
+from dynaspec.contract.step import LOGIT_RANGE, StopRule
 from dynaspec.sampling import ops
 from dynaspec.sampling.draw import draw
 from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
+
+from .match import add_echoes
+
+_MOST_LEAD = np.float32(LOGIT_RANGE)
+_ECHO_WEIGHT = 0.2
+"""Of an echo beside a lead, in evidence: about what logistic regression gives on code and on maths."""
+_ECHO_MATCH = 8
+"""Tokens that an echo compares at most."""
 
 
 class DraftColumns:
@@ -24,7 +32,7 @@ class DraftColumns:
     def __init__(
         self,
         sampler: SamplerState,
-        lanes: Ints,
+        batch: DecodeBatch,
         width: int,
         vocab_size: int,
         device: torch.device,
@@ -33,16 +41,18 @@ class DraftColumns:
     ) -> None:
         """
         Args:
-            lanes: [B] of the whole batch.
             width: longest draft.
         """
+        lanes = batch.lanes
         self._sampler = sampler
+        self._batch = batch
         self._lanes = lanes
         self._vocab_size = vocab_size
         self._most_probable = not probabilistic or bool(sampler.greedy[lanes].all())
         """Every token is the one with the largest score."""
         self._tokens = torch.zeros(lanes.size, width, dtype=torch.int64, device=device)
-        self._signal = torch.zeros(lanes.size, width, device=device)
+        self._confidence = torch.zeros(lanes.size, width, device=device)
+        self._evidence: torch.Tensor | None = None
         self._seen = ops.to_host(self._tokens)
         """The tokens as processors see them; on CPU the very same memory."""
         self._mirror = device.type != "cpu" and sampler.reads_drafts(lanes)
@@ -52,7 +62,7 @@ class DraftColumns:
         """Draws token ``position`` (0-based) of each request.
 
         The signal is the largest probability of the raw softmax, before temperature or any processor; or the drawn
-        token's, where the rule asks for that.
+        token's, or the evidence, where the rule asks for that.
 
         Args:
             logits: [r, V] of the drafter, raw.
@@ -64,30 +74,57 @@ class DraftColumns:
         depth = np.full(requests.size, position, dtype=np.int64)
         rows = Rows(self._lanes[requests], requests, depth, self._seen)
         scores = self._sampler.process(logits, rows)
-        if self._most_probable:
-            tokens, q = ops.argmax(scores), None
-        else:
+        first, confidence, lead = ops.leaders(logits)
+        if not self._most_probable:
             tokens, q = draw(scores, rows, self._sampler, Purpose.DRAFT)
-        drawn_counts = rule is not None and rule.signal == "token_prob"
-        is_largest = self._most_probable and scores is logits
-        signal = ops.probability(logits, tokens if drawn_counts or is_largest else ops.argmax(logits))
+        else:
+            tokens, q = first if scores is logits else ops.argmax(scores), None
+        if rule is not None and rule.signal == "token_prob" and tokens is not first:
+            confidence = ops.probability(logits, tokens)
         _put(self._tokens, requests, position, tokens)
-        _put(self._signal, requests, position, signal)
+        _put(self._confidence, requests, position, confidence)
         if self._mirror:
             self._seen[requests, position] = ops.to_host(tokens)
         if q is not None:
             if self._q is None:
                 self._q = q.new_zeros(*self._tokens.shape, self._vocab_size)
             _put(self._q, requests, position, q)
-        return signal
+        if rule is None or rule.signal != "survival":
+            return confidence
+        return self._gather_evidence(lead, requests, position)
+
+    def _gather_evidence(self, lead: torch.Tensor, requests: Ints, position: int) -> torch.Tensor:
+        """[r] How far the drafter's first choice is ahead of its second, and whether the text has gone on so before.
+
+        The second part reads the tokens, so on a GPU, where the host would have to wait for them, it is left out.
+        """
+        if lead.device.type != "cpu":
+            evidence = lead.clamp(max=LOGIT_RANGE)
+        else:
+            evidence, batch = torch.from_numpy(np.minimum(lead.numpy(), _MOST_LEAD)), self._batch
+            add_echoes(
+                evidence.numpy(),
+                batch.tokens,
+                self._lanes,
+                batch.lengths,
+                self._seen,
+                requests,
+                position,
+                _ECHO_MATCH,
+                _ECHO_WEIGHT,
+            )
+        if self._evidence is None:
+            self._evidence = torch.zeros_like(self._confidence)
+        _put(self._evidence, requests, position, evidence)
+        return evidence
 
     def tokens(self, requests: Ints, position: int) -> torch.Tensor:
         """[r] int64 drafted at ``position``, on the device."""
         return _get(self._tokens, requests, position)
 
     def confidence(self, requests: Ints, position: int) -> npt.NDArray[np.float32]:
-        """[r] the signal of the tokens at ``position``, on the host; waits for the device."""
-        return _get(self._signal, requests, position).cpu().numpy()
+        """[r] the confidence in the tokens at ``position``, on the host; waits for the device."""
+        return _get(self._confidence, requests, position).cpu().numpy()
 
     def finish(self, requests: Ints, lengths: Ints, granted: Ints) -> Drafts:
         """The drafts, cut to their final lengths.
@@ -103,7 +140,14 @@ class DraftColumns:
         early_exit[requests] = lengths < granted[requests]
         tokens = ops.to_host(self._tokens)
         tokens[np.arange(tokens.shape[1]) >= lens[:, None]] = 0
-        return Drafts(tokens, lens, confidence=self._signal.cpu().numpy(), q=self._q, early_exit=early_exit)
+        return Drafts(
+            tokens,
+            lens,
+            confidence=self._confidence.cpu().numpy(),
+            evidence=None if self._evidence is None else self._evidence.cpu().numpy(),
+            q=self._q,
+            early_exit=early_exit,
+        )
 
 
 # numpy indexes small tables several times faster than torch.

@@ -99,8 +99,9 @@ class Guard:
         drafted = np.arange(drafts.tokens.shape[1]) < drafts.lens[:, None]
         outside = ((drafts.tokens < 0) | (drafts.tokens >= self._vocab_size)) & drafted
         bad = (drafts.lens < 0) | (drafts.lens > depth) | outside.any(axis=1)
-        if drafts.confidence is not None:
-            bad |= (~np.isfinite(drafts.confidence) & drafted).any(axis=1)
+        for signal in (drafts.confidence, drafts.evidence):
+            if signal is not None:
+                bad |= (~np.isfinite(signal) & drafted).any(axis=1)
         if drafts.q is not None:
             request, slot = np.nonzero(drafted & ~bad[:, None])
             drawn = drafts.q[request, slot, drafts.tokens[request, slot]]
@@ -150,7 +151,12 @@ def _check_form(drafts: Drafts, depth: npt.NDArray[np.int64], vocab_size: int) -
         raise ProposerFault(
             f"drafts have tokens of {drafts.tokens.dtype} and lens of {drafts.lens.dtype}; expected int64"
         )
-    expected = {"confidence": (requests, width), "early_exit": (requests,), "q": (requests, width, vocab_size)}
+    expected = {
+        "confidence": (requests, width),
+        "evidence": (requests, width),
+        "early_exit": (requests,),
+        "q": (requests, width, vocab_size),
+    }
     for name, shape in expected.items():
         column = getattr(drafts, name)
         if column is not None and tuple(column.shape) != shape:

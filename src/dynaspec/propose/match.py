@@ -1,4 +1,4 @@
-"""The search behind prompt lookup, compiled."""
+"""The search behind prompt lookup, and what it says of tokens drafted otherwise; compiled."""
 
 from __future__ import annotations
 
@@ -31,3 +31,65 @@ def longest_match(tokens: npt.NDArray[np.int32], length: int, min_n: int, max_n:
             if n == max_n and follow == wanted:
                 break
     return best_n, best_next
+
+
+@njit(cache=True, nogil=True)
+def echo(text: npt.NDArray[np.int32], length: int, draft: npt.NDArray[np.int64], position: int, max_n: int) -> float:
+    """Whether a text goes on with a drafted token where it was the same before.
+
+    The text and the draft so far end in n tokens (n ≤ ``max_n``) that occurred before in it: + log2(1 + n) if this
+    token followed the longest and most recent such occurrence, − log2(1 + n) if another did; 0 if there is none.
+
+    Args:
+        text: [≥ length].
+        draft: [> position] drafted tokens.
+        position: of the token in question, from 0.
+    """
+    total = length + position
+    best, follower = 0, np.int64(-1)
+    last = draft[position - 1] if position else np.int64(text[length - 1])
+    for end in range(total - 2, -1, -1):
+        if (np.int64(text[end]) if end < length else draft[end - length]) != last:
+            continue
+        n = 1
+        while n < max_n and n <= end:
+            at, other = end - n, total - 1 - n
+            here = np.int64(text[at]) if at < length else draft[at - length]
+            there = np.int64(text[other]) if other < length else draft[other - length]
+            if here != there:
+                break
+            n += 1
+        if n > best:
+            best = n
+            follower = np.int64(text[end + 1]) if end + 1 < length else draft[end + 1 - length]
+            if n == max_n:
+                break
+    if not best:
+        return 0.0
+    return float(np.log2(1.0 + best) * (1.0 if follower == draft[position] else -1.0))
+
+
+@njit(cache=True, nogil=True)
+def add_echoes(
+    evidence: npt.NDArray[np.float32],
+    tokens: npt.NDArray[np.int32],
+    lanes: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    drafts: npt.NDArray[np.int64],
+    requests: npt.NDArray[np.int64],
+    position: int,
+    max_n: int,
+    weight: float,
+) -> None:
+    """evidence[i] += weight · the echo of token ``position`` of request ``requests[i]``.
+
+    Args:
+        evidence: [r]
+        tokens: [lanes, ≥ length] the texts.
+        lanes, lengths: [B]
+        drafts: [B, > position]
+        requests: [r] places in the batch.
+    """
+    for i in range(requests.size):
+        r = requests[i]
+        evidence[i] += weight * echo(tokens[lanes[r]], lengths[r], drafts[r], position, max_n)

@@ -19,6 +19,8 @@ from dynaspec.contract.step import SpecPlan
 from .guard import Guard
 from .none import no_drafts
 
+Floats = npt.NDArray[np.float32]
+
 
 class Router:
     """The proposers of an engine, in the order of ``Limits.proposers``."""
@@ -84,8 +86,8 @@ class _Part:
 def merge(requests: int, parts: Sequence[tuple[Sequence[int], Drafts]]) -> Drafts:
     """One step's drafts out of several proposers'; chains only.
 
-    Tokens without a confidence get NaN where others have one. Certain drafts beside drawn ones get q = one-hot,
-    which is what acceptance takes certain drafts to be.
+    Tokens without a confidence or evidence get NaN where others have one. Certain drafts beside drawn ones get
+    q = one-hot, which is what acceptance takes certain drafts to be.
 
     Args:
         requests: B, the requests of the whole step; those in no part have length 0.
@@ -106,21 +108,20 @@ def merge(requests: int, parts: Sequence[tuple[Sequence[int], Drafts]]) -> Draft
         merged.kv_redone += drafts.kv_redone
         skipped |= drafts.skipped or {}
     merged.skipped = skipped
-    merged.confidence = _confidence(merged.tokens.shape, parts)
+    merged.confidence = _column(merged.tokens.shape, [(keep, drafts.confidence) for keep, drafts in parts])
+    merged.evidence = _column(merged.tokens.shape, [(keep, drafts.evidence) for keep, drafts in parts])
     merged.q = _distributions(merged.tokens.shape, parts)
     return merged
 
 
-def _confidence(
-    shape: tuple[int, ...], parts: Sequence[tuple[Sequence[int], Drafts]]
-) -> npt.NDArray[np.float32] | None:
-    if all(drafts.confidence is None for _, drafts in parts):
+def _column(shape: tuple[int, ...], parts: Sequence[tuple[Sequence[int], Floats | None]]) -> Floats | None:
+    if all(values is None for _, values in parts):
         return None
-    confidence = np.full(shape, np.nan, dtype=np.float32)
-    for keep, drafts in parts:
-        if drafts.confidence is not None:
-            confidence[keep, : drafts.confidence.shape[1]] = drafts.confidence
-    return confidence
+    column = np.full(shape, np.nan, dtype=np.float32)
+    for keep, values in parts:
+        if values is not None:
+            column[keep, : values.shape[1]] = values
+    return column
 
 
 def _distributions(shape: tuple[int, ...], parts: Sequence[tuple[Sequence[int], Drafts]]) -> torch.Tensor | None:

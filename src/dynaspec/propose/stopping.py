@@ -13,14 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynaspec.contract.step import LOGIT_RANGE, StopRule
+from dynaspec.contract.step import StopRule
 from dynaspec.sampling.compiled import kernel
 
 Floats = npt.NDArray[np.floating]
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-
-_LOWEST = 1.0 / (1.0 + float(np.exp(LOGIT_RANGE)))
 
 
 class StopMask(Protocol):
@@ -53,7 +51,9 @@ def stop_mask(rule: StopRule | None, depth: Int64, device: torch.device) -> Stop
     """
     if rule is None:
         return _Unstopped(depth)
-    return _OnDevice(rule, depth, device) if device.type == "cuda" else _OnHost(rule, depth)
+    if device.type == "cuda":
+        return _OnDevice(rule, depth, device)
+    return _SurvivalOnHost(rule, depth) if rule.signal == "survival" else _OnHost(rule, depth)
 
 
 def _at(column: tuple[float, ...], done: int) -> float:
@@ -79,44 +79,86 @@ class _OnHost(_Unstopped):
     def __init__(self, rule: StopRule, depth: Int64) -> None:
         super().__init__(depth)
         self._rule = rule
-        self._survival = _Survival(rule, depth.size) if rule.signal == "survival" else None
 
     def update(self, done: int, rows: Int64, signal: torch.Tensor) -> None:
         values: Floats = signal.numpy()
-        if self._survival is not None:
-            values = self._survival.update(done, rows, values)
-        threshold = values.dtype.type(_at(self._rule.below, done))
-        if self._rule.scope == "request":
-            self._lengths[rows[values < threshold]] = done
-            if self._rule.total_below:
-                going_on = self._lengths[rows] > done
-                if np.add.reduce((values - threshold)[going_on]) < _at(self._rule.total_below, done):
-                    self._lengths[rows[going_on]] = done
-        elif np.add.reduce(values) / values.dtype.type(rows.size) < threshold:
-            self._lengths[rows] = done
+        _stop(
+            self._lengths,
+            rows,
+            values,
+            done,
+            float(values.dtype.type(_at(self._rule.below, done))),
+            _at(self._rule.total_below, done) if self._rule.total_below else -np.inf,
+            self._rule.scope == "batch_mean",
+        )
 
 
-class _Survival:
-    """The chance of each row's draft that all of it is accepted."""
+class _SurvivalOnHost(_Unstopped):
+    """The signal is the chance of each row's draft that all of it is accepted."""
 
-    def __init__(self, rule: StopRule, rows: int) -> None:
+    def __init__(self, rule: StopRule, depth: Int64) -> None:
+        super().__init__(depth)
         self._rule = rule
-        self._chance = np.ones(rows)
-        self._offset = np.array(rule.offset) if rule.offset else np.zeros(rows)
+        self._chance = np.ones(depth.size)
+        self._offset = np.array(rule.offset) if rule.offset else np.zeros(depth.size)
 
-    def update(self, done: int, rows: Int64, confidence: Floats) -> Float64:
-        """[r] after another token of each of ``rows``."""
-        _survive(self._chance, rows, confidence, self._rule.weight, _at(self._rule.bias, done), self._offset)
-        survived: Float64 = self._chance[rows]
-        return survived
+    def update(self, done: int, rows: Int64, signal: torch.Tensor) -> None:
+        rule = self._rule
+        _survive_or_stop(
+            self._lengths,
+            rows,
+            self._chance,
+            signal.numpy(),
+            rule.weight,
+            _at(rule.bias, done),
+            self._offset,
+            done,
+            _at(rule.below, done),
+            _at(rule.total_below, done) if rule.total_below else -np.inf,
+            rule.scope == "batch_mean",
+        )
 
 
 @kernel
-def _survive(chance: Float64, rows: Int64, confidence: Floats, weight: float, bias: float, offset: Float64) -> None:
-    """chance[row] *= σ(weight · logit(confidence) + bias + offset[row])."""
+def _stop(
+    lengths: Int64, rows: Int64, values: Floats, done: int, below: float, total_below: float, together: bool
+) -> None:
+    """Rows end after ``done`` tokens where their value is below, or all of them where their mean is (``together``).
+    Else those that would go on end too, where Σ (value − below) over them is less than ``total_below``."""
+    mean, left = values.dtype.type(0.0), values.dtype.type(0.0)
     for n in range(rows.size):
-        c = min(max(np.float64(confidence[n]), _LOWEST), 1.0 - _LOWEST)
-        chance[rows[n]] /= 1.0 + np.exp(-(weight * np.log(c / (1.0 - c)) + bias + offset[rows[n]]))
+        mean += values[n]
+    mean /= values.dtype.type(rows.size)
+    for n in range(rows.size):
+        if (mean if together else values[n]) < below:
+            lengths[rows[n]] = done
+        elif lengths[rows[n]] > done:
+            left += values[n] - below
+    if not together and left < total_below:
+        for n in range(rows.size):
+            lengths[rows[n]] = min(lengths[rows[n]], done)
+
+
+@kernel
+def _survive_or_stop(
+    lengths: Int64,
+    rows: Int64,
+    chance: Float64,
+    evidence: Floats,
+    weight: float,
+    bias: float,
+    offset: Float64,
+    done: int,
+    below: float,
+    total_below: float,
+    together: bool,
+) -> None:
+    """``_stop`` after chance[row] *= σ(weight · evidence + bias + offset[row])."""
+    values = np.empty(rows.size)
+    for n in range(rows.size):
+        chance[rows[n]] /= 1.0 + np.exp(-(weight * evidence[n] + bias + offset[rows[n]]))
+        values[n] = chance[rows[n]]
+    _stop(lengths, rows, values, done, below, total_below, together)
 
 
 class _OnDevice:
@@ -137,7 +179,7 @@ class _OnDevice:
             signal = ((signal * drafting).sum() / drafting.sum()).expand_as(signal)
         below = _at(self._rule.below, done)
         lengths = torch.where(drafting & (signal < below), done, lengths)
-        if self._rule.total_below:
+        if self._rule.total_below and self._rule.scope == "request":
             going_on = lengths > done
             poor = ((signal - below) * going_on).sum() < _at(self._rule.total_below, done)
             lengths = torch.where(going_on & poor, done, lengths)
@@ -170,9 +212,8 @@ class _SurvivalOnDevice:
         self._chance = torch.ones(rows, device=device)
         self._offset = torch.tensor(rule.offset or (0.0,) * rows, device=device)
 
-    def update(self, done: int, rows: torch.Tensor, confidence: torch.Tensor) -> torch.Tensor:
-        logit = torch.logit(confidence, eps=_LOWEST)
-        accepted = torch.sigmoid(self._rule.weight * logit + _at(self._rule.bias, done) + self._offset[rows])
-        chance = self._chance[rows] * accepted
+    def update(self, done: int, rows: torch.Tensor, evidence: torch.Tensor) -> torch.Tensor:
+        score = self._rule.weight * evidence + _at(self._rule.bias, done) + self._offset[rows]
+        chance = self._chance[rows] * torch.sigmoid(score)
         self._chance[rows] = chance
         return chance

@@ -27,6 +27,8 @@ class Watermarks:
         """[lanes] draft tokens processed on top; more than ``_ahead`` where some left no usable KV."""
         self._wasted: Ints = np.zeros(max_lanes, dtype=np.int64)
         """[lanes] committed tokens, the first behind the watermark, that were processed in vain."""
+        self._open = False
+        """Draft tokens have been ingested since the last ``settle``."""
         self._tables = tables
         self._valid_in = np.full(tables.pool.num_blocks, -1, dtype=np.int64)
         """[blocks] the pool's generation in which the drafter's KV of the block became valid."""
@@ -63,6 +65,7 @@ class Watermarks:
         """
         self._processed[lanes] = processed
         self._ahead[lanes] = in_place
+        self._open = True
 
     def settle(self, lanes: Ints, lengths: Ints, accepted: Ints) -> None:
         """Of the ingested draft tokens, the accepted ones now are committed.
@@ -70,9 +73,12 @@ class Watermarks:
         Args:
             lanes, lengths, accepted: see ``TargetStep``.
         """
+        if not self._open:
+            return
+        self._open = False
         won = np.minimum(self._ahead[lanes], accepted)
         self._wasted[lanes] += np.minimum(self._processed[lanes], accepted) - won
-        self._ahead[lanes] = self._processed[lanes] = 0
+        self._ahead[:] = self._processed[:] = 0  # of a step that failed, too
         before = self.seen[lanes]
         self._move(lanes, before, before + won)
 

@@ -151,6 +151,42 @@ def probability(scores: Float32, tokens: Int64, out: Float32) -> None:
 
 
 @kernel
+def leaders(scores: Float32, tokens: Int64, probability: Float32, lead: Float32) -> None:
+    """The largest of each row of scores [r, V]: which (the lowest id among equals), its softmax probability, and by
+    how much it exceeds the second largest. The probability is NaN where a score is NaN, or all are −inf.
+
+    In 16 lanes, which the compiler turns into vectors.
+    """
+    first, second = np.empty(16, np.float32), np.empty(16, np.float32)
+    weights = np.empty(scores.shape[1], np.float64)
+    for r in range(tokens.size):
+        row = scores[r]
+        first[:] = -np.inf
+        second[:] = -np.inf
+        whole = row.size // 16 * 16
+        for i in range(0, whole, 16):
+            for lane in range(16):
+                x = row[i + lane]
+                second[lane] = max(second[lane], min(first[lane], x))
+                first[lane] = max(first[lane], x)
+        for i in range(whole, row.size):
+            second[0] = max(second[0], min(first[0], row[i]))
+            first[0] = max(first[0], row[i])
+        best, next_best = first[0], second[0]
+        for lane in range(1, 16):
+            next_best = max(next_best, second[lane], min(best, first[lane]))
+            best = max(best, first[lane])
+        token = 0
+        while token < row.size - 1 and row[token] != best:
+            token += 1
+        weigh(row, weights)
+        mass = total(weights)
+        tokens[r] = token
+        probability[r] = np.float32(weights[token] / mass) if mass > 0.0 else np.nan
+        lead[r] = best - next_best
+
+
+@kernel
 def race(weights: Float32, keys: UInt64, out: Int64) -> None:
     """out[r] = argmin_i E_i / weights[r, i] with exponential noise E of stream keys[r]; 0 if no weight is positive.
 

@@ -40,6 +40,22 @@ def probability(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(out)
 
 
+def leaders(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The largest score of each row [R, V], all on the scores' device.
+
+    Returns:
+        Its token, int64 [R], the lowest id among equals; its probability in the row's softmax, float32 [R]; by how much
+        it exceeds the second, float32 [R]: of raw logits that is log(p₁/p₂).
+    """
+    if not _on_cpu(scores):
+        top = scores.topk(2, dim=-1).values
+        return scores.argmax(-1), (top[:, 0] - scores.logsumexp(-1)).exp(), top[:, 0] - top[:, 1]
+    rows = scores.shape[0]
+    tokens, probability, lead = np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32)
+    cpu.leaders(scores.numpy(), tokens, probability, lead)
+    return torch.from_numpy(tokens), torch.from_numpy(probability), torch.from_numpy(lead)
+
+
 def race(weights: torch.Tensor, keys: UInt64) -> torch.Tensor:
     """One token of each row [r, V], drawn in proportion to its weights with the noise of stream keys[r].
 

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from dynaspec.bench.drafters import CONFIDENT, Adversarial, Padded, lengths_when_sure
 from dynaspec.bench.drive import Job, run_all
 from dynaspec.bench.engines import open_engine
 from dynaspec.bench.policies import parse_policy
+from dynaspec.contract.proposer import Drafts, ProposerNeeds
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.contract.step import SpecPlan, StopRule
+from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
 JOBS = [Job((5, 6, 7), PARAMS), Job((9, 8, 7, 6), PARAMS)]
@@ -38,6 +40,13 @@ def plan(depth: tuple[int, ...], stop: StopRule | None) -> SpecPlan:
 )
 def test_how_far_a_sure_drafter_goes(stop, expected):
     assert lengths_when_sure(plan((4, 0, 2), stop), CONFIDENT).tolist() == expected
+
+
+@pytest.mark.parametrize(("below", "expected"), [(0.95, 3), (0.97, 2), (0.985, 1)])
+def test_a_sure_drafter_survives_by_the_evidence_that_its_confidence_is(below, expected):
+    # Nothing but the confidence speaks for its tokens: σ(logit 0.98) = 0.98, then 0.96, 0.94, …
+    stop = StopRule(below=(below,), signal="survival")
+    assert lengths_when_sure(plan((9,), stop), CONFIDENT).tolist() == [expected]
 
 
 def adversary(tiny, policy: str) -> tuple[list[Adversarial], object]:
@@ -83,6 +92,24 @@ def test_it_can_be_switched_off(tiny, expected):
     useless = engine.stats() - useful
     engine.close()
     assert useful.draft_acceptance_rate > 0.2 > useless.draft_acceptance_rate
+
+
+class Telling:
+    """Drafts two tokens, with everything that a drafter can say of them."""
+
+    traits, needs = ProposerTraits("telling"), ProposerNeeds()
+
+    def propose(self, batch, plan):
+        signal = np.full((1, 2), 0.5, dtype=np.float32)
+        return Drafts(np.ones((1, 2), np.int64), np.array([2]), confidence=signal, evidence=signal)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_of_tokens_that_fill_up_nothing_is_said(depth):
+    drafts = Padded(Telling()).propose(None, plan((depth,), None))
+    assert drafts.lens.tolist() == [depth]
+    assert drafts.confidence is None
+    assert drafts.evidence is None
 
 
 def test_padded_lookups_are_always_full(tiny, expected):

@@ -8,38 +8,46 @@ from dynaspec.engine import calibrate
 from dynaspec.engine.calibrate import Runner, measure_costs
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import ForwardOutput
-from dynaspec.model.batch import ForwardBatch
+from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from unit.engine.fakes import FakeModel
 
 
 class TimedModel(FakeModel):
-    """A pass takes a second, and a tenth for every row; compiling a size for the first time takes a hundred more."""
+    """A pass takes a second, a tenth for every row, a thousandth for each KV entry that a row sees, and ``cold`` more
+    after another model's; compiling a size for the first time takes a hundred more."""
 
-    def __init__(self, scale: float, clock: Clock) -> None:
+    def __init__(self, scale: float, clock: Clock, cold: float = 0.0) -> None:
         super().__init__()
-        self._scale, self._clock = scale, clock
-        self.seen: set[int] = set()
+        self._scale, self._clock, self._cold = scale, clock, cold
+        self.seen: set[tuple[int, int]] = set()
+        self.batches: list[ForwardBatch] = []
 
     def forward(
         self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], taps: Sequence[int] = ()
     ) -> ForwardOutput:
         assert (batch.slots == -1).all()
-        self._clock.now += self._scale * (1.0 + batch.rows / 10 + 100.0 * (batch.rows not in self.seen))
-        self.seen.add(batch.rows)
+        size = batch.rows, int(batch.context_lens.sum())
+        seconds = 1.0 + size[0] / 10 + size[1] / 1000 + 100.0 * (size not in self.seen)
+        self._clock.now += self._scale * (seconds + self._cold * (self._clock.latest is not self))
+        self._clock.latest = self
+        self.seen.add(size)
         self.rows.append(batch.rows)
+        self.batches.append(batch)
         return ForwardOutput(torch.zeros(batch.rows, 1))
 
 
 class Clock:
     now = 0.0
+    latest: TimedModel | None = None
+    """Which model ran last."""
 
     def __call__(self) -> float:
         return self.now
 
 
-def runner(scale: float, clock: Clock) -> Runner:
-    model = TimedModel(scale, clock)
-    return Runner(model, Arena.allocate(1, model.kv_shapes(1), torch.float32, torch.device("cpu")))
+def runner(scale: float, clock: Clock, *, blocks: int = 40, cold: float = 0.0) -> Runner:
+    model = TimedModel(scale, clock, cold)
+    return Runner(model, Arena.allocate(1, model.kv_shapes(blocks), torch.float32, torch.device("cpu")))
 
 
 def rounded(curve: tuple[tuple[int, float], ...], scale: float) -> list[tuple[int, float]]:
@@ -69,3 +77,58 @@ def test_slow_models_are_measured_at_few_sizes() -> None:
     costs = measure_costs(runner(4e-3, clock), (), clock, 64)
     assert [rows for rows, _ in costs.target] == [1, 2, 4]
     assert clock.now < 2 * calibrate.BUDGET_S
+
+
+def test_the_first_pass_of_a_draft_is_measured_after_the_targets() -> None:
+    clock, scale = Clock(), 1e-6
+    drafters = (runner(scale, clock, cold=0.7), None, runner(scale, clock))
+    costs = measure_costs(runner(scale, clock), drafters, clock, 64)
+    assert [round(first / scale, 6) for first in costs.first_s] == [0.7, 0.0, 0.0]
+    assert rounded(costs.drafters[0], scale) == [(1, 1.1), (4, 1.4), (16, 2.6)]  # of the passes after it
+
+
+def test_a_first_pass_that_is_faster_brings_nothing() -> None:
+    clock, scale = Clock(), 1e-6
+    assert measure_costs(runner(scale, clock), (runner(scale, clock, cold=-0.5),), clock, 64).first_s == (0.0,)
+
+
+def test_what_a_row_takes_for_what_it_sees() -> None:
+    clock, scale = Clock(), 1e-6
+    costs = measure_costs(runner(scale, clock), (), clock, 64)
+    assert round(costs.context_s / scale, 9) == 0.001
+
+
+def test_context_is_not_measured_where_there_is_nothing_to_compare_it_with() -> None:
+    clock = Clock()
+    assert measure_costs(runner(1e-6, clock), (), clock, 8).context_s == 0.0
+    slow = runner(4e-3, clock)
+    assert measure_costs(slow, (), clock, 64).context_s == 0.0  # no time left
+    assert {context for _, context in slow.model.seen} == {0}  # type: ignore[attr-defined]
+
+
+def test_what_passes_see_lies_in_the_arena() -> None:
+    """Rows may share blocks: whatever is in them. None is seen that is not there."""
+    for blocks, context, seen in ((40, 0, 0), (40, 256, 256), (40, 100, 100), (4, 256, 48), (1, 256, 0)):
+        one = runner(1e-6, Clock(), blocks=blocks)
+        one.run(5, context)
+        (batch,) = one.model.batches  # type: ignore[attr-defined]
+        assert batch.context_lens.tolist() == batch.positions.tolist() == [seen] * 5
+        assert batch.block_tables.shape[1] * BLOCK_SIZE > seen
+        assert 0 <= batch.block_tables.min() <= batch.block_tables.max() < blocks
+        used = batch.block_tables[:, : -(-seen // BLOCK_SIZE)]
+        assert all(len(set(row)) == len(row) for row in used.tolist())
+
+
+def test_a_run_of_disturbed_trials_counts_by_its_fastest() -> None:
+    clock, scale = Clock(), 1e-6
+    noise = iter([0.0, 3.0, 1.0] * 200)
+
+    def disturbed() -> float:
+        clock.now += scale * next(noise)
+        return clock.now
+
+    quiet = measure_costs(runner(scale, Clock()), (), Clock(), 4)
+    found = measure_costs(runner(scale, clock), (), disturbed, 4)
+    assert len(found.target) == len(quiet.target) == 3
+    for (_, seconds), (_, least) in zip(found.target, ((1, 1.1), (2, 1.2), (4, 1.4)), strict=True):
+        assert seconds / scale <= least + 1.0 + 1e-6

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from threading import Thread
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dynaspec.contract.step import StepOutcome, Work
 from dynaspec.observe import SpecCounts, SpecStats
@@ -95,11 +98,11 @@ def test_ratios_of_sums_are_not_sums_of_ratios() -> None:
 def test_a_difference_is_what_happened_in_between() -> None:
     stats = SpecStats()
     stats.record(outcome())
-    stats.skip("no_match")
+    stats.skip(["no_match"])
     before = stats.snapshot()
     later = outcome(drafted=(1, 1, 0, 0), accepted=(1, 0, 0, 0))
     stats.record(later)
-    stats.skip("catching_up", 2)
+    stats.skip(["catching_up"] * 2)
     stats.preemption()
     span = stats.snapshot() - before
     assert span == counts_of(later) + SpecCounts(skipped={"catching_up": 2}, preemptions=1)
@@ -109,15 +112,15 @@ def test_a_difference_is_what_happened_in_between() -> None:
 def test_nothing_is_left_of_a_difference_with_itself() -> None:
     stats = SpecStats()
     stats.record(outcome())
-    stats.skip("no_match")
+    stats.skip(["no_match"])
     assert stats.snapshot() - stats.snapshot() == SpecCounts()
 
 
 def test_a_snapshot_does_not_change() -> None:
     stats = SpecStats()
-    stats.skip("no_match")
+    stats.skip(["no_match"])
     before = stats.snapshot()
-    stats.skip("no_match")
+    stats.skip(["no_match"])
     stats.record(outcome())
     assert before == SpecCounts(skipped={"no_match": 1})
 
@@ -126,7 +129,7 @@ def test_merging_adds_another_engines_totals() -> None:
     one, other = SpecStats(), SpecStats()
     for stats in (one, other):
         stats.record(outcome())
-        stats.skip("no_match")
+        stats.skip(["no_match"])
     other.proposer_fault()
     one.merge(other.snapshot())
     total = one.snapshot()
@@ -140,3 +143,81 @@ def test_as_dict_is_json_with_counts_and_ratios(counts: SpecCounts) -> None:
     assert json.loads(json.dumps(values)) == values
     assert {f.name for f in fields(counts)} < set(values)
     assert values["mean_acceptance_length"] == counts.mean_acceptance_length
+
+
+@st.composite
+def outcomes(draw: st.DrawFn) -> StepOutcome:
+    """Steps as hosts have them; seconds are multiples of 1/8, whose sums are exact."""
+    rows = draw(st.lists(st.tuples(*[st.integers(0, 6)] * 4, st.booleans()), max_size=4))
+    requested = [most for most, *_ in rows]
+    drafted = [min(a, b) for a, b, *_ in rows]
+    verified = [min(n, c) for n, (_, _, c, _, _) in zip(drafted, rows, strict=True)]
+    accepted = [min(n, d) for n, (_, _, _, d, _) in zip(verified, rows, strict=True)]
+    early = [stopped and n < k for n, k, (*_, stopped) in zip(drafted, requested, rows, strict=True)]
+    count, seconds = st.integers(0, 9), st.integers(0, 40).map(lambda n: n / 8)
+    return StepOutcome(
+        plan_step=0,
+        ids=tuple("abcd"[: len(rows)]),
+        proposer=(0,) * len(rows),
+        requested=tuple(requested),
+        drafted=tuple(drafted),
+        verified=tuple(verified),
+        accepted=tuple(accepted),
+        emitted=tuple(n + 1 for n in accepted),
+        ended=("none",) * len(rows),
+        early_exit=tuple(early),
+        confidence=((),) * len(rows),
+        work=Work(tuple(draw(st.lists(count, max_size=3))), draw(count), draw(count), draw(count), draw(count)),
+        draft_s=draw(seconds),
+        verify_s=draw(seconds),
+        step_s=draw(seconds),
+    )
+
+
+REASONS = st.lists(st.sampled_from(["no_match", "catching_up", "drafter_length"]), max_size=3)
+
+
+@given(st.lists(st.tuples(outcomes(), REASONS), max_size=8), st.integers(0, 8))
+@settings(max_examples=150, deadline=None)
+def test_totals_are_the_sum_of_the_steps(steps: list[tuple[StepOutcome, list[str]]], cut: int) -> None:
+    stats, total, before = SpecStats(), SpecCounts(), SpecCounts()
+    for step, (result, reasons) in enumerate(steps):
+        if step == cut:
+            before = stats.snapshot()
+            assert before == total
+        stats.record(result)
+        stats.skip(iter(reasons))
+        total = total + counts_of(result) + SpecCounts(skipped={name: reasons.count(name) for name in reasons})
+    snapshot = stats.snapshot()
+    assert snapshot == total
+    assert snapshot.as_dict() == total.as_dict()
+    other = SpecStats()
+    other.merge(snapshot - before)
+    other.merge(before)
+    assert other.snapshot() == total
+
+
+def test_a_snapshot_holds_whole_steps_only() -> None:
+    """Another thread never sees half of what a step added."""
+    stats, torn = SpecStats(), []
+    wide = outcome(emitted=(3, 2, 1, 1))
+
+    def watch() -> None:
+        while not done:
+            seen = stats.snapshot()
+            if (seen.emitted, seen.draft_tokens, sum(seen.accepted_per_pos)) != (
+                7 * seen.steps,
+                4 * seen.steps,
+                3 * seen.steps,
+            ):
+                torn.append(seen)
+
+    done: list[bool] = []
+    watcher = Thread(target=watch)
+    watcher.start()
+    for _ in range(4000):
+        stats.record(wide)
+    done.append(True)
+    watcher.join()
+    assert torn == []
+    assert stats.snapshot().steps == 4000

@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ def make_outcome(step: int, drafts: DraftView, ids: Sequence[str] = ("a", "b")) 
         ended=tuple("rejected" if n else "none" for n in drafts.length),
         early_exit=(False,) * len(ids),
         confidence=tuple(tuple(row) for row in drafts.confidence),
+        evidence=drafts.evidence,
         work=Work(rows_per_pass=(2, 1), verify_rows=5, kv_tokens=60, kv_skipped=1),
         draft_s=0.1 + 0.2,
         verify_s=1e-5,
@@ -118,7 +120,7 @@ def record(path: Path, story: Callable[[LoggedController, Scripted], None], **he
 
 
 def one_step(logged: LoggedController, inner: Scripted, step: int = 1) -> StepOutcome:
-    seen, drafts = make_view(step), DraftView((3, 1), ((0.9, 0.5, 0.1), (1 / 3,)))
+    seen, drafts = make_view(step), DraftView((3, 1), ((0.9, 0.5, 0.1), (1 / 3,)), ((6.0, 1 / 7, -2.5), ()))
     inner.answer = granted = make_plan(step, 4, 2, stop=StopRule((0.25,) * 4))
     logged.plan(seen)
     inner.answer = make_plan(step, 2, 1, stop=granted.stop)
@@ -152,7 +154,37 @@ def test_what_is_the_same_is_written_once(path: Path) -> None:
     assert [line.get("call") for line in lines] == [None, "limits", *["plan", "trim", "observe"] * 2]
     assert not {"view", "granted"} & lines[3].keys()
     assert lines[3]["trimmed"] == {"depth": [2, 1], "nodes": [2, 1]}
-    assert not {"ids", "confidence"} & lines[4]["outcome"].keys()
+    assert lines[3]["drafts"]["evidence"] == [[6.0, 1 / 7, -2.5], []]
+    assert not {"ids", "confidence", "evidence"} & lines[4]["outcome"].keys()
+
+
+def test_evidence_that_changed_after_drafting_is_the_outcomes(path: Path) -> None:
+    """Whatever the outcome says stands, also that it has none."""
+    drafts = DraftView((2, 0), ((0.9, 0.5), ()), ((1.5, -1.0), ()))
+    told = (drafts.evidence, (), ((2.5, -1.0), ()))
+
+    def story(logged: LoggedController, inner: Scripted) -> None:
+        for step, evidence in enumerate(told):
+            inner.answer = make_plan(step, 2, 0)
+            logged.plan(make_view(step))
+            logged.trim(make_view(step), inner.answer, drafts)
+            logged.observe(replace(make_outcome(step, drafts), evidence=evidence))
+
+    calls = record(path, story)
+    assert [call.drafts.evidence for call in calls if isinstance(call, TrimCall)] == [drafts.evidence] * 3
+    assert [call.outcome.evidence for call in calls if isinstance(call, ObserveCall)] == list(told)
+
+
+def test_logs_from_before_there_was_evidence_are_read(path: Path) -> None:
+    record(path, lambda logged, inner: one_step(logged, inner) and None)
+    old = path.read_text("ascii").replace(json.dumps([[6.0, 1 / 7, -2.5], []], separators=(",", ":")), "null")
+    assert old.count(',"evidence":null') == 1
+    path.write_text(old.replace(',"evidence":null', ""), "ascii")
+    _, trim, observe, *_ = read_calls(path)
+    assert isinstance(trim, TrimCall)
+    assert isinstance(observe, ObserveCall)
+    assert trim.drafts.evidence == observe.outcome.evidence == ()
+    assert observe.outcome.confidence == ((0.9, 0.5, 0.1), (1 / 3,))
 
 
 numbers = st.floats() | st.sampled_from([0.1, 5e-324, float("nan"), float("inf"), float("-inf"), -0.0])
@@ -170,7 +202,7 @@ def anything(draw: st.DrawFn) -> tuple[StepView, SpecPlan, SpecPlan, DraftView, 
         return tuple(draw(st.lists(values, min_size=size, max_size=size)))
 
     counts, flags = st.integers(0, 2**40), st.booleans()
-    confidence = column(st.lists(numbers, max_size=3).map(tuple))
+    confidence, evidence = (column(st.lists(numbers, max_size=3).map(tuple)) for _ in range(2))
     rule = st.builds(
         StopRule,
         below=st.lists(numbers, max_size=3).map(tuple),
@@ -202,7 +234,10 @@ def anything(draw: st.DrawFn) -> tuple[StepView, SpecPlan, SpecPlan, DraftView, 
         expected_acceptance=draw(st.sampled_from([(), column(st.none() | numbers)])),
     )
     drafts = DraftView(
-        column(counts), confidence, draw(st.none() | st.just(column(st.lists(counts, max_size=2).map(tuple))))
+        column(counts),
+        confidence,
+        draw(st.sampled_from([(), evidence])),
+        draw(st.none() | st.just(column(st.lists(counts, max_size=2).map(tuple)))),
     )
     result = StepOutcome(
         plan_step=step,
@@ -210,6 +245,7 @@ def anything(draw: st.DrawFn) -> tuple[StepView, SpecPlan, SpecPlan, DraftView, 
         ended=column(st.sampled_from(["none", "rejected", "all_accepted", "stopped", "invalid"])),
         early_exit=column(flags),
         confidence=draw(st.sampled_from([confidence, ((),) * size])),
+        evidence=draw(st.sampled_from([(), evidence, ((),) * size])),
         work=Work(tuple(draw(st.lists(counts, max_size=3))), draw(counts), draw(counts), draw(counts), draw(counts)),
         draft_s=draw(numbers),
         verify_s=draw(numbers),
@@ -317,7 +353,7 @@ def test_changed_limits_are_written_again(path: Path) -> None:
 
 
 def test_the_header_says_what_it_was_given(path: Path) -> None:
-    costs = PassCosts(target=((1, 0.01), (8, 0.02)), drafters=(((1, 0.001),), ()))
+    costs = PassCosts(((1, 0.01), (8, 0.02)), (((1, 0.001),), ()), first_s=(0.0003, 0.0), context_s=1e-9)
     config = {"policy": "auto", "num_speculative_tokens": 5}
     record(path, lambda logged, inner: None, speculative_config=config, seed=7, costs=costs, host="vllm")
     header = read_header(path)
@@ -494,6 +530,14 @@ def test_columns_of_different_lengths(path: Path) -> None:
     record(path, one_step)
     path.write_text(path.read_text("ascii").replace('"accepted":[2,0]', '"accepted":[2]'), "ascii")
     with pytest.raises(ConfigError, match="line 5: accepted has 1 entries but ids has 2; expected as many"):
+        list(read_calls(path))
+
+
+def test_evidence_for_other_requests(path: Path) -> None:
+    record(path, one_step)
+    told = json.dumps([[6.0, 1 / 7, -2.5], []], separators=(",", ":"))
+    path.write_text(path.read_text("ascii").replace(told, "[[6.0]]"), "ascii")
+    with pytest.raises(ConfigError, match="line 4: evidence has 1 entries but length has 2; expected as many"):
         list(read_calls(path))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,12 +9,12 @@ import torch
 
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.contract.step import StopRule
+from dynaspec.contract.step import LOGIT_RANGE, StopRule
 from dynaspec.kv.arena import Arena
 from dynaspec.propose.draft_model import DraftModelProposer
 from dynaspec.propose.guard import Guard
 from dynaspec.sampling.state import SamplerState
-from unit.engine.fakes import VOCAB, FakeModel, Read, plain_decode, prompt
+from unit.engine.fakes import VOCAB, FakeModel, Read, plain_decode, prompt, text_hash
 from unit.propose.batches import Batch, batch, block_tables, plan, target
 
 
@@ -77,7 +78,7 @@ def test_rows_that_have_drafted_all_leave_the_batch() -> None:
     drafts = desk.propose(4, 1, 0)
     assert drafts.rows_per_pass == tuple(desk.model.rows) == (25, 1, 1, 1)
     assert [rows(reads) for reads in desk.model.reads] == [[20, 5], [1], [1], [1]]
-    assert desk.lags == (-1, -1, 2)
+    assert desk.lags == (0, 0, 2)
 
 
 @pytest.mark.parametrize("k", [1, 3, 6])
@@ -153,6 +154,16 @@ def test_a_new_request_on_a_lane_starts_from_nothing() -> None:
     assert desk.propose(2).tokens[0].tolist() == plain_decode(desk.texts[0], 2)
 
 
+def test_a_lane_that_has_just_changed_hands_lags_by_nothing_less() -> None:
+    """Until the next step admits its request, the drafter knows the one before, which may have been longer."""
+    desk = Desk(20, 7)
+    desk.propose(3, 3)
+    desk.texts[0] = prompt(9, 5)
+    assert desk.lags == (0, 0)
+    desk.proposer.admit(0, ())
+    assert desk.lags == (8, 0)
+
+
 def test_a_prefix_hit_is_not_ingested_again() -> None:
     desk = Desk(33)
     desk.propose(1)
@@ -193,6 +204,79 @@ def test_the_signal_is_the_raw_probability_whatever_the_temperature() -> None:
     assert a is not None
     assert a.tolist() == b.tolist() == c.tolist()  # type: ignore[union-attr]
     assert d.tolist() < a.tolist()  # type: ignore[union-attr]
+
+
+def raw_scores(text: Sequence[int]) -> torch.Tensor:
+    """[V] logits of the next token, straight from the fake model's definition."""
+    model, state = FakeModel(), text_hash(np.array(text, dtype=np.int64), np.arange(len(text)))[-1:]
+    return model.logits(torch.from_numpy(state.astype(np.float32))[:, None])[0]
+
+
+def heard(text: Sequence[int], token: int) -> float:
+    """± log2(1 + n) for the longest, then latest, repetition of n ≤ 8 tokens before ``token``."""
+    found = [
+        (n, end)
+        for n in range(1, 9)
+        for end in range(n, len(text))
+        if list(text[end - n : end]) == list(text[len(text) - n :])
+    ]
+    n, end = max(found, default=(0, 0))
+    return math.log2(1 + n) * (1 if n and text[end] == token else -1)
+
+
+SURVIVAL = StopRule((0.0,), signal="survival")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_evidence_is_the_lead_and_what_the_text_has_said_before(temperature: float) -> None:
+    desk = Desk(6, 40, 9, temperature=temperature)
+    desk.texts[0] = [3, 4, 5, 3, 4, 5]
+    drafts = desk.propose(5, 3, 0, stop=SURVIVAL)
+    assert drafts.evidence is not None
+    assert drafts.evidence.dtype == np.float32
+    seen = []
+    for i, n in enumerate(drafts.lens.tolist()):
+        for j in range(n):
+            text = [*desk.texts[i], *drafts.tokens[i, :j].tolist()]
+            first, second = raw_scores(text).topk(2).values.tolist()
+            echo = heard(text, int(drafts.tokens[i, j]))
+            seen.append(echo)
+            assert drafts.evidence[i, j] == pytest.approx(min(first - second, LOGIT_RANGE) + 0.2 * echo, abs=1e-4)
+    assert len(seen) == 8
+    assert any(seen)
+
+
+def test_a_lead_counts_up_to_a_limit_only() -> None:
+    desk = Desk(20)
+    desk.texts[0] = list(range(20))  # nothing is said twice
+    desk.model.logits = lambda hidden: torch.eye(VOCAB)[[31]] * 50.0  # type: ignore[method-assign]
+    drafts = desk.propose(1, stop=SURVIVAL)
+    assert drafts.evidence is not None
+    assert drafts.evidence.tolist() == [[LOGIT_RANGE]]
+    assert drafts.confidence is not None
+    assert drafts.confidence[0, 0] > 0.9999
+
+
+@pytest.mark.parametrize("stop", [None, StopRule((0.0,)), StopRule((0.0,), signal="token_prob")])
+def test_evidence_is_gathered_only_for_a_rule_that_reads_it(stop: StopRule | None) -> None:
+    assert Desk(20).propose(3, stop=stop).evidence is None
+
+
+@pytest.mark.parametrize("below", [0.3, 0.6, 0.9])
+def test_survival_stops_by_the_evidence_told(below: float) -> None:
+    desk = Desk(20, 5, 9)
+    rule = StopRule((below,), signal="survival", weight=0.8, bias=(0.5, -0.5), offset=(0.0, 1.0, -1.0))
+    drafts = desk.propose(6, 6, 6, stop=rule)
+    assert drafts.evidence is not None
+    lens = []
+    for row, offset in zip(drafts.evidence.tolist(), rule.offset, strict=True):
+        score = 0.8 * np.array(row) + np.array([0.5, *[-0.5] * 5]) + offset
+        fell = np.cumprod(1 / (1 + np.exp(-score))) < below
+        lens.append(int(fell.argmax()) + 1 if fell.any() else 6)
+    # Behind a draft's end its evidence is 0, which changes nothing of where it ended.
+    assert drafts.lens.tolist() == lens
+    assert drafts.early_exit is not None
+    assert drafts.early_exit.tolist() == [n < 6 for n in lens]
 
 
 def test_q_is_what_was_drawn_from() -> None:

@@ -41,6 +41,7 @@ class Faulty:
             tokens=np.ones((size, width), dtype=np.int64),
             lens=lens,
             confidence=np.full((size, width), 0.5, dtype=np.float32),
+            evidence=np.full((size, width), -2.5, dtype=np.float32),
             q=torch.full((size, width, VOCAB), 1 / VOCAB),
             early_exit=np.zeros(size, dtype=np.bool_),
         )
@@ -108,13 +109,27 @@ def _nan_confidence(drafts: Drafts) -> None:
     drafts.confidence[1, 0] = np.nan
 
 
+def _nan_evidence(drafts: Drafts) -> None:
+    assert drafts.evidence is not None
+    drafts.evidence[1, 1] = np.nan
+
+
+def _infinite_evidence(drafts: Drafts) -> None:
+    assert drafts.evidence is not None
+    drafts.evidence[1, 0] = np.inf
+
+
 def _nan_q(drafts: Drafts) -> None:
     assert drafts.q is not None
     drafts.q[1, 0] = float("nan")
 
 
 @pytest.mark.parametrize(
-    "spoil", [_negative_token, _token_outside, _too_long, _negative_length, _nan_confidence, _nan_q]
+    "spoil",
+    [
+        *(_negative_token, _token_outside, _too_long, _negative_length),
+        *(_nan_confidence, _nan_evidence, _infinite_evidence, _nan_q),
+    ],
 )
 def test_nonsense_in_a_row_costs_that_request_its_speculation(spoil: Callable[[Drafts], None]) -> None:
     desk = Desk(spoil)
@@ -131,7 +146,17 @@ def test_nonsense_in_a_row_costs_that_request_its_speculation(spoil: Callable[[D
 def test_padding_may_hold_anything() -> None:
     def spoil(drafts: Drafts) -> None:
         assert drafts.confidence is not None
-        drafts.tokens[0, 1:], drafts.confidence[0, 1:] = -5, np.nan
+        assert drafts.evidence is not None
+        drafts.tokens[0, 1:], drafts.confidence[0, 1:], drafts.evidence[0, 1:] = -5, np.nan, np.nan
+
+    desk = Desk(spoil)
+    assert desk.propose(1, 3, 3).lens.tolist() == [1, 3, 3]
+    assert desk.faults == 0
+
+
+def test_signals_are_no_must() -> None:
+    def spoil(drafts: Drafts) -> None:
+        drafts.confidence = drafts.evidence = None
 
     desk = Desk(spoil)
     assert desk.propose(1, 3, 3).lens.tolist() == [1, 3, 3]
@@ -175,6 +200,11 @@ def _confidence_short(drafts: Drafts) -> None:
     drafts.confidence = drafts.confidence[:1]
 
 
+def _evidence_narrow(drafts: Drafts) -> None:
+    assert drafts.evidence is not None
+    drafts.evidence = drafts.evidence[:, :1]
+
+
 def _early_exit_short(drafts: Drafts) -> None:
     assert drafts.early_exit is not None
     drafts.early_exit = drafts.early_exit[:1]
@@ -189,7 +219,7 @@ def _q_of_another_vocabulary(drafts: Drafts) -> None:
     "spoil",
     [
         *(_raise, _none_at_all, _tokens_short, _tokens_narrow, _tokens_flat, _tokens_float, _lens_short),
-        *(_lens_float, _confidence_short, _early_exit_short, _q_of_another_vocabulary),
+        *(_lens_float, _confidence_short, _evidence_narrow, _early_exit_short, _q_of_another_vocabulary),
     ],
 )
 def test_a_fault_of_the_whole_costs_all_that_were_to_draft(spoil: Callable[[Drafts], None]) -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaspec.propose.match import longest_match
+from dynaspec.propose.match import add_echoes, echo, longest_match
 
 
 def oracle(text: list[int], min_n: int, max_n: int, wanted: int) -> tuple[int, int]:
@@ -45,3 +48,64 @@ def test_among_equals_the_one_with_enough_to_offer_wins_and_then_the_most_recent
 
 def test_a_text_that_never_repeats_has_no_match() -> None:
     assert longest_match(np.arange(6, dtype=np.int32), 6, 1, 3, 4) == (0, 6)
+
+
+def heard(text: list[int], token: int, max_n: int) -> float:
+    """What ``echo`` says of a text (committed and drafted tokens alike) and the next token, from its definition."""
+    found = [
+        (n, end)
+        for n in range(1, max_n + 1)
+        for end in range(n, len(text))
+        if text[end - n : end] == text[len(text) - n :]
+    ]
+    n, end = max(found, default=(0, 0))
+    return math.log2(1 + n) * (1 if n and text[end] == token else -1)
+
+
+@given(
+    texts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=3),
+    max_n=st.integers(1, 9),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=300)
+def test_an_echo_is_what_the_text_did_before(texts: list[list[int]], max_n: int, data: st.DataObject) -> None:
+    size = len(texts)
+    lanes = np.array(data.draw(st.permutations(range(size + 1))), dtype=np.int64)[:size]
+    position = data.draw(st.integers(0, 5))
+    column = st.lists(st.integers(0, 2), min_size=position + 1, max_size=position + 1)
+    drafted = [data.draw(column) for _ in texts]
+    requests = np.array(data.draw(st.permutations(range(size)))[: data.draw(st.integers(0, size))], dtype=np.int64)
+    # Behind texts and drafts stands what would give other answers if it were read.
+    tokens, drafts = np.full((size + 1, 26), 1, np.int32), np.full((size, 8), 1, np.int64)
+    for i, text in enumerate(texts):
+        tokens[lanes[i], : len(text)], drafts[i, : position + 1] = text, drafted[i]
+    lengths = np.array([len(text) for text in texts], dtype=np.int64)
+    before = data.draw(st.lists(st.floats(-6, 6, width=32), min_size=requests.size, max_size=requests.size))
+    evidence, weight = np.array(before, dtype=np.float32), 0.25
+    add_echoes(evidence, tokens, lanes, lengths, drafts, requests, position, max_n, weight)
+    echoes = [heard([*texts[r], *drafted[r][:position]], drafted[r][position], max_n) for r in requests.tolist()]
+    expected = [x + weight * e for x, e in zip(before, echoes, strict=True)]
+    assert evidence.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def one_echo(text: list[int], drafted: list[int], max_n: int = 8) -> float:
+    return float(echo(np.array(text, np.int32), len(text), np.array(drafted), len(drafted) - 1, max_n))
+
+
+def test_an_echo_is_a_yes_a_no_or_nothing() -> None:
+    assert one_echo([1, 2, 3, 4, 1, 2, 3], [4]) == 2.0  # three tokens before: log2(4)
+    assert one_echo([1, 2, 3, 4, 1, 2, 3], [5]) == -2.0
+    assert one_echo([1, 2, 3, 4, 1, 2, 3], [4], max_n=1) == 1.0
+    assert one_echo([1, 2, 3], [1]) == 0.0
+
+
+def test_of_equal_echoes_the_most_recent_counts_and_a_longer_one_more() -> None:
+    assert one_echo([7, 1, 7, 2, 7], [2]) == 1.0
+    assert one_echo([7, 1, 7, 2, 7], [1]) == -1.0
+    assert one_echo([3, 7, 1, 7, 2, 3, 7], [1]) == pytest.approx(math.log2(3))
+
+
+def test_a_draft_echoes_itself() -> None:
+    assert one_echo([9], [5, 6, 5, 6]) == 1.0  # 5 6 5, then 6 again
+    assert one_echo([9], [5, 6, 5, 7]) == -1.0
+    assert one_echo([5, 6], [4, 5, 6, 4]) == pytest.approx(math.log2(3))  # the repeated part crosses into the draft

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaspec.contract.step import LOGIT_RANGE, StopRule
+from dynaspec.contract.step import StopRule
 from dynaspec.propose import stopping
 from dynaspec.propose.stopping import stop_mask
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 def lengths(
     rule: StopRule | None, depth: Sequence[int], signals: Sequence[Sequence[float]]
 ) -> tuple[list[int], list[int]]:
-    """(final lengths, rows of each pass) where row i shows ``signals[i]`` pass after pass."""
+    """(final lengths, rows of each pass) where row i shows ``signals[i]`` pass after pass: confidences, or evidence."""
     mask = stop_mask(rule, np.array(depth, dtype=np.int64), CPU)
     running, rows = np.arange(len(depth)), []
     for done in range(1, max(depth) + 1):
@@ -90,19 +90,18 @@ def survival(below: tuple[float, ...], weight: float = 1.0, scope: str = "reques
     return StopRule(below, scope, "survival", weight, **calibration)  # type: ignore[arg-type]
 
 
-def chance(rule: StopRule, confidence: Sequence[float], row: int) -> float:
-    """The signal after the whole of ``confidence``, from its definition."""
+def chance(rule: StopRule, evidence: Sequence[float], row: int) -> float:
+    """The signal after the whole of ``evidence``, from its definition."""
     total = 1.0
-    for j, c in enumerate(confidence):
-        logit = float(np.clip(np.log(c / (1 - c)) if 0 < c < 1 else (c - 0.5) * np.inf, -LOGIT_RANGE, LOGIT_RANGE))
+    for j, x in enumerate(evidence):
         bias = rule.bias[min(j, len(rule.bias) - 1)] if rule.bias else 0.0
         offset = rule.offset[row] if rule.offset else 0.0
-        total *= 1 / (1 + np.exp(-(rule.weight * logit + bias + offset)))
+        total *= 1 / (1 + np.exp(-(rule.weight * x + bias + offset)))
     return total
 
 
 def test_survival_is_the_product_over_the_draft() -> None:
-    halves = [[0.5] * 4]  # σ(0) = ½ for each token
+    halves = [[0.0] * 4]  # σ(0) = ½ for each token
     assert lengths(survival((0.2,)), [4], halves)[0] == [3]
     assert lengths(survival((0.2, 0.3)), [4], halves)[0] == [2]
     assert lengths(survival((0.0,)), [4], halves)[0] == [4]
@@ -112,28 +111,7 @@ def test_survival_is_the_product_over_the_draft() -> None:
 
 def test_a_request_may_be_better_or_worse_than_others() -> None:
     rule = survival((0.4,), offset=(0.0, 5.0, -5.0))
-    assert lengths(rule, [4] * 3, [[0.5] * 4] * 3) == ([2, 4, 1], [3, 2, 1, 1])
-
-
-@pytest.mark.parametrize("c", [0.0, 1e-30, 1.0 - 2**-24, 1.0])
-@pytest.mark.parametrize("weight", [0.0, 1.0, 500.0])
-def test_confidences_of_nought_and_one_are_numbers_like_others(c: float, weight: float) -> None:
-    rule = survival((0.5,), weight=weight, bias=(0.3,))
-    expected = 4 if weight == 0.0 or c > 0.5 else 1
-    if weight == 0.0:
-        expected = 2  # σ(0.3)² < ½
-    assert lengths(rule, [4], [[c] * 4])[0] == [expected]
-
-
-def test_a_pass_must_be_paid_for_by_all_that_would_go_on() -> None:
-    rule = survival((0.1,), total_below=(0.9,))
-    # Two at 0.6 bring 2 · 0.5 for a pass of 0.9; after the second, 2 · 0.26 do not.
-    assert lengths(rule, [4, 4], [[0.6] * 4] * 2) == ([2, 2], [2, 2])
-    assert lengths(rule, [4], [[0.6] * 4]) == ([1], [1])
-    # A row that is at its end, or below its own threshold, pays for nothing.
-    assert lengths(rule, [4, 1], [[0.6] * 4] * 2) == ([1, 1], [2])
-    assert lengths(rule, [4, 4], [[0.6] * 4, [0.05] * 4]) == ([1, 1], [2])
-    assert lengths(survival((0.1,), total_below=(0.0, 9.0)), [4], [[0.9] * 4])[0] == [2]
+    assert lengths(rule, [4] * 3, [[0.0] * 4] * 3) == ([2, 4, 1], [3, 2, 1, 1])
 
 
 class _DeviceMask(stopping._OnDevice):
@@ -143,20 +121,55 @@ class _DeviceMask(stopping._OnDevice):
         self._known = self._lengths.numpy().copy()
 
 
+@pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("evidence", [-1e30, -100.0, 100.0, 1e30])
+@pytest.mark.parametrize("weight", [0.0, 1.0, 500.0])
+def test_evidence_of_any_size_is_a_number_like_others(evidence: float, weight: float, device: bool) -> None:
+    rule, granted = survival((0.5,), weight=weight, bias=(0.3,)), np.array([4])
+    mask = _DeviceMask(rule, granted, CPU) if device else stop_mask(rule, granted, CPU)
+    for done in range(1, 5):
+        mask.update(done, np.array([0]), torch.tensor([evidence]))
+        if not mask.running(done).size:
+            break
+    # σ(0.3)² < ½
+    assert mask.lengths().tolist() == [2 if weight == 0.0 else 4 if evidence > 0 else 1]
+
+
+def test_evidence_counts_beyond_what_a_confidence_can_say() -> None:
+    """The rule takes what it is given: whoever has the evidence has cut it, or has not."""
+    rule = survival((0.5,), bias=(-7.0,))
+    assert lengths(rule, [3], [[6.5] * 3])[0] == [1]
+    assert lengths(rule, [3], [[9.0] * 3])[0] == [3]
+
+
+def test_a_pass_must_be_paid_for_by_all_that_would_go_on() -> None:
+    rule = survival((0.1,), total_below=(0.9,))
+    fair, poor, good = np.log([0.6 / 0.4, 0.05 / 0.95, 0.9 / 0.1]).tolist()
+    # Two at 0.6 bring 2 · 0.5 for a pass of 0.9; after the second, 2 · 0.26 do not.
+    assert lengths(rule, [4, 4], [[fair] * 4] * 2) == ([2, 2], [2, 2])
+    assert lengths(rule, [4], [[fair] * 4]) == ([1], [1])
+    # A row that is at its end, or below its own threshold, pays for nothing.
+    assert lengths(rule, [4, 1], [[fair] * 4] * 2) == ([1, 1], [2])
+    assert lengths(rule, [4, 4], [[fair] * 4, [poor] * 4]) == ([1, 1], [2])
+    assert lengths(survival((0.1,), total_below=(0.0, 9.0)), [4], [[good] * 4])[0] == [2]
+
+
 @given(data=st.data(), scope=st.sampled_from(["request", "batch_mean"]), device=st.booleans())
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=250)
 def test_survival_on_host_and_device_is_the_rule(data: st.DataObject, scope: str, device: bool) -> None:
     rows = data.draw(st.integers(1, 4))
     depth = data.draw(st.lists(st.integers(1, 5), min_size=rows, max_size=rows))
     number = st.floats(-2.0, 2.0, width=32)
     rule = survival(
-        tuple(data.draw(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6))),
+        tuple(data.draw(st.lists(st.sampled_from([0.0, 0.02, 0.1]) | st.floats(0.0, 1.0), min_size=1, max_size=6))),
         data.draw(st.floats(0.1, 2.0)),
         scope,
         bias=tuple(data.draw(st.lists(number, max_size=3))),
         offset=tuple(data.draw(st.one_of(st.just([]), st.lists(number, min_size=rows, max_size=rows)))),
+        total_below=tuple(data.draw(st.lists(st.floats(0.0, 2.0), max_size=2 if scope == "request" else 0))),
     )
-    signals = [data.draw(st.lists(st.floats(0.0, 1.0, width=32), min_size=5, max_size=5)) for _ in depth]
+    said = st.floats(0.0, 2.0, width=32) | st.floats(-6.0, 8.0, width=32)
+    signals = [data.draw(st.lists(said, min_size=5, max_size=5)) for _ in depth]
     granted = np.array(depth, dtype=np.int64)
     mask = _DeviceMask(rule, granted, CPU) if device else stop_mask(rule, granted, CPU)
     expected, running = list(depth), np.arange(rows)
@@ -170,6 +183,14 @@ def test_survival_on_host_and_device_is_the_rule(data: st.DataObject, scope: str
             return  # rounding decides
         for i, value in compared.items():
             if value < threshold:
+                expected[i] = done
+        going_on = [i for i in running.tolist() if expected[i] > done]
+        if rule.total_below and going_on:
+            brought = sum(values[i] - threshold for i in going_on)
+            needed = rule.total_below[min(done, len(rule.total_below)) - 1]
+            if abs(brought - needed) < 1e-4:
+                return
+            for i in going_on if brought < needed else ():
                 expected[i] = done
         running = mask.running(done)
         assert running.tolist() == [i for i, n in enumerate(expected) if n > done]

@@ -171,3 +171,27 @@ def test_blocks_with_gaps_are_not_valid() -> None:
     ingest(marks, 10)
     marks.admit(1, tables.blocks(0))
     assert marks.seen[1] == 8
+
+
+def test_where_no_drafts_are_open_a_step_settles_nothing() -> None:
+    tables, marks = one_lane()
+    tables.try_open(0, [], 20)
+    drafted(marks, 10, 5)
+    settle(marks, 10, 2)
+    for length in (13, 16):  # a lookup's drafts, that this drafter has not seen
+        settle(marks, length, 2)
+        assert marks.seen[0] == 12
+
+
+def test_drafts_of_a_step_that_failed_are_not_the_next_ones() -> None:
+    tables, marks = one_lane()
+    for lane in (0, 1):
+        tables.try_open(lane, [], 12)
+        ingest(marks, 6, lane)
+    marks.ingest_drafts(column(0, 1), column(3, 3), column(3, 1))
+    settle(marks, 6, 1)  # lane 1 is not in the step that came through
+    ingest(marks, 8)
+    marks.ingest_drafts(column(0), column(2), column(2))
+    marks.settle(column(0, 1), column(8, 6), column(2, 3))
+    assert marks.seen[:2].tolist() == [10, 6]
+    assert ingest(marks, 9, lane=1) == 0  # nor was anything of it processed in vain

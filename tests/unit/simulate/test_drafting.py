@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaspec.contract.step import StopRule
+from dynaspec.contract.step import LOGIT_RANGE, StopRule
 from dynaspec.propose.stopping import stop_mask
 from dynaspec.simulate.drafting import draft
 from dynaspec.simulate.traces import build_trace
@@ -109,7 +109,9 @@ def test_drafts_end_where_the_engine_ends_them(rows, depth, rule):
     mask = stop_mask(rule, np.array(depth, dtype=np.int64), torch.device("cpu"))
     running = np.arange(3)
     for done in range(1, WIDTH + 1):
-        mask.update(done, running, torch.tensor([rows[i][done - 1] for i in running], dtype=torch.float32))
+        shown = torch.tensor([rows[i][done - 1] for i in running], dtype=torch.float64)
+        signal = shown.logit().clamp(-LOGIT_RANGE, LOGIT_RANGE) if rule.signal == "survival" else shown
+        mask.update(done, running, signal.float())
         running = mask.running(done)
         if not running.size:
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -16,7 +17,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepView
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
-from dynaspec.observe.decision_log import DecisionLog, LoggedController, PlanCall, read_calls, read_header
+from dynaspec.observe.decision_log import DecisionLog, LoggedController, PlanCall, TrimCall, read_calls, read_header
 from dynaspec.simulate.replay import replay
 from support.checkpoints import Pair
 from support.workloads import PROMPTS
@@ -74,6 +75,22 @@ def test_the_same_controller_decides_alike(tiny: Pair, tmp_path: Path, name: str
     assert result.first is None, str(result.first)
     assert result.identical
     assert result.plans >= result.trims > 20
+
+
+def test_a_log_of_auto_holds_evidence(tiny: Pair, tmp_path: Path) -> None:
+    """Else replaying one does not show that it comes back; and it is more than the confidences say."""
+    path = tmp_path / "log.jsonl"
+    decode(tiny, path, CONFIGS["auto"], overlapped=False)
+    trims = [call.drafts for call in read_calls(path) if isinstance(call, TrimCall)]
+    assert any(any(drafts.evidence) for drafts in trims)
+    apart = [
+        abs(e - math.log(c / (1 - c)))
+        for drafts in trims
+        for said, known in zip(drafts.confidence, drafts.evidence, strict=bool(drafts.evidence))
+        for c, e in zip(said, known, strict=True)
+        if 0.0 < c < 1.0
+    ]
+    assert max(apart) > 0.1
 
 
 def test_an_asynchronous_log_has_late_outcomes(tiny: Pair, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.step import Limits, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import LOGIT_RANGE, Limits, SpecPlan, StepOutcome, StepView
 from dynaspec.observe.log_reader import Header, Record, read_header, read_log
 
 Ints = npt.NDArray[np.int64]
@@ -211,26 +211,33 @@ class _Collected:
     def _add_verdicts(self, record: Record, outcome: StepOutcome, i: int, at: int | None) -> None:
         tested = outcome.accepted[i] + (outcome.ended[i] == "rejected")
         index, confidence = self.requests[outcome.ids[i]], outcome.confidence[i]
+        evidence = outcome.evidence[i] if outcome.evidence else ()
         expected = _expectation(record.plan, record.estimates, at)
         for j in range(tested):
             c = confidence[j] if j < len(confidence) else np.nan
+            e = evidence[j] if j < len(evidence) else _logit(c)
             self.verdicts.append(
-                (index, j, j < outcome.accepted[i], c, np.nan if expected is None else expected.of(c, j))
+                (index, j, j < outcome.accepted[i], c, np.nan if expected is None else expected.of(e, j))
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _Expectation:
-    """σ(weight · logit(confidence) + bias[position] + offset): what the controller made of a confidence."""
+    """σ(weight · evidence + bias[position] + offset): what the controller made of the evidence for a token."""
 
     weight: float
     bias: tuple[float, ...]
     offset: float
 
-    def of(self, confidence: float, position: int) -> float:
+    def of(self, evidence: float, position: int) -> float:
         bias = self.bias[min(position, len(self.bias) - 1)] if self.bias else 0.0
-        clipped = min(max(confidence, 1e-6), 1 - 1e-6)
-        return float(1 / (1 + np.exp(-(self.weight * np.log(clipped / (1 - clipped)) + bias + self.offset))))
+        return float(1 / (1 + np.exp(-(self.weight * evidence + bias + self.offset))))
+
+
+def _logit(confidence: float) -> float:
+    """The evidence that a confidence alone is."""
+    clipped = min(max(confidence, 1e-6), 1 - 1e-6)
+    return float(np.clip(np.log(clipped / (1 - clipped)), -LOGIT_RANGE, LOGIT_RANGE))
 
 
 def _expectation(plan: SpecPlan, estimates: Mapping[str, Any], at: int | None) -> _Expectation | None:

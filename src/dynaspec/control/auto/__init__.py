@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from .controller import AutoController
+from .warm_up import load_kernels
 
-__all__ = ["AutoController"]
+__all__ = ["AutoController", "load_kernels"]

@@ -29,7 +29,13 @@ _WEIGHT_FLOOR, _BIAS_FLOOR, _OFFSET_FLOOR = 2e-4, 0.01, 0.05
 """Variances do not fall below these, or the filter would stop learning."""
 _WEIGHT_DRIFT, _BIAS_DRIFT, _OFFSET_DRIFT = 2e-5, 2e-3, 5e-3
 """Variance that a step adds."""
-_WEIGHT_PRIOR, _BIAS_PRIOR, _OFFSET_PRIOR = 0.25, 1.0, 0.5
+_WEIGHT_PRIOR, _BIAS_PRIOR, _OFFSET_PRIOR = 0.5, 1.0, 0.5
+_TO_ALL = 0.15
+"""Share of what a request's offset gives up, with time or as the request ends, that goes over to all: a drafter of no
+use is not tried anew with every request."""
+_LIKENESS = 0.02
+"""A position of which nothing is known comes to be taken for like the one before, by this share a step: or drafts that
+never get there would stay as short as the first guess has made them."""
 _RETURN = 0.99
 """A request's offset goes back to the population's by this factor a step: one that was given up is tried again."""
 
@@ -46,52 +52,64 @@ def _filter(
     bias_var: Floats,
     offset: Floats,
     offset_var: Floats,
-    feature: Floats,
-    position: Ints,
     place: Ints,
-    accepted: Floats,
+    drafted: Ints,
+    tested: Ints,
+    accepted: Ints,
+    feature: Floats,
 ) -> None:
-    """One observation after the other; ``weight`` is [mean, variance]."""
-    for n in range(feature.size):
-        j, r, x = min(position[n], bias.size - 1), place[n], feature[n]
-        p = _sigmoid(weight[0] * x + bias[j] + offset[r])
-        slope = max(p * (1.0 - p), 0.01)
-        gain = 1.0 / (1.0 + slope * (x * x * weight[1] + bias_var[j] + offset_var[r]))
-        error = accepted[n] - p
-        weight[0] += weight[1] * x * error * gain
-        bias[j] += bias_var[j] * error * gain
-        offset[r] += offset_var[r] * error * gain
-        weight[1] = max(_WEIGHT_FLOOR, weight[1] * (1.0 - weight[1] * x * x * slope * gain))
-        # What is learnt of one position tells something of its neighbours, as long as little is known of them.
-        for other in (j - 1, j + 1):
-            if 0 <= other < bias.size:
-                bias[other] += 0.5 * bias_var[j] * bias_var[other] / _BIAS_PRIOR * error * gain
-        bias_var[j] = max(_BIAS_FLOOR, bias_var[j] * (1.0 - bias_var[j] * slope * gain))
-        offset_var[r] = max(_OFFSET_FLOOR, offset_var[r] * (1.0 - offset_var[r] * slope * gain))
+    """One observation after the other; ``weight`` is [mean, variance], the others as in ``Verdicts``."""
+    first = 0
+    for request in range(place.size):
+        r = place[request]
+        for position in range(min(tested[request], drafted[request]) if r >= 0 else 0):
+            j, x = min(position, bias.size - 1), feature[first + position]
+            p = _sigmoid(weight[0] * x + bias[j] + offset[r])
+            slope = max(p * (1.0 - p), 0.01)
+            gain = 1.0 / (1.0 + slope * (x * x * weight[1] + bias_var[j] + offset_var[r]))
+            error = (1.0 if position < accepted[request] else 0.0) - p
+            weight[0] += weight[1] * x * error * gain
+            bias[j] += bias_var[j] * error * gain
+            offset[r] += offset_var[r] * error * gain
+            weight[1] = max(_WEIGHT_FLOOR, weight[1] * (1.0 - weight[1] * x * x * slope * gain))
+            # What is learnt of one position tells something of its neighbours, as long as little is known of them.
+            for other in (j - 1, j + 1):
+                if 0 <= other < bias.size:
+                    bias[other] += 0.5 * bias_var[j] * bias_var[other] / _BIAS_PRIOR * error * gain
+            bias_var[j] = max(_BIAS_FLOOR, bias_var[j] * (1.0 - bias_var[j] * slope * gain))
+            offset_var[r] = max(_OFFSET_FLOOR, offset_var[r] * (1.0 - offset_var[r] * slope * gain))
+        first += drafted[request]
 
 
 @njit(cache=True, nogil=True)
-def _age(weight: Floats, bias_var: Floats, offset: Floats, offset_var: Floats, steps: int) -> None:
+def _age(weight: Floats, bias: Floats, bias_var: Floats, offset: Floats, offset_var: Floats, steps: int) -> None:
     weight[1] = min(_WEIGHT_PRIOR, weight[1] + steps * _WEIGHT_DRIFT)
     for j in range(bias_var.size):
         bias_var[j] = min(_BIAS_PRIOR, bias_var[j] + steps * _BIAS_DRIFT)
+        if j:
+            unknown = (bias_var[j] / _BIAS_PRIOR) ** 2
+            bias[j] += (1.0 - (1.0 - _LIKENESS * unknown) ** steps) * (bias[j - 1] - bias[j])
+    given_up = 0.0
     for r in range(offset.size):
+        given_up += _TO_ALL * offset[r] * (1.0 - _RETURN**steps)
         offset[r] *= _RETURN**steps
         offset_var[r] = min(_OFFSET_PRIOR, offset_var[r] + steps * _OFFSET_DRIFT)
+    for j in range(bias.size):
+        bias[j] += given_up
 
 
 @dataclass(slots=True)
-class Observations:
-    """Verified slots of a step, N in all."""
+class Verdicts:
+    """What the target made of a step's drafts. B requests, N drafted tokens."""
 
-    feature: Floats
-    """[N]"""
-    position: Ints
-    """[N] from 0."""
     place: Ints
-    """[N] the request's place in the model's columns."""
-    accepted: Floats
-    """[N] 1 or 0."""
+    """[B] in the model's columns; −1: nothing is to be learnt from this request."""
+    drafted: Ints
+    """[B]"""
+    tested: Ints
+    """[B] tokens with a verdict: the accepted ones, and the first rejected one."""
+    accepted: Ints
+    """[B]"""
 
 
 class AcceptanceModel:
@@ -106,7 +124,7 @@ class AcceptanceModel:
         self.weight: Floats = np.array([weight, _WEIGHT_PRIOR if weight else 0.0])
         self.bias: Floats = np.full(POSITIONS, bias)
         self.offset: Floats = np.zeros(0)
-        self._bias_var: Floats = np.full(POSITIONS, _BIAS_PRIOR)
+        self.bias_var: Floats = np.full(POSITIONS, _BIAS_PRIOR)
         self._offset_var: Floats = np.zeros(0)
 
     def grow(self, places: int) -> None:
@@ -122,27 +140,28 @@ class AcceptanceModel:
         self.offset[place] = offset
         self._offset_var[place] = _OFFSET_PRIOR
 
-    def observe(self, seen: Observations) -> None:
-        """Learns from verified slots, in their order."""
+    def retire(self, places: Ints) -> None:
+        """Requests have ended: what was learnt of them says something of those to come."""
+        self.bias += _TO_ALL * float(self.offset[places].sum())
+
+    def observe(self, seen: Verdicts, feature: Floats) -> None:
+        """Learns from verified slots; ``feature`` [N] of all drafted tokens, one request after the other."""
         _filter(
             self.weight,
             self.bias,
-            self._bias_var,
+            self.bias_var,
             self.offset,
             self._offset_var,
-            seen.feature,
-            seen.position,
             seen.place,
+            seen.drafted,
+            seen.tested,
             seen.accepted,
+            feature,
         )
 
     def age(self, steps: int = 1) -> None:
         """So many steps have passed."""
-        _age(self.weight, self._bias_var, self.offset, self._offset_var, steps)
-
-    def hopeful(self, deviations: float) -> Floats:
-        """[POSITIONS] the biases if they are so many standard deviations better than estimated."""
-        return np.asarray(self.bias + deviations * np.sqrt(self._bias_var))
+        _age(self.weight, self.bias, self.bias_var, self.offset, self._offset_var, steps)
 
     def chance(self, position: int) -> float:
         """Conditional acceptance at a position for a request like the average, with the feature at 0."""
@@ -155,28 +174,35 @@ class Places:
     def __init__(self) -> None:
         self._of: dict[str, int] = {}
         self._free: list[int] = []
+        self._last: tuple[Sequence[str], Ints] = ((), np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         return len(self._of) + len(self._free)
 
     def get(self, ids: Sequence[str]) -> tuple[Ints, list[int]]:
         """Places of ``ids``, and the indices in it of requests that are new."""
+        if ids == self._last[0]:
+            return self._last[1], []
         of, new = self._of, []
         for index, request in enumerate(ids):
             if request not in of:
                 of[request] = self._free.pop() if self._free else len(of)
                 new.append(index)
-        return np.array([of[request] for request in ids], dtype=np.int64), new
+        self._last = ids, np.array([of[request] for request in ids], dtype=np.int64)
+        return self._last[1], new
 
-    def find(self, request: str) -> int | None:
-        """A request's place, or None if it has been forgotten."""
-        return self._of.get(request)
+    def find(self, ids: Sequence[str]) -> Ints:
+        """Places of ``ids``; −1 for those that have been forgotten."""
+        if ids == self._last[0]:
+            return self._last[1]
+        return np.array([self._of.get(request, -1) for request in ids], dtype=np.int64)
 
-    def forget(self, ids: Sequence[str]) -> None:
-        for request in ids:
-            place = self._of.pop(request, None)
-            if place is not None:
-                self._free.append(place)
+    def forget(self, ids: Sequence[str]) -> Ints:
+        """The places that have become free."""
+        places = [self._of.pop(request) for request in ids if request in self._of]
+        self._free.extend(places)
+        self._last = (), np.zeros(0, np.int64)
+        return np.array(places, dtype=np.int64)
 
 
 @njit(cache=True, nogil=True)

@@ -17,7 +17,7 @@ class Pending:
     mode: Mode
     trims: bool
     match: tuple[tuple[int, ...] | None, ...]
-    """For each proposer the match lengths [B] on offer."""
+    """For each proposer the match lengths [B] on offer; empty where none looks up."""
 
 
 @dataclass(slots=True)
@@ -33,8 +33,10 @@ class Agreement:
     stop: StopRule | None
     hoped: float
     """Tokens/s; 0 without drafts."""
-    prediction: Prediction
-    drafts: bool
+    plain_goodput: float
+    """Tokens/s."""
+    speculation: Prediction
+    plain: Prediction
     trims: bool
     steps: int
     """For which it still holds."""

@@ -1,4 +1,4 @@
-"""What ``auto`` knows of each proposer: how likely its tokens are accepted, and what they cost."""
+"""What ``auto`` knows of each proposer: how likely its tokens are accepted, and which lengths pay at what they cost."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.contract.costs import Curve
-from dynaspec.contract.step import ProposerTraits, StepView, StopRule, Work
+from dynaspec.contract.step import ProposerTraits, StepView, StopRule
 
-from .acceptance import POSITIONS, AcceptanceModel, Observations, logit, logits
-from .curve import KNOTS, CostCurve
-from .draft_cost import DraftCost
-from .lengths import chain_depths, expected_tokens, lookup_depths, survivals
+from .acceptance import POSITIONS, AcceptanceModel, Verdicts, logit
+from .costs import StepCosts
+from .lengths import chain_depths, lookup_depths, stop_thresholds, survivals
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -23,8 +21,8 @@ Bools = npt.NDArray[np.bool_]
 
 _MODEL_BIAS, _LOOKUP_BIAS = 0.85, 0.0
 """Chance of a first slot before anything is known, as a logit: 0.7 and 0.5."""
-_CONFIDENCE_WEIGHT, _MATCH_WEIGHT = 0.7, 0.5
-_HORIZON = 32
+_EVIDENCE_WEIGHT, _MATCH_WEIGHT = 1.0, 0.5
+_HORIZON = 32.0
 """Steps over which reading what the drafter lacks is paid off, if the request has so many left."""
 
 
@@ -36,14 +34,16 @@ class Wish:
     """[B]"""
     worth: Floats
     """[B] seconds gained by drafting for each request."""
-    hoped: float
+    hoped: float = 0.0
     """Accepted tokens over all requests, if acceptance is as good as it may well be: what decisions rest on."""
-    expected: float
+    expected: float = 0.0
     """The same at the best estimate: what steps are held against."""
-    seconds: float
+    seconds: float = 0.0
     """Of drafting."""
-    rows: float
+    rows: float = 0.0
     """Drafted tokens over all requests."""
+    context: float = 0.0
+    """KV entries that their rows see."""
 
 
 @dataclass(slots=True)
@@ -54,13 +54,16 @@ class Situation:
     """[B]"""
     cap: Ints
     """[B] longest draft possible."""
+    room: Ints
+    """[B] tokens that each request still has."""
+    context: Ints
+    """[B] KV entries that a row of each request sees."""
     runnable: Bools
     """[longest + 1] draft lengths that the host can run."""
     value: float
     """Seconds that a token is worth."""
     optimism: float
     """Standard deviations that acceptance is hoped to be better than estimated."""
-    target: CostCurve
     base_rows: float
     """Rows of the target pass without drafts."""
 
@@ -79,6 +82,10 @@ class Drafter(Protocol):
         """A new request takes a place."""
         ...
 
+    def retire(self, places: Ints) -> None:
+        """The requests at these places have ended."""
+        ...
+
     def caps(self, view: StepView, cap: Ints) -> Ints:
         """[B] ``cap``, cut to what the proposer has on offer."""
         ...
@@ -95,23 +102,19 @@ class Drafter(Protocol):
         """When to end the drafts of the latest wish early; None where they cannot."""
         ...
 
-    def survivals(self, view: StepView, places: Ints, requests: Ints, lens: Ints, confidence: Floats) -> Floats:
+    def survivals(self, view: StepView, places: Ints, requests: Ints, lens: Ints, evidence: Floats) -> Floats:
         """[N] chances that each drafted token and all before it are accepted.
 
         Args:
             places: [b] of those drafted for.
             requests: [b] their indices in the view.
             lens: [b]
-            confidence: [N]
+            evidence: [N]
         """
         ...
 
-    def observe(self, position: Ints, place: Ints, accepted: Floats, confidence: Floats, offer: Ints) -> None:
-        """Learns from N verified slots; ``offer`` [N] is the match length that the draft came from."""
-        ...
-
-    def spent(self, work: Work, drafting: int, seconds: float) -> None:
-        """A step drafted with this proposer alone, for so many requests."""
+    def observe(self, seen: Verdicts, evidence: Floats, match: Ints) -> None:
+        """Learns from verified slots; ``evidence`` [N] of the tokens, ``match`` [B] the lengths they were found by."""
         ...
 
     def age(self, steps: int) -> None:
@@ -127,26 +130,20 @@ class ModelDrafter:
     """A proposer that runs a model: a pass for each token, or one for all."""
 
     def __init__(
-        self,
-        traits: ProposerTraits,
-        index: int,
-        start: Curve,
-        rates: Sequence[float],
-        can_stop: bool,
+        self, traits: ProposerTraits, index: int, costs: StepCosts, rates: Sequence[float], can_stop: bool
     ) -> None:
         """
         Args:
             index: among the host's proposers.
-            start: its passes at start-up, (rows, seconds).
             rates: acceptance per position of a saved profile; empty = unknown.
         """
         self.stops = can_stop and traits.has_confidence and traits.passes_per_draft == "per_token"
         self._confident = traits.has_confidence
         self._single_pass = traits.passes_per_draft == "one"
         self._index = index
-        self._cost = DraftCost(start, model=True)
+        self._cost, self._target = costs.drafters[index], costs.target
         self._prior = AcceptanceModel(weight=0.0, bias=_MODEL_BIAS)
-        self._informed = AcceptanceModel(weight=_CONFIDENCE_WEIGHT, bias=0.0)
+        self._informed = AcceptanceModel(weight=_EVIDENCE_WEIGHT, bias=0.0)
         for position, rate in enumerate(conditional(rates)[:POSITIONS]):
             self._prior.bias[position:] = logit(rate)
 
@@ -158,51 +155,58 @@ class ModelDrafter:
         self._prior.admit(place, expected)
         self._informed.admit(place, None)
 
+    def retire(self, places: Ints) -> None:
+        self._prior.retire(places)
+        self._informed.retire(places)
+
     def caps(self, view: StepView, cap: Ints) -> Ints:
         return cap
 
     def catching_up(self, view: StepView) -> Floats:
-        return self._cost.per_row_caught_up * np.array(view.lag[self._index], dtype=np.float64)
+        return np.asarray(self._cost[3] * np.array(view.lag[self._index], dtype=np.float64))
 
     def wish(self, view: StepView, situation: Situation) -> Wish:
         requests = situation.cap.size
-        depth, worth = np.empty(requests, np.int64), np.empty(requests)
-        self._cost.suppose(situation.target.at(1.0))
-        call, each = self._call_and_pass()
-        offset = self._prior.offset[situation.places]
-        hoped, passes, lag_s, rows = chain_depths(
-            self._prior.hopeful(situation.optimism),
-            offset,
+        wish = Wish(np.empty(requests, np.int64), np.empty(requests))
+        wish.hoped, wish.expected, wish.seconds, wish.rows, wish.context = chain_depths(
+            self._prior.bias,
+            self._prior.bias_var,
+            situation.optimism,
+            self._prior.offset,
+            situation.places,
             situation.cap,
             situation.runnable,
-            self.catching_up(view) / np.clip(np.array(view.room_depth) / 2.0, 1.0, _HORIZON),
+            np.array(view.lag[self._index]),
+            situation.room,
+            _HORIZON,
+            situation.context,
             situation.value,
-            call,
-            each,
-            self._cost.per_row,
-            KNOTS,
-            situation.target.seconds,
+            self._cost,
+            self._single_pass,
+            self._target,
             situation.base_rows,
-            depth,
-            worth,
+            wish.depth,
+            wish.worth,
         )
-        drafted = rows - situation.base_rows
-        seconds = call + each * passes + self._cost.per_row * drafted + lag_s if passes else 0.0
-        expected = expected_tokens(0.0, self._prior.bias, offset, offset, depth)
-        return Wish(depth, worth, hoped, expected, seconds, drafted)
+        return wish
 
     def rule(self, situation: Situation) -> StopRule | None:
         if not self.stops:
             return None
-        _, each = self._call_and_pass()
-        requests = situation.cap.size
-        rows = situation.base_rows + requests
-        slope = (situation.target.at(rows + requests) - situation.target.at(rows)) / requests
-        positions = np.minimum(np.arange(1, max(2, int(situation.cap.max()))), POSITIONS - 1)
-        worth = situation.value / (1.0 + np.exp(-self._prior.bias[positions]))
+        below, total_below = stop_thresholds(
+            self._prior.bias,
+            self._prior.bias_var,
+            situation.optimism,
+            situation.value,
+            self._cost,
+            self._target,
+            situation.base_rows,
+            situation.context,
+            situation.cap,
+        )
         return StopRule(
-            below=tuple(((self._cost.per_row + slope) / worth).tolist()),
-            total_below=tuple((each / worth).tolist()),
+            below=tuple(below.tolist()),
+            total_below=tuple(total_below.tolist()),
             scope="request",
             signal="survival",
             weight=float(self._informed.weight[0]),
@@ -210,40 +214,27 @@ class ModelDrafter:
             offset=tuple(self._informed.offset[situation.places].tolist()),
         )
 
-    def survivals(self, view: StepView, places: Ints, requests: Ints, lens: Ints, confidence: Floats) -> Floats:
+    def survivals(self, view: StepView, places: Ints, requests: Ints, lens: Ints, evidence: Floats) -> Floats:
         model = self._informed if self._confident else self._prior
-        feature = logits(confidence) if self._confident else np.zeros(int(lens.sum()))
-        chances: Floats = survivals(float(model.weight[0]), model.bias, model.offset[places], feature, lens)
+        chances: Floats = survivals(float(model.weight[0]), model.bias, model.offset[places], evidence, lens)
         return chances
 
-    def observe(self, position: Ints, place: Ints, accepted: Floats, confidence: Floats, offer: Ints) -> None:
-        self._prior.observe(Observations(np.zeros(position.size), position, place, accepted))
+    def observe(self, seen: Verdicts, evidence: Floats, match: Ints) -> None:
+        self._prior.observe(seen, np.zeros_like(evidence))
         if self._confident:
-            self._informed.observe(Observations(logits(confidence), position, place, accepted))
-
-    def spent(self, work: Work, drafting: int, seconds: float) -> None:
-        self._cost.observe(work, drafting, seconds)
+            self._informed.observe(seen, evidence)
 
     def age(self, steps: int) -> None:
         self._prior.age(steps)
         self._informed.age(steps)
 
     def document(self) -> dict[str, Any]:
+        call, one, row, ingested = self._cost.tolist()
         return {
             "acceptance": [round(self._prior.chance(j), 4) for j in range(POSITIONS)],
             "survival": {"weight": float(self._informed.weight[0]), "bias": self._informed.bias.tolist()},
-            "cost": {
-                "call_s": self._cost.call,
-                "pass_s": self._cost.per_pass,
-                "row_s": self._cost.per_row,
-                "caught_up_row_s": self._cost.per_row_caught_up,
-            },
+            "cost": {"call_s": call, "pass_s": one, "row_s": row, "caught_up_row_s": ingested},
         }
-
-    def _call_and_pass(self) -> tuple[float, float]:
-        if self._single_pass:
-            return self._cost.call + self._cost.per_pass, 0.0
-        return self._cost.call, self._cost.per_pass
 
 
 class LookupDrafter:
@@ -251,10 +242,10 @@ class LookupDrafter:
 
     stops = False
 
-    def __init__(self, index: int, rates: Sequence[float]) -> None:
+    def __init__(self, index: int, costs: StepCosts, rates: Sequence[float]) -> None:
         """See ``ModelDrafter``."""
         self._index = index
-        self._cost = DraftCost((), model=False)
+        self._cost, self._target = costs.drafters[index], costs.target
         self._model = AcceptanceModel(weight=_MATCH_WEIGHT, bias=_LOOKUP_BIAS)
         for position, rate in enumerate(conditional(rates)[:POSITIONS]):
             self._model.bias[position:] = logit(rate)
@@ -264,6 +255,9 @@ class LookupDrafter:
 
     def admit(self, place: int, expected: float | None) -> None:
         self._model.admit(place, expected)
+
+    def retire(self, places: Ints) -> None:
+        self._model.retire(places)
 
     def caps(self, view: StepView, cap: Ints) -> Ints:
         offers = view.offers[self._index]
@@ -275,39 +269,38 @@ class LookupDrafter:
         return np.zeros(len(view.ids))
 
     def wish(self, view: StepView, situation: Situation) -> Wish:
-        depth, worth = np.empty(situation.cap.size, np.int64), np.empty(situation.cap.size)
-        weight, feature = float(self._model.weight[0]), self._features(view)
-        offset = self._model.offset[situation.places]
-        hoped, rows = lookup_depths(
-            weight,
-            self._model.hopeful(situation.optimism),
-            offset,
-            feature,
+        requests = situation.cap.size
+        wish = Wish(np.empty(requests, np.int64), np.empty(requests))
+        wish.hoped, wish.expected, wish.seconds, wish.rows, wish.context = lookup_depths(
+            float(self._model.weight[0]),
+            self._model.bias,
+            self._model.bias_var,
+            situation.optimism,
+            self._model.offset,
+            situation.places,
+            self._features(view),
             self.caps(view, situation.cap),
+            situation.context,
             situation.value,
-            KNOTS,
-            situation.target.seconds,
+            self._cost,
+            self._target,
             situation.base_rows,
-            depth,
-            worth,
+            wish.depth,
+            wish.worth,
         )
-        expected = expected_tokens(weight, self._model.bias, offset, feature, depth)
-        return Wish(depth, worth, hoped, expected, self._cost.call if hoped else 0.0, rows - situation.base_rows)
+        return wish
 
     def rule(self, situation: Situation) -> StopRule | None:
         return None
 
-    def survivals(self, view: StepView, places: Ints, requests: Ints, lens: Ints, confidence: Floats) -> Floats:
+    def survivals(self, view: StepView, places: Ints, requests: Ints, lens: Ints, evidence: Floats) -> Floats:
         feature = np.repeat(self._features(view)[requests], lens)
         model = self._model
         chances: Floats = survivals(float(model.weight[0]), model.bias, model.offset[places], feature, lens)
         return chances
 
-    def observe(self, position: Ints, place: Ints, accepted: Floats, confidence: Floats, offer: Ints) -> None:
-        self._model.observe(Observations(match_feature(offer), position, place, accepted))
-
-    def spent(self, work: Work, drafting: int, seconds: float) -> None:
-        self._cost.observe(work, drafting, seconds)
+    def observe(self, seen: Verdicts, evidence: Floats, match: Ints) -> None:
+        self._model.observe(seen, np.repeat(match_feature(match), seen.drafted))
 
     def age(self, steps: int) -> None:
         self._model.age(steps)
@@ -316,7 +309,7 @@ class LookupDrafter:
         return {
             "acceptance": [round(self._model.chance(j), 4) for j in range(POSITIONS)],
             "survival": {"weight": float(self._model.weight[0]), "bias": self._model.bias.tolist()},
-            "cost": {"call_s": self._cost.call, "pass_s": 0.0, "row_s": 0.0},
+            "cost": {"call_s": float(self._cost[0]), "pass_s": 0.0, "row_s": 0.0},
         }
 
     def _features(self, view: StepView) -> Floats:

@@ -17,6 +17,8 @@ _FOLLOW_UP = 3
 """Steps to the next trial after one that brought something."""
 _PLAIN_EVERY = ((1.05, 64), (1.2, 128), (1.5, 256), (float("inf"), 1024))
 """How often plain decoding is tried: (predicted advantage of speculation below, steps)."""
+_OTHER_LOAD = 1.5
+"""What trials of drafting have shown holds up to so many times the requests, or as many times fewer."""
 _HYSTERESIS = 1.01
 """Speculation is taken up again when it promises this much; left when it promises less than plain decoding."""
 
@@ -25,29 +27,21 @@ class Ratio:
     """What steps of one mode gave a second, over what was predicted; 1 until there is evidence."""
 
     def __init__(self) -> None:
-        self._measured = [_PRIOR_STEPS, _PRIOR_STEPS]
-        self._predicted = [_PRIOR_STEPS, _PRIOR_STEPS]
-
-    @property
-    def value(self) -> float:
-        measured = self._measured[0] / self._measured[1]
-        return measured * self._predicted[1] / self._predicted[0]
+        self.value = 1.0
+        self._tokens = self._seconds = _PRIOR_STEPS
+        """Measured over predicted, summed over steps that grow old."""
 
     def observe(self, emitted: float, seconds: float, predicted_emitted: float, predicted_s: float) -> None:
         """One step; everything is taken relative to its prediction, so that steps of all sizes count alike."""
-        seconds = min(seconds, 2.0 * predicted_s)
-        for sums, tokens, time in (
-            (self._measured, emitted / predicted_emitted, seconds / predicted_s),
-            (self._predicted, 1.0, 1.0),
-        ):
-            sums[0] = _FORGET * sums[0] + tokens
-            sums[1] = _FORGET * sums[1] + time
+        self._tokens = _FORGET * self._tokens + emitted / predicted_emitted
+        self._seconds = _FORGET * self._seconds + min(seconds / predicted_s, 2.0)
+        self.value = self._tokens / self._seconds
 
     def rest(self) -> None:
         """A step of the other mode: what was measured grows old, and the prediction is trusted again."""
-        for sums in (self._measured, self._predicted):
-            sums[0] += _RETURN * (_PRIOR_STEPS - sums[0])
-            sums[1] += _RETURN * (_PRIOR_STEPS - sums[1])
+        self._tokens += _RETURN * (_PRIOR_STEPS - self._tokens)
+        self._seconds += _RETURN * (_PRIOR_STEPS - self._seconds)
+        self.value = self._tokens / self._seconds
 
 
 @dataclass(slots=True)
@@ -70,21 +64,25 @@ class PlainGuard:
         self._since_plain = 0
         self._until_trial = _SHORTEST
         self._pause = _SHORTEST
+        self._load = 0
 
-    def decide(self, speculative: float, plain: float) -> Mode:
+    def decide(self, speculative: float, plain: float, load: int = 1) -> Mode:
         """The mode of the next step.
 
         Args:
             speculative: predicted tokens/s of the best plan with drafts; 0 if there is none.
             plain: predicted tokens/s of plain decoding.
+            load: requests.
         """
+        if self._load > _OTHER_LOAD * load or load > _OTHER_LOAD * self._load:
+            self._load, self._pause = load, _SHORTEST
+            self._until_trial = min(self._until_trial, _SHORTEST)
         advantage = speculative * self.speculation.value / (plain * self.plain.value)
         if advantage > (1.0 if self.speculating else _HYSTERESIS):
             if not self.speculating:
                 self.speculating, self._pause = True, _SHORTEST
             self._since_plain += 1
-            every = next(steps for below, steps in _PLAIN_EVERY if advantage < below)
-            self.mode = "probe_plain" if self._since_plain >= every else "speculate"
+            self.mode = "probe_plain" if self._since_plain >= _plain_every(advantage) else "speculate"
         else:
             if self.speculating:
                 self.speculating, self._until_trial = False, self._pause
@@ -107,3 +105,11 @@ class PlainGuard:
         used, other = (self.speculation, self.plain) if prediction.drafts else (self.plain, self.speculation)
         used.observe(float(emitted), seconds, prediction.emitted, prediction.seconds)
         other.rest()
+
+
+def _plain_every(advantage: float) -> int:
+    """Steps of speculation to a trial of plain decoding."""
+    for below, steps in _PLAIN_EVERY:
+        if advantage < below:
+            return steps
+    return _PLAIN_EVERY[-1][1]

@@ -12,141 +12,216 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from .curve import interpolate
+from .costs import row_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)
+def _chance(bias: Floats, offset: float, position: int) -> float:
+    """Of a slot, given that all before it were accepted."""
+    return float(1.0 / (1.0 + np.exp(-(bias[min(position, bias.size - 1)] + offset))))
+
+
+@njit(cache=True, nogil=True)
+def hopeful(bias: Floats, variance: Floats, deviations: float) -> Floats:
+    """The biases if they are so many standard deviations better than estimated."""
+    out = np.empty(bias.size)
+    for j in range(bias.size):
+        out[j] = bias[j] + deviations * np.sqrt(variance[j])
+    return out
+
+
+@njit(cache=True, nogil=True)
 def chain_depths(
     bias: Floats,
-    offset: Floats,
+    variance: Floats,
+    optimism: float,
+    offsets: Floats,
+    places: Ints,
     cap: Ints,
     runnable: npt.NDArray[np.bool_],
-    lag_s: Floats,
+    lag: Ints,
+    room: Ints,
+    horizon: float,
+    context: Ints,
     value: float,
-    call_s: float,
-    pass_s: float,
-    row_s: float,
-    knots: Floats,
-    seconds: Floats,
+    draft: Floats,
+    single_pass: bool,
+    target: Floats,
     base_rows: float,
     depth: Ints,
     worth: Floats,
-) -> tuple[float, float, float, float]:
-    """Draft lengths for a proposer that needs a pass for each token.
+) -> tuple[float, float, float, float, float]:
+    """Draft lengths for a proposer that needs a pass for each token, or one for all.
 
     Pass j runs for the requests whose slot j pays for its own rows; the passes are as many as bring most in sum.
+    Reading what the drafter lacks of a request is paid off over the steps that it has left.
 
     Args:
-        bias, offset: of the acceptance model without a feature; offset [B].
+        bias, variance, offsets: of the acceptance model without a feature.
+        optimism: standard deviations by which acceptance may be better than estimated.
+        places: [B] of the requests in ``offsets``.
         cap: [B] longest draft of each request.
         runnable: [longest + 1] draft lengths that the host can run.
-        lag_s: [B] seconds to catch up with what the drafter lacks of each request, this step's share of them.
+        lag: [B] committed tokens that the drafter lacks.
+        room: [B] tokens that each request still has.
+        horizon: most steps to pay off what is read in.
+        context: [B] KV entries that a row of each request sees.
         value: seconds that a token is worth.
-        call_s, pass_s, row_s: what drafting costs.
-        knots, seconds: the target's cost curve.
+        draft, target: parts of the costs, see ``StepCosts``.
         base_rows: rows of the target pass without drafts.
         depth: [B] out, the lengths.
         worth: [B] out, seconds that drafting for each request brings, its share of the passes paid.
 
     Returns:
-        Expected accepted tokens, passes, seconds of catching up, target rows in all.
+        Accepted tokens hoped for, and expected at the best estimate; seconds of drafting; target rows and KV entries
+        on top.
     """
     requests = cap.size
+    hoped_bias = hopeful(bias, variance, optimism)
+    call, each = (draft[0] + draft[1], 0.0) if single_pass else (draft[0], draft[1])
     longest = 0
+    reach, gain, lag_s = np.ones(requests), np.zeros(requests), np.empty(requests)
+    running = np.empty(requests, np.bool_)
     for r in range(requests):
         longest = max(longest, cap[r])
-        depth[r] = 0
-        worth[r] = 0.0
-    reach = np.ones(requests)
-    running = cap > 0
-    share = np.zeros(requests)
-    profit, best_profit, best_passes = -call_s, 0.0, 0
-    rows, tokens, catching_up = base_rows, 0.0, 0.0
-    result = (0.0, 0.0, 0.0, base_rows)
+        depth[r], worth[r] = 0, 0.0
+        running[r] = cap[r] > 0
+        lag_s[r] = draft[3] * lag[r] / min(max(room[r] / 2.0, 1.0), horizon)
+        gain[r] = -lag_s[r]
+    profit, best_profit, passes, unpaid = -call, 0.0, 0, 0.0
+    rows = base_rows
     for j in range(longest):
-        slope = interpolate(knots, seconds, rows + 1.0) - interpolate(knots, seconds, rows)
-        count, gain = 0, 0.0
+        slope, count = row_s(target, rows), 0
         for r in range(requests):
-            if not running[r] or cap[r] <= j:
-                running[r] = False
-                continue
-            chance = reach[r] / (1.0 + np.exp(-(bias[min(j, bias.size - 1)] + offset[r])))
-            own = chance * value - row_s - slope - (lag_s[r] if j == 0 else 0.0)
-            if own <= 0.0:
-                running[r] = False
-                continue
-            reach[r] = chance
-            share[r] = own
-            gain += own
-            tokens += chance
-            catching_up += lag_s[r] if j == 0 else 0.0
-            count += 1
+            running[r] = running[r] and cap[r] > j
+            if running[r]:
+                reach[r] *= _chance(hoped_bias, offsets[places[r]], j)
+                gain[r] += reach[r] * value - draft[2] - slope - target[target.size - 1] * context[r]
+                count += 1
+        unpaid += each
+        if runnable[j + 1]:  # what was gained since the last length that can run decides
+            for r in range(requests):
+                if running[r] and gain[r] <= 0.0:
+                    running[r] = False
+                    count -= 1
+            for r in range(requests):
+                if running[r]:
+                    worth[r] += gain[r] - unpaid / count
+                    profit += gain[r]
+                    gain[r] = 0.0
+            profit -= unpaid
+            unpaid = 0.0
+            if profit > best_profit:
+                best_profit, passes = profit, j + 1
+                for r in range(requests):
+                    depth[r] = j + 1 if running[r] else depth[r]
         if count == 0:
             break
         rows += count
-        profit += gain - pass_s
-        for r in range(requests):
-            if running[r]:
-                worth[r] += share[r] - pass_s / count
-        if profit > best_profit and runnable[j + 1]:
-            best_profit, best_passes = profit, j + 1
-            result = (tokens, float(best_passes), catching_up, rows)
-            for r in range(requests):
-                if running[r]:
-                    depth[r] = j + 1
-    return result
+    if passes == 0:
+        return 0.0, 0.0, 0.0, 0.0, 0.0
+    drafted, seen, ingesting = 0.0, 0.0, 0.0
+    for r in range(requests):
+        drafted += depth[r]
+        seen += depth[r] * context[r]
+        ingesting += lag_s[r] if depth[r] else 0.0
+    no_feature = np.zeros(requests)
+    hoped = expected_tokens(0.0, hoped_bias, offsets, places, no_feature, depth)
+    expected = expected_tokens(0.0, bias, offsets, places, no_feature, depth)
+    return hoped, expected, call + each * passes + draft[2] * drafted + ingesting, drafted, seen
 
 
 @njit(cache=True, nogil=True)
 def lookup_depths(
     weight: float,
     bias: Floats,
-    offset: Floats,
+    variance: Floats,
+    optimism: float,
+    offsets: Floats,
+    places: Ints,
     feature: Floats,
     cap: Ints,
+    context: Ints,
     value: float,
-    knots: Floats,
-    seconds: Floats,
+    draft: Floats,
+    target: Floats,
     base_rows: float,
     depth: Ints,
     worth: Floats,
-) -> tuple[float, float]:
-    """Draft lengths for a proposer that costs nothing but the target's rows; arguments as for ``chain_depths``.
+) -> tuple[float, float, float, float, float]:
+    """Draft lengths for a proposer that costs next to nothing but the target's rows; as ``chain_depths``.
 
     Args:
-        feature: [B] of the acceptance model.
-
-    Returns:
-        Expected accepted tokens, target rows in all.
+        weight, feature: of the acceptance model; feature [B].
     """
-    tokens, rows = 0.0, base_rows
+    hoped_bias = hopeful(bias, variance, optimism)
+    tokens, rows, seen = 0.0, base_rows, 0.0
     for r in range(cap.size):
         reach, depth[r], worth[r] = 1.0, 0, 0.0
+        shift = weight * feature[r] + offsets[places[r]]
         for j in range(cap[r]):
-            slope = interpolate(knots, seconds, rows + 1.0) - interpolate(knots, seconds, rows)
-            reach /= 1.0 + np.exp(-(weight * feature[r] + bias[min(j, bias.size - 1)] + offset[r]))
-            if reach * value <= slope:
+            price = row_s(target, rows) + target[target.size - 1] * context[r]
+            reach *= _chance(hoped_bias, shift, j)
+            if reach * value <= price:
                 break
-            worth[r] += reach * value - slope
+            worth[r] += reach * value - price
             depth[r] = j + 1
             tokens += reach
             rows += 1.0
-    return tokens, rows
+            seen += context[r]
+    if tokens == 0.0:
+        return 0.0, 0.0, 0.0, 0.0, 0.0
+    expected = expected_tokens(weight, bias, offsets, places, feature, depth)
+    return tokens, expected, draft[0], rows - base_rows, seen
 
 
 @njit(cache=True, nogil=True)
-def expected_tokens(weight: float, bias: Floats, offset: Floats, feature: Floats, depth: Ints) -> float:
+def expected_tokens(weight: float, bias: Floats, offsets: Floats, places: Ints, feature: Floats, depth: Ints) -> float:
     """Accepted tokens expected of drafts of ``depth`` [B]; arguments as for ``lookup_depths``."""
     tokens = 0.0
     for r in range(depth.size):
-        reach = 1.0
+        reach, shift = 1.0, weight * feature[r] + offsets[places[r]]
         for j in range(depth[r]):
-            reach /= 1.0 + np.exp(-(weight * feature[r] + bias[min(j, bias.size - 1)] + offset[r]))
+            reach *= _chance(bias, shift, j)
             tokens += reach
     return tokens
+
+
+@njit(cache=True, nogil=True)
+def stop_thresholds(
+    bias: Floats,
+    variance: Floats,
+    optimism: float,
+    value: float,
+    draft: Floats,
+    target: Floats,
+    base_rows: float,
+    context: Ints,
+    cap: Ints,
+) -> tuple[Floats, Floats]:
+    """Survivals of a draft below which its next token does not pay for its rows, and all of them not for the pass.
+
+    Args:
+        bias, variance, optimism: see ``chain_depths``; how likely the next token is accepted if the draft is.
+        value, draft, target, base_rows, context, cap: see ``chain_depths``.
+
+    Returns:
+        ``StopRule.below`` and ``total_below``, for each pass but the last one possible.
+    """
+    hoped_bias = hopeful(bias, variance, optimism)
+    requests, seen, longest = context.size, 0.0, 2
+    for r in range(requests):
+        longest = max(longest, cap[r])
+        seen += context[r] / requests
+    own, together = np.empty(longest - 1), np.empty(longest - 1)
+    for j in range(longest - 1):
+        worth = value * _chance(hoped_bias, 0.0, j + 1)
+        row = draft[2] + row_s(target, base_rows + requests * (j + 0.5)) + target[target.size - 1] * seen
+        own[j], together[j] = row / worth, draft[1] / worth
+    return own, together
 
 
 @njit(cache=True, nogil=True)
@@ -174,7 +249,7 @@ def survivals(weight: float, bias: Floats, offset: Floats, feature: Floats, lens
 
 @njit(cache=True, nogil=True)
 def admit_by_survival(
-    survival: Floats, lens: Ints, value: float, knots: Floats, seconds: Floats, base_rows: float, budget: int
+    survival: Floats, lens: Ints, context: Ints, value: float, target: Floats, base_rows: float, budget: int
 ) -> Ints:
     """Slots to verify of each request: position by position, at each in order of survival as long as they pay.
 
@@ -184,20 +259,22 @@ def admit_by_survival(
     Args:
         survival: [N] as ``survivals`` gives them.
         lens: [B].
+        context: [B] KV entries that a row of each request sees.
+        value, target, base_rows: see ``chain_depths``.
         budget: most slots.
     """
     start = np.cumsum(lens) - lens
     depth = np.zeros(lens.size, np.int64)
     taken = 0
-    here = interpolate(knots, seconds, base_rows)
     for position in range(lens.max() if lens.size else 0):
         rows = np.flatnonzero((lens > position) & (depth == position))
-        for index in np.argsort(-survival[start[rows] + position], kind="mergesort"):
-            r = rows[index]
-            above = interpolate(knots, seconds, base_rows + taken + 1.0)
-            if taken >= budget or survival[start[r] + position] * value < above - here:
+        gain = np.empty(rows.size)
+        for i in range(rows.size):
+            r = rows[i]
+            gain[i] = survival[start[r] + position] * value - target[target.size - 1] * context[r]
+        for i in np.argsort(-gain, kind="mergesort"):
+            if taken >= budget or gain[i] < row_s(target, base_rows + taken):
                 break
-            depth[r] += 1
+            depth[rows[i]] += 1
             taken += 1
-            here = above
     return depth

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,8 @@ class Host:
     timed: bool = True
     prefill: int = 0
     offers: Callable[[int], tuple[tuple[int, int], ...]] | None = None
+    evidence: float | None = None
+    """What speaks for each token, where that is more than its confidence."""
 
     def run(self, controller: Fixed, steps: int, **view: Any) -> Path:
         random = np.random.default_rng(self.seed)
@@ -98,8 +100,9 @@ class Host:
         right = [random.random(n) < rates for n, rates in zip(drafted, hidden, strict=True)]
         runs = [int(np.cumprod(row).sum()) for row in right]
         confidence = tuple(tuple(map(float, rates)) for rates in hidden)
-        logged.trim(view, plan, DraftView(drafted, confidence))
-        logged.observe(self._outcome(view, plan, drafted, runs, confidence))
+        evidence = () if self.evidence is None else tuple((self.evidence,) * n for n in drafted)
+        logged.trim(view, plan, DraftView(drafted, confidence, evidence))
+        logged.observe(replace(self._outcome(view, plan, drafted, runs, confidence), evidence=evidence))
         logged.forget([])
 
     def _outcome(

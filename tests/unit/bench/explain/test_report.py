@@ -110,6 +110,21 @@ def test_the_estimate_is_what_the_stop_rule_says(tmp_path):
         assert found == pytest.approx(expected, rel=1e-6)
 
 
+def test_the_estimate_rests_on_the_evidence_where_there_is_more_than_a_confidence(tmp_path):
+    """σ(2·0.25 + 1) at the second position, whatever the confidence is; the confidence is reported as it was."""
+    stop = StopRule(below=(0.1,), signal="survival", weight=2.0, bias=(0.0, 1.0), offset=(0.0, 0.0))
+    tests = load(Host(tmp_path / "log", rates=(0.9,), evidence=0.25).run(Fixed(2, stop), 50)).verdicts
+    assert tests.confidence == pytest.approx(0.9)
+    assert tests.estimate[tests.position == 0] == pytest.approx(0.6224593)
+    assert tests.estimate[tests.position == 1] == pytest.approx(0.8175745)
+
+
+def test_the_evidence_of_a_confidence_is_cut(tmp_path):
+    stop = StopRule(below=(0.1,), signal="survival", offset=(0.0, 0.0))
+    tests = load(Host(tmp_path / "log", rates=(1.0,)).run(Fixed(2, stop), 20)).verdicts
+    assert tests.estimate == pytest.approx(0.9975274)  # σ(6)
+
+
 def test_the_estimate_of_a_controller_without_stop_rule(tmp_path):
     believed = {"survival": {"weight": 1.0, "bias": [0.0, 0.0]}}
     tests = load(Host(tmp_path / "log", rates=(0.7,)).run(Fixed(2, believed=believed), 20)).verdicts

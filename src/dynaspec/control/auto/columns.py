@@ -1,0 +1,59 @@
+"""What ``auto`` reads out of the seam's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from dynaspec.contract.step import DraftView, StepOutcome, StepView
+
+from .acceptance import logits
+from .agreement import Pending
+from .costs import Drafting
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+def drafting_of(outcome: StepOutcome) -> Drafting | None:
+    """What drafting took, where one proposer did all of it."""
+    work, drafted = outcome.work, outcome.drafted
+    drafting = len(drafted) - drafted.count(0)
+    if not drafting and not work.rows_per_pass:
+        return None
+    used = {p for p, k in zip(outcome.proposer, outcome.requested, strict=True) if k > 0}
+    if len(used) != 1:
+        return None
+    ingested = max(0, work.rows_per_pass[0] - drafting) if work.rows_per_pass else 0
+    drawn = sum(work.rows_per_pass) - ingested
+    return Drafting(used.pop(), len(work.rows_per_pass), drawn, ingested, outcome.draft_s)
+
+
+def matches_of(view: StepView) -> tuple[tuple[int, ...] | None, ...]:
+    """For each proposer the match lengths [B] on offer."""
+    return tuple(None if column is None else tuple(n for n, _ in column) for column in view.offers)
+
+
+def match_of(pending: Pending | None, proposer: int, requests: int) -> Ints:
+    """[B] match lengths that a step's drafts came from, 1 where that is not known."""
+    found = pending.match[proposer] if pending is not None and pending.match else None
+    return np.ones(requests, np.int64) if found is None or len(found) != requests else np.array(found)
+
+
+def evidence_of(source: DraftView | StepOutcome, lens: Sequence[int]) -> Floats:
+    """[N] what speaks for each drafted token, one request after the other; 0 where a proposer says nothing."""
+    total = sum(lens)
+    if source.evidence and sum(map(len, source.evidence)) == total:
+        return np.fromiter(chain.from_iterable(source.evidence), np.float64, total)
+    found = np.zeros(total)
+    first = 0
+    for i, length in enumerate(lens):
+        if length and source.evidence and len(source.evidence[i]) >= length:
+            found[first : first + length] = source.evidence[i][:length]
+        elif length and len(source.confidence[i]) >= length:
+            found[first : first + length] = logits(np.array(source.confidence[i][:length]))
+        first += length
+    return found

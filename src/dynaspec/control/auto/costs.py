@@ -1,0 +1,295 @@
+"""What a step takes, kept current from measured steps.
+
+A step's seconds are a sum of parts: the target's pass has a fixed part, a price a row that changes with the rows there
+are, and a price for each KV entry a row sees; a draft has a price for its start, a pass, a row and a row that is only
+ingested. Start-up gives each part a value. What is learnt are multipliers of these, by a Kalman filter: one, the pace,
+common to all parts, which moves fast, as machines slow down and speed up as a whole; and one a part, slow. So a slow
+minute of plain decoding does not make drafting look cheap, and one step of the other kind now and then is enough to
+keep the two comparable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from dynaspec.contract.costs import Curve, PassCosts
+
+Floats = npt.NDArray[np.float64]
+
+BOUNDS = np.array([0.0, 8.0, 32.0, 128.0, 512.0])
+"""Rows of a target pass from which on a row may cost something else."""
+_PASS_PARTS = 2 + BOUNDS.size
+"""Parts of a target pass: fixed, one for each range of rows, context."""
+_DRAFT_PARTS = 4
+"""Parts of drafting: start, pass, row, row ingested on top."""
+
+_TYPICAL_ROW = 0.03
+"""Without any measurement: a row costs this share of a pass of one row, …"""
+_TYPICAL_DRAFT = (0.02, 0.1, 0.002, 0.002)
+"""… and drafting these shares of it."""
+_LEAST_ROW = 5e-4
+"""A row is never free, but costs this share of a pass of one row at least."""
+_INGESTED = 0.7
+"""A row only ingested, of one that is drawn from as well."""
+
+_PACE_PRIOR, _UNKNOWN_PRIOR = 0.01, 1.0
+"""Variances of multipliers at the start: of the pace, as start-up was just now; of parts that it has not measured."""
+_TARGET_PRIOR = (0.25, *(0.02 for _ in BOUNDS), 0.25)
+_DRAFT_PRIOR = (1.0, 0.25, 0.04, 0.1)
+"""Of the parts. Sampling and bookkeeping come on top of what start-up has measured of passes, but not of rows."""
+_PACE_MOST = 0.1
+"""Variance that the pace reaches at most, while nothing is measured."""
+_PACE_DRIFT = 2e-4
+"""Variance that a step adds to the pace."""
+_PART_RETURN = 0.9998
+"""By which the parts' own multipliers go back to what start-up has measured, a step."""
+_NOISE = 0.12
+"""Standard deviation of a measured time, as a share of what was expected."""
+_OUTLIER = 0.5
+"""A pass that takes longer by more than this share was disturbed: it counts as that much longer only."""
+_LEAST = 0.05
+"""Of a part's start-up value."""
+
+
+@njit(cache=True, nogil=True)
+def pass_s(parts: Floats, rows: float, context: float) -> float:
+    """Seconds of a target pass.
+
+    Args:
+        parts: [7] seconds, see ``StepCosts.target``.
+        context: Σ over the rows of the KV entries they see.
+    """
+    seconds = parts[0] + parts[parts.size - 1] * context
+    for i in range(BOUNDS.size):
+        if rows <= BOUNDS[i]:
+            break
+        top = BOUNDS[i + 1] if i + 1 < BOUNDS.size else rows
+        seconds += parts[1 + i] * (min(rows, top) - BOUNDS[i])
+    return float(seconds)
+
+
+@njit(cache=True, nogil=True)
+def row_s(parts: Floats, rows: float) -> float:
+    """Seconds of one more row in a target pass of so many, its context apart."""
+    i = BOUNDS.size - 1
+    while i > 0 and rows < BOUNDS[i]:
+        i -= 1
+    return float(parts[1 + i])
+
+
+@njit(cache=True, nogil=True)
+def _correct(
+    start: Floats, state: Floats, covariance: Floats, parts: Floats, at: int, features: Floats, seconds: float
+) -> None:
+    """Takes in one measured time: features · parts[at …] was expected."""
+    scale = 0.0
+    for i in range(features.size):
+        scale += features[i] * start[at + i]
+    expected = 0.0
+    for i in range(features.size):
+        expected += features[i] * parts[at + i]
+    if scale <= 0.0 or expected <= 0.0:
+        return
+    share = np.zeros(state.size)
+    share[0] = 1.0
+    for i in range(features.size):
+        share[1 + at + i] = features[i] * start[at + i] / scale
+    gain = covariance @ share
+    variance = share @ gain + (_NOISE * expected / scale) ** 2
+    error = min(seconds, (1.0 + _OUTLIER) * expected) - expected
+    for i in range(state.size):
+        state[i] += gain[i] / variance * error / scale
+        for j in range(state.size):
+            covariance[i, j] -= gain[i] * gain[j] / variance
+    for i in range(parts.size):
+        parts[i] = start[i] * max(_LEAST, state[0] + state[1 + i])
+
+
+@njit(cache=True, nogil=True)
+def _age(state: Floats, covariance: Floats, prior: Floats) -> None:
+    for i in range(state.size):
+        own = 1.0 if i == 0 else _PART_RETURN
+        state[i] *= own
+        for j in range(state.size):
+            covariance[i, j] *= own * (1.0 if j == 0 else _PART_RETURN)
+        covariance[i, i] += _PACE_DRIFT if i == 0 else (1.0 - _PART_RETURN * _PART_RETURN) * prior[i]
+    covariance[0, 0] = min(covariance[0, 0], _PACE_MOST)
+
+
+@njit(cache=True, nogil=True)
+def _pass_features(rows: float, context: float) -> Floats:
+    features = np.zeros(_PASS_PARTS)
+    features[0] = 1.0
+    features[_PASS_PARTS - 1] = context
+    for i in range(BOUNDS.size):
+        top = BOUNDS[i + 1] if i + 1 < BOUNDS.size else np.inf
+        features[1 + i] = max(0.0, min(rows, top) - BOUNDS[i])
+    return features
+
+
+@njit(cache=True, nogil=True)
+def _observe(
+    start: Floats,
+    state: Floats,
+    covariance: Floats,
+    prior: Floats,
+    parts: Floats,
+    rows: float,
+    context: float,
+    pass_seconds: float,
+    at: int,
+    passes: float,
+    drawn: float,
+    ingested: float,
+    draft_seconds: float,
+) -> None:
+    """One step: its target pass, and its drafting with the proposer whose parts begin ``at``; 0 seconds = neither."""
+    _age(state, covariance, prior)
+    if pass_seconds > 0.0 and rows >= 1.0:
+        _correct(start, state, covariance, parts, 0, _pass_features(rows, context), pass_seconds)
+    if draft_seconds > 0.0:
+        features = np.empty(_DRAFT_PARTS)
+        features[0], features[1], features[2], features[3] = 1.0, passes, drawn, ingested
+        _correct(start, state, covariance, parts, at, features, draft_seconds)
+
+
+@dataclass(slots=True)
+class Drafting:
+    """What a step did to draft, with one proposer alone."""
+
+    proposer: int
+    passes: int
+    drawn: int
+    """Rows that a token was drawn from, in all passes together."""
+    ingested: int
+    """Rows on top of them in the first pass."""
+    seconds: float
+
+
+class StepCosts:
+    """The parts of a step's seconds, for one target and D proposers."""
+
+    def __init__(self, measured: PassCosts, runs_model: Sequence[bool]) -> None:
+        """
+        Args:
+            measured: at start-up; what is missing in it is learnt from the first steps.
+            runs_model: whether each proposer runs a model.
+        """
+        target, known = _target_start(measured)
+        drafters = [_draft_start(measured, i, float(target[0]), runs) for i, runs in enumerate(runs_model)]
+        self._start: Floats = np.concatenate([target, *(values for values, _ in drafters)])
+        self._known = [known, *(drafter_known for _, drafter_known in drafters)]
+        self._drafted = [False] * len(drafters)
+        size = self._start.size
+        self._prior: Floats = np.array([_PACE_PRIOR, *_TARGET_PRIOR, *(_DRAFT_PRIOR * len(drafters))])
+        for group, is_known in enumerate(self._known):
+            if not is_known:
+                self._prior[1 + self._first(group) : 1 + self._first(group + 1)] = _UNKNOWN_PRIOR
+        self._state: Floats = np.zeros(1 + size)
+        self._state[0] = 1.0
+        self._covariance: Floats = np.diag(self._prior)
+        self._parts: Floats = self._start.copy()
+        self.target: Floats = self._parts[:_PASS_PARTS]
+        """[7] seconds: fixed; a row in each range of ``BOUNDS``; a KV entry seen by a row. Changes in place."""
+        self.drafters: tuple[Floats, ...] = tuple(
+            self._parts[self._first(i + 1) : self._first(i + 2)] for i in range(len(drafters))
+        )
+        """For each proposer [4] seconds: a draft's start, a pass, a row, a row ingested on top. Change in place."""
+
+    @property
+    def pace(self) -> float:
+        """What everything takes at present, over what it took at start-up."""
+        return float(self._state[0])
+
+    def pass_s(self, rows: float, context: float) -> float:
+        """Seconds of a target pass, see there."""
+        return float(pass_s(self.target, rows, context))
+
+    def observe(self, rows: int, context: int, seconds: float, drafting: Drafting | None) -> None:
+        """A step was measured.
+
+        Args:
+            rows, context, seconds: of the target's pass, see ``pass_s``; 0 seconds = not known.
+            drafting: None = none, or not known.
+        """
+        if not self._known[0] and rows and seconds > 0.0:
+            self._rescale(0, seconds / self.pass_s(rows, context))
+        at, passes, drawn, ingested, draft_s = 0, 0, 0, 0, 0.0
+        if drafting is not None and not self._drafted[drafting.proposer]:
+            self._drafted[drafting.proposer] = True  # the first time loads what it needs: that is no measure
+        elif drafting is not None:
+            at, passes, drawn = self._first(1 + drafting.proposer), drafting.passes, drafting.drawn
+            ingested, draft_s = drafting.ingested, drafting.seconds
+            if not self._known[1 + drafting.proposer] and draft_s > 0.0:
+                start, one, row, late = self.drafters[drafting.proposer].tolist()
+                self._rescale(1 + drafting.proposer, draft_s / (start + one * passes + row * drawn + late * ingested))
+        _observe(
+            self._start,
+            self._state,
+            self._covariance,
+            self._prior,
+            self._parts,
+            rows,
+            context,
+            seconds,
+            at,
+            passes,
+            drawn,
+            ingested,
+            draft_s,
+        )
+
+    def _first(self, group: int) -> int:
+        """Index of the first part of the target (0) or of a proposer (1 …)."""
+        return 0 if group == 0 else _PASS_PARTS + (group - 1) * _DRAFT_PARTS
+
+    def _rescale(self, group: int, by: float) -> None:
+        """A start that was a guess takes its scale from the first measurement."""
+        self._known[group] = True
+        # Guesses about drafters rest on that about the target.
+        others = [i for i, known in enumerate(self._known) if not known] if group == 0 else []
+        for i in (group, *others):
+            low, high = self._first(i), self._first(i + 1)
+            self._start[low:high] *= by
+            self._parts[low:high] *= by
+
+
+def _target_start(measured: PassCosts) -> tuple[Floats, bool]:
+    """The parts of a target pass by a measured curve, and whether there was one."""
+    curve = measured.target or ((1, 1.0 + _TYPICAL_ROW), (2, 1.0 + 2 * _TYPICAL_ROW))
+    least = _LEAST_ROW * curve[0][1]
+    slopes = []
+    for low, high in pairwise((*BOUNDS.tolist(), 2 * BOUNDS[-1])):
+        slopes.append(max(least, (_along(curve, high) - _along(curve, max(1.0, low))) / (high - max(1.0, low))))
+    fixed = max(0.1 * curve[0][1], curve[0][1] - slopes[0] * curve[0][0])
+    return np.array([fixed, *slopes, measured.context_s or 1e-5 * fixed]), bool(measured.target)
+
+
+def _draft_start(measured: PassCosts, proposer: int, target_s: float, runs_model: bool) -> tuple[Floats, bool]:
+    """The parts of drafting, and whether they were measured."""
+    curve = measured.drafters[proposer] if proposer < len(measured.drafters) else ()
+    if not runs_model:
+        return np.array([1e-3, 0.0, 0.0, 0.0]) * target_s, False
+    if not curve:
+        return np.array(_TYPICAL_DRAFT) * target_s, False
+    (low, low_s), (high, high_s) = curve[0], curve[-1]
+    row = (high_s - low_s) / (high - low) if high > low else 0.0
+    row = max(_LEAST_ROW * low_s, row)
+    first = measured.first_s[proposer] if proposer < len(measured.first_s) else 0.0
+    one = max(0.1 * low_s, low_s - row * low)
+    return np.array([max(first, 1e-2 * one), one, row, _INGESTED * row]), True
+
+
+def _along(curve: Curve, rows: float) -> float:
+    """A curve made non-decreasing; beyond its last two points it goes on as between them."""
+    at, seconds = np.array(curve, dtype=np.float64).T
+    seconds = np.maximum.accumulate(seconds)
+    if rows <= at[-1] or at.size == 1:
+        return float(np.interp(rows, at, seconds))
+    return float(seconds[-1] + (rows - at[-1]) * (seconds[-1] - seconds[-2]) / (at[-1] - at[-2]))

@@ -1,0 +1,64 @@
+"""What drafts and steps look like to a controller."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dynaspec.contract.proposer import Drafts
+from dynaspec.contract.step import StopRule
+from dynaspec.engine.outcome import draft_view
+from unit.engine.fakes import Rig, prompt, request
+
+NAN = float("nan")
+DRAFTS = Drafts(tokens=np.ones((3, 3), dtype=np.int64), lens=np.array([2, 0, 3]))
+CONFIDENCE = np.array([[0.5, 0.25, 0.0], [0.0] * 3, [NAN] * 3], dtype=np.float32)
+EVIDENCE = np.array([[NAN] * 3, [9.0] * 3, [1.5, -2.5, 6.0]], dtype=np.float32)
+
+
+def test_signals_are_cut_to_the_drafts() -> None:
+    view = draft_view(replace(DRAFTS, confidence=CONFIDENCE, evidence=EVIDENCE))
+    assert view.length == (2, 0, 3)
+    assert view.confidence == ((0.5, 0.25), (), ())
+    assert view.evidence == ((), (), (1.5, -2.5, 6.0))
+
+
+def test_a_proposer_may_have_either_both_or_none() -> None:
+    assert draft_view(DRAFTS).confidence == ((), (), ())
+    assert draft_view(DRAFTS).evidence == ()
+    only = draft_view(replace(DRAFTS, evidence=EVIDENCE))
+    assert (only.confidence, only.evidence) == (((), (), ()), ((), (), (1.5, -2.5, 6.0)))
+    assert draft_view(replace(DRAFTS, confidence=CONFIDENCE)).evidence == ()
+
+
+SIZES = (3, 20, 17)
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["serial", "overlapped"])
+@pytest.mark.parametrize("drafter", ["draft_model", ("draft_model", "ngram")])
+def test_outcomes_tell_the_evidence_that_decided(overlapped: bool, drafter: str | tuple[str, ...]) -> None:
+    rule = StopRule((0.6,), signal="survival", weight=0.7)
+    rig = Rig((4, 0, 3), drafter, overlapped, stop=rule, order=1)
+    rig.run([request(f"r{i}", prompt(size, i)) for i, size in enumerate(SIZES)])
+    assert all(guard.enabled for guard in rig.guards)
+    stopped = 0
+    for outcome in rig.controller.outcomes:
+        assert len(outcome.evidence) in (0, len(outcome.ids))
+        for i, row in enumerate(outcome.evidence):
+            assert len(row) == (outcome.drafted[i] if outcome.proposer[i] == 0 else 0)
+            assert len(row) == len(outcome.confidence[i])
+            survival = np.cumprod(1 / (1 + np.exp(-0.7 * np.array(row))))
+            assert (survival[:-1] >= 0.6 - 1e-6).all()
+            assert not (row and outcome.early_exit[i]) or survival[-1] < 0.6 + 1e-6
+            stopped += outcome.early_exit[i]
+        if any(n and p == 0 for n, p in zip(outcome.drafted, outcome.proposer, strict=True)):
+            assert outcome.evidence
+    assert stopped > 0
+
+
+def test_without_a_rule_that_reads_it_there_is_no_evidence() -> None:
+    rig = Rig((4, 0, 3), "draft_model", stop=StopRule((0.3,)))
+    rig.run([request(f"r{i}", prompt(size, i)) for i, size in enumerate(SIZES)])
+    assert {outcome.evidence for outcome in rig.controller.outcomes} == {()}
