@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.proposer import Drafts
-from dynaspec.contract.step import DraftView, Ended, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView, Work
+from dynaspec.contract.step import (
+    LOGIT_RANGE,
+    DraftView,
+    Ended,
+    Limits,
+    ProposerTraits,
+    SpecPlan,
+    StepOutcome,
+    StepView,
+    Work,
+)
 from dynaspec.propose.stopping import stop_mask
 from exactness.toy import Decoder, World
 
@@ -62,13 +74,45 @@ def stopped(plan: SpecPlan, signal: np.ndarray) -> np.ndarray:
     return lens
 
 
+def evidence_of(plan: SpecPlan, confidence: np.ndarray, echo: np.ndarray) -> np.ndarray:
+    """[B, K] float32 what a proposer shows the stop rule: the confidence, or for survival its logit and the echo.
+
+    Args:
+        echo: [B, K] what being just this token adds.
+    """
+    if plan.stop is None or plan.stop.signal != "survival":
+        return confidence
+    odds = np.log(confidence / (1.0 - confidence)).clip(-LOGIT_RANGE, LOGIT_RANGE)
+    return np.asarray(odds + echo, np.float32)
+
+
+def cut(column: np.ndarray, lens: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    """[B, K] → a column of the seam."""
+    return tuple(tuple(row[:n]) for row, n in zip(column.tolist(), lens.tolist(), strict=True))
+
+
 class Controlled(Decoder):
     """Decodes as the engine's step does, in batches of ``batch`` requests one after the other."""
 
     def __init__(
-        self, world: World, requests: int, controller: Controller, limits: Limits, *, batch: int, first_seed: int = 0
+        self,
+        world: World,
+        requests: int,
+        controller: Controller,
+        limits: Limits,
+        *,
+        batch: int,
+        first_seed: int = 0,
+        echo: float = 0.0,
+        row_s: float = ROW_S,
     ) -> None:
+        """
+        Args:
+            row_s: seconds of a row of the target.
+            echo: what evidence says more of tokens with even numbers, and less of the others.
+        """
         super().__init__(world, requests, limits.draft_lens[-1], first_seed)
+        self.echo, self.row_s = echo, row_s
         self.controller, self.limits, self.batch = controller, limits, batch
         self.name = str(first_seed)
         self.steps = self.drafted = self.trimmed = self.accepted = 0
@@ -88,20 +132,32 @@ class Controlled(Decoder):
         drafts = self.draft(lanes)
         signal = self._signal(lanes, plan, drafts)
         drafts.lens = stopped(plan, signal)
-        confidence = tuple(tuple(row[:n]) for row, n in zip(signal.tolist(), drafts.lens.tolist(), strict=True))
-        trimmed = self.controller.trim(view, plan, DraftView(tuple(drafts.lens.tolist()), confidence))
+        confidence, evidence = cut(signal, drafts.lens), ()
+        if plan.stop is not None and plan.stop.signal == "survival":
+            assert drafts.confidence is not None
+            confidence, evidence = cut(drafts.confidence, drafts.lens), cut(signal, drafts.lens)
+        shown = DraftView(tuple(drafts.lens.tolist()), confidence, evidence, self.shown_echo(drafts))
+        trimmed = self.controller.trim(view, plan, shown)
         lens = np.minimum(np.array(trimmed.depth), drafts.lens)
         result = self.verify(lanes, drafts, lens)
         self.commit(lanes, result)
         self.drafted += int(drafts.lens.sum())
         self.trimmed += int((drafts.lens - lens).sum())
         self.accepted += int(result.accepted.sum())
-        self.controller.observe(outcome_of(view, plan, drafts.lens, lens, result.accepted, confidence))
+        outcome = outcome_of(view, plan, drafts.lens, lens, result.accepted, confidence, self.row_s)
+        self.controller.observe(replace(outcome, evidence=evidence))
+
+    def shown_echo(self, drafts: Drafts) -> tuple[tuple[float, ...], ...]:
+        """The column that says what of the evidence each token has brought itself."""
+        return cut(self._echoes(drafts), drafts.lens)
+
+    def _echoes(self, drafts: Drafts) -> np.ndarray:
+        return np.where(drafts.tokens % 2 == 0, self.echo, -self.echo)
 
     def _signal(self, lanes: np.ndarray, plan: SpecPlan, drafts: Drafts) -> np.ndarray:
         if plan.stop is None or plan.stop.signal != "token_prob":
             assert drafts.confidence is not None
-            return drafts.confidence
+            return evidence_of(plan, drafts.confidence, self._echoes(drafts))
         last = np.concatenate([self.newest[lanes, None], drafts.tokens[:, :-1]], 1)
         raw = torch.from_numpy(self.world.drafter[last]).softmax(-1).numpy()
         signal: np.ndarray = np.take_along_axis(raw, drafts.tokens[:, :, None], -1)[:, :, 0]
@@ -115,10 +171,11 @@ def outcome_of(
     verified: np.ndarray,
     accepted: np.ndarray,
     confidence: tuple[tuple[float, ...], ...],
+    row_s: float = ROW_S,
 ) -> StepOutcome:
     """What came of a step, at the toy world's prices."""
     passes, rows = int(drafted.max(initial=0)), int(verified.sum()) + verified.size
-    draft_s, verify_s = DRAFT_PASS_S * passes, PASS_S + ROW_S * rows
+    draft_s, verify_s = DRAFT_PASS_S * passes, PASS_S + row_s * rows
     ended: list[Ended] = [
         "none" if v == 0 else "all_accepted" if a == v else "rejected" for v, a in zip(verified, accepted, strict=True)
     ]

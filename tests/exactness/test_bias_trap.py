@@ -21,7 +21,18 @@ from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepView
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.registry import build_controller
-from exactness.controlled import DRAFT_PASS_S, PASS_S, ROW_S, Controlled, limits_for, outcome_of, stopped, view_of
+from exactness.controlled import (
+    DRAFT_PASS_S,
+    PASS_S,
+    ROW_S,
+    Controlled,
+    cut,
+    evidence_of,
+    limits_for,
+    outcome_of,
+    stopped,
+    view_of,
+)
 from exactness.toy import ABSURD, PLAUSIBLE, REQUESTS, Decoder, World, p_value
 
 WORLD = World.random(2, params={"temperature": 0.5})
@@ -138,9 +149,13 @@ POLICIES: dict[str, dict[str, Any]] = {
 BATCH = 6
 
 
-def build(policy: str, limits: Limits) -> Controller:
+DEAR_ROW_S = 0.2e-3
+"""A price of the target's rows at which a draft's last token may not be worth its own."""
+
+
+def build(policy: str, limits: Limits, row_s: float = ROW_S) -> Controller:
     config = SpeculativeConfig(model="toy", **{"num_speculative_tokens": DEPTH, **POLICIES[policy]})
-    target = tuple((rows, PASS_S + ROW_S * rows) for rows in (1, 8, 64))
+    target = tuple((rows, PASS_S + row_s * rows) for rows in (1, 8, 64))
     drafter = tuple((rows, DRAFT_PASS_S) for rows in (1, 64))
     return build_controller(config, limits, costs=PassCosts(target, (drafter,)))
 
@@ -160,9 +175,22 @@ def test_production_trims_keep_the_targets_distribution(policy: str, budget: int
         assert (decoder.trimmed > 0) == (budget is not None)
 
 
+@pytest.mark.parametrize("budget", [None, BATCH + 4])
+def test_what_a_token_says_of_itself_decides_only_what_follows_it(budget: int | None) -> None:
+    """Evidence depends on which token was drawn, and ``auto`` relies on it."""
+    limits = limits_for(DEPTH, budget)
+    controller = build("auto", limits, DEAR_ROW_S)
+    world: dict[str, Any] = {"batch": BATCH, "echo": 2.0, "row_s": DEAR_ROW_S}
+    Controlled(PAIR, 600, controller, limits, **world).run(12)
+    decoder = Controlled(PAIR, REQUESTS, controller, limits, first_seed=1_000_000, **world)
+    assert p_value(decoder) > PLAUSIBLE
+    assert decoder.drafted > decoder.accepted > 0
+    assert decoder.trimmed > 0
+
+
 # --- causality, call by call ----------------------------------------------------------------------------------
 
-Trim = Callable[[np.ndarray], np.ndarray]
+Trim = Callable[..., np.ndarray]
 """Confidences [B, K] of what would be drafted → [B] verified lengths."""
 
 
@@ -194,30 +222,33 @@ def violations(trim: Trim, own: bool, trials: int, seed: int = 0) -> int:
 def trim_of(controller: Controller, view: StepView, plan: SpecPlan) -> Trim:
     """Drafting under the plan's stop rule, then the controller's trim."""
 
-    def trim(confidence: np.ndarray) -> np.ndarray:
-        lens = stopped(plan, confidence)
-        shown = tuple(tuple(row[:n]) for row, n in zip(confidence.tolist(), lens.tolist(), strict=True))
-        depth = controller.trim(view, plan, DraftView(tuple(lens.tolist()), shown)).depth
+    def trim(confidence: np.ndarray, echo: np.ndarray | None = None) -> np.ndarray:
+        own = np.zeros_like(confidence) if echo is None else echo
+        evidence = evidence_of(plan, confidence, own)
+        lens = stopped(plan, evidence)
+        told = plan.stop is not None and plan.stop.signal == "survival"
+        columns = (cut(evidence, lens), cut(own, lens)) if told else ()
+        depth = controller.trim(view, plan, DraftView(tuple(lens.tolist()), cut(confidence, lens), *columns)).depth
         return np.minimum(np.array(depth), lens)
 
     return trim
 
 
-def convinced(policy: str, budget: int | None) -> Controller:
+def convinced(policy: str, budget: int | None, row_s: float = ROW_S) -> Controller:
     """A controller that has seen drafts whose confidence is just their chance of acceptance, so that it relies on it.
 
     In the toy world confidence says little, which would leave ``auto`` little to look ahead at.
     """
     limits, rng = limits_for(DEPTH, budget), np.random.default_rng(0)
-    controller = build(policy, limits)
+    controller = build(policy, limits, row_s)
     for step in range(1, 201):
         view = view_of(step, tuple(f"{step}-{i}" for i in range(BATCH)), limits)
         plan, confidence = controller.plan(view), confidences(rng)
-        lens = stopped(plan, confidence)
-        shown = tuple(tuple(row[:n]) for row, n in zip(confidence.tolist(), lens.tolist(), strict=True))
+        lens = stopped(plan, evidence_of(plan, confidence, np.zeros_like(confidence)))
+        shown = cut(confidence, lens)
         verified = np.array(controller.trim(view, plan, DraftView(tuple(lens.tolist()), shown)).depth)
         accepted = np.minimum(first_true(rng.random(confidence.shape) > confidence), verified)
-        controller.observe(outcome_of(view, plan, lens, verified, accepted, shown))
+        controller.observe(outcome_of(view, plan, lens, verified, accepted, shown, row_s))
         controller.forget(view.ids)
     return controller
 
@@ -231,6 +262,24 @@ def test_no_production_trim_depends_on_what_it_cuts_off(policy: str, budget: int
         plan = controller.plan(view)
         own = plan.stop is None or plan.stop.signal != "token_prob"
         assert violations(trim_of(controller, view, plan), own, trials=150, seed=step) == 0
+
+
+@pytest.mark.parametrize("budget", [None, BATCH + 7], ids=["ample", "tight"])
+def test_auto_never_verifies_a_token_because_it_is_that_token(budget: int | None) -> None:
+    controller, limits = convinced("auto", budget, DEAR_ROW_S), limits_for(DEPTH, budget)
+    rng, decided = np.random.default_rng(7), 0
+    for step in range(1, 4):
+        view = view_of(step, tuple(f"new-{step}-{i}" for i in range(BATCH)), limits)
+        trim = trim_of(controller, view, controller.plan(view))
+        for _ in range(150):
+            confidence, echo = confidences(rng), rng.choice([-2.0, 2.0], (BATCH, DEPTH)).astype(np.float32)
+            request, slot = int(rng.integers(BATCH)), int(rng.integers(DEPTH))
+            other = echo.copy()
+            other[request, slot:] *= -1
+            lens, changed = trim(confidence, echo), trim(confidence, other)
+            assert (lens[request] > slot) == (changed[request] > slot)
+            decided += int((lens != changed).any())
+    assert decided > 0  # it does make a difference behind the token
 
 
 def test_the_call_by_call_check_catches_foresight() -> None:

@@ -161,6 +161,10 @@ class DraftView:
     evidence: tuple[tuple[float, ...], ...] = ()
     """For each request, how much speaks for each of its tokens, on the scale of a logit: all that the proposer knows
     beside the confidence. Empty (as a whole, or for a request) = logit(confidence), cut to ±``LOGIT_RANGE``."""
+    echo: tuple[tuple[float, ...], ...] = ()
+    """For each request, the part of the evidence that each token brought itself by being the one that was drawn. It may
+    decide what is drafted and verified behind the token, never whether the token itself is verified: that would favour
+    some tokens over others. Empty (as a whole, or for a request) = nothing."""
     parents: tuple[tuple[int, ...], ...] | None = None
     """For trees, each node's parent (−1: the last committed token); None for chains."""
 

@@ -59,12 +59,14 @@ def why_off(view: StepView, plan: SpecPlan) -> list[tuple[str, str]]:
 
 
 def draft_view(drafts: Drafts) -> DraftView:
-    """What was drafted; requests whose proposer has no confidence or evidence (None or NaN) have none in the view."""
+    """What was drafted; requests whose proposer lacks a signal (None or NaN) have none in the view."""
     lens = tuple(drafts.lens.tolist())
-    evidence = () if drafts.evidence is None else _cut(drafts.evidence, lens)
-    if drafts.confidence is None:
-        return DraftView(length=lens, confidence=((),) * len(lens), evidence=evidence)
-    return DraftView(length=lens, confidence=_cut(drafts.confidence, lens), evidence=evidence)
+    return DraftView(
+        length=lens,
+        confidence=((),) * len(lens) if drafts.confidence is None else _cut(drafts.confidence, lens),
+        evidence=() if drafts.evidence is None else _cut(drafts.evidence, lens),
+        echo=() if drafts.echo is None else _cut(drafts.echo, lens),
+    )
 
 
 def _cut(column: npt.NDArray[np.float32], lens: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:

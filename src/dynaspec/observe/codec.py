@@ -65,13 +65,13 @@ def decode_plan(value: Mapping[str, Any], base: SpecPlan | None = None) -> SpecP
 
 def decode_drafts(value: Mapping[str, Any]) -> DraftView:
     drafts = _decoded(_DRAFTS, value)
-    _check_columns(drafts, "length", ("confidence", *_EVIDENCE[: len(drafts.evidence)]))
+    _check_columns(drafts, "length", ("confidence", *(name for name in ("evidence", "echo") if getattr(drafts, name))))
     return drafts
 
 
 def decode_outcome(value: Mapping[str, Any]) -> StepOutcome:
     outcome = _decoded(_OUTCOME, value)
-    _check_columns(outcome, "ids", (*_OUTCOME_COLUMNS, *_EVIDENCE[: len(outcome.evidence)]))
+    _check_columns(outcome, "ids", (*_OUTCOME_COLUMNS, *(("evidence",) if outcome.evidence else ())))
     return outcome
 
 
@@ -83,8 +83,6 @@ _OUTCOME_COLUMNS = (
     *("proposer", "requested", "drafted", "verified", "accepted"),
     *("emitted", "ended", "early_exit", "confidence"),
 )
-_EVIDENCE = ("evidence",)
-"""May be left out as a whole."""
 _LIMITS = TypeAdapter(Limits)
 _VIEW = TypeAdapter(StepView)
 _PLAN = TypeAdapter(SpecPlan)

@@ -14,7 +14,7 @@ from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 
-from .match import add_echoes
+from .match import weigh_echoes
 
 _MOST_LEAD = np.float32(LOGIT_RANGE)
 _ECHO_WEIGHT = 0.2
@@ -53,6 +53,7 @@ class DraftColumns:
         self._tokens = torch.zeros(lanes.size, width, dtype=torch.int64, device=device)
         self._confidence = torch.zeros(lanes.size, width, device=device)
         self._evidence: torch.Tensor | None = None
+        self._echo: npt.NDArray[np.float32] | None = None
         self._seen = ops.to_host(self._tokens)
         """The tokens as processors see them; on CPU the very same memory."""
         self._mirror = device.type != "cpu" and sampler.reads_drafts(lanes)
@@ -101,9 +102,9 @@ class DraftColumns:
         if lead.device.type != "cpu":
             evidence = lead.clamp(max=LOGIT_RANGE)
         else:
-            evidence, batch = torch.from_numpy(np.minimum(lead.numpy(), _MOST_LEAD)), self._batch
-            add_echoes(
-                evidence.numpy(),
+            echoes, batch = np.empty(requests.size, np.float32), self._batch
+            weigh_echoes(
+                echoes,
                 batch.tokens,
                 self._lanes,
                 batch.lengths,
@@ -113,6 +114,10 @@ class DraftColumns:
                 _ECHO_MATCH,
                 _ECHO_WEIGHT,
             )
+            if self._echo is None:
+                self._echo = np.zeros(self._seen.shape, np.float32)
+            self._echo[requests, position] = echoes
+            evidence = torch.from_numpy(np.minimum(lead.numpy(), _MOST_LEAD) + echoes)
         if self._evidence is None:
             self._evidence = torch.zeros_like(self._confidence)
         _put(self._evidence, requests, position, evidence)
@@ -145,6 +150,7 @@ class DraftColumns:
             lens,
             confidence=self._confidence.cpu().numpy(),
             evidence=None if self._evidence is None else self._evidence.cpu().numpy(),
+            echo=self._echo,
             q=self._q,
             early_exit=early_exit,
         )

@@ -99,7 +99,7 @@ class Guard:
         drafted = np.arange(drafts.tokens.shape[1]) < drafts.lens[:, None]
         outside = ((drafts.tokens < 0) | (drafts.tokens >= self._vocab_size)) & drafted
         bad = (drafts.lens < 0) | (drafts.lens > depth) | outside.any(axis=1)
-        for signal in (drafts.confidence, drafts.evidence):
+        for signal in (drafts.confidence, drafts.evidence, drafts.echo):
             if signal is not None:
                 bad |= (~np.isfinite(signal) & drafted).any(axis=1)
         if drafts.q is not None:
@@ -154,6 +154,7 @@ def _check_form(drafts: Drafts, depth: npt.NDArray[np.int64], vocab_size: int) -
     expected = {
         "confidence": (requests, width),
         "evidence": (requests, width),
+        "echo": (requests, width),
         "early_exit": (requests,),
         "q": (requests, width, vocab_size),
     }

@@ -70,8 +70,8 @@ def echo(text: npt.NDArray[np.int32], length: int, draft: npt.NDArray[np.int64],
 
 
 @njit(cache=True, nogil=True)
-def add_echoes(
-    evidence: npt.NDArray[np.float32],
+def weigh_echoes(
+    out: npt.NDArray[np.float32],
     tokens: npt.NDArray[np.int32],
     lanes: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
@@ -81,10 +81,10 @@ def add_echoes(
     max_n: int,
     weight: float,
 ) -> None:
-    """evidence[i] += weight · the echo of token ``position`` of request ``requests[i]``.
+    """out[i] = weight · the echo of token ``position`` of request ``requests[i]``.
 
     Args:
-        evidence: [r]
+        out: [r]
         tokens: [lanes, ≥ length] the texts.
         lanes, lengths: [B]
         drafts: [B, > position]
@@ -92,4 +92,4 @@ def add_echoes(
     """
     for i in range(requests.size):
         r = requests[i]
-        evidence[i] += weight * echo(tokens[lanes[r]], lengths[r], drafts[r], position, max_n)
+        out[i] = weight * echo(tokens[lanes[r]], lengths[r], drafts[r], position, max_n)

@@ -86,7 +86,7 @@ class _Part:
 def merge(requests: int, parts: Sequence[tuple[Sequence[int], Drafts]]) -> Drafts:
     """One step's drafts out of several proposers'; chains only.
 
-    Tokens without a confidence or evidence get NaN where others have one. Certain drafts beside drawn ones get
+    Tokens without a signal that others have get NaN. Certain drafts beside drawn ones get
     q = one-hot, which is what acceptance takes certain drafts to be.
 
     Args:
@@ -110,6 +110,7 @@ def merge(requests: int, parts: Sequence[tuple[Sequence[int], Drafts]]) -> Draft
     merged.skipped = skipped
     merged.confidence = _column(merged.tokens.shape, [(keep, drafts.confidence) for keep, drafts in parts])
     merged.evidence = _column(merged.tokens.shape, [(keep, drafts.evidence) for keep, drafts in parts])
+    merged.echo = _column(merged.tokens.shape, [(keep, drafts.echo) for keep, drafts in parts])
     merged.q = _distributions(merged.tokens.shape, parts)
     return merged
 

@@ -237,7 +237,8 @@ def anything(draw: st.DrawFn) -> tuple[StepView, SpecPlan, SpecPlan, DraftView, 
         column(counts),
         confidence,
         draw(st.sampled_from([(), evidence])),
-        draw(st.none() | st.just(column(st.lists(counts, max_size=2).map(tuple)))),
+        echo=draw(st.sampled_from([(), evidence])),
+        parents=draw(st.none() | st.just(column(st.lists(counts, max_size=2).map(tuple)))),
     )
     result = StepOutcome(
         plan_step=step,

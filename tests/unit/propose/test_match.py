@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaspec.propose.match import add_echoes, echo, longest_match
+from dynaspec.propose.match import echo, longest_match, weigh_echoes
 
 
 def oracle(text: list[int], min_n: int, max_n: int, wanted: int) -> tuple[int, int]:
@@ -80,12 +80,10 @@ def test_an_echo_is_what_the_text_did_before(texts: list[list[int]], max_n: int,
     for i, text in enumerate(texts):
         tokens[lanes[i], : len(text)], drafts[i, : position + 1] = text, drafted[i]
     lengths = np.array([len(text) for text in texts], dtype=np.int64)
-    before = data.draw(st.lists(st.floats(-6, 6, width=32), min_size=requests.size, max_size=requests.size))
-    evidence, weight = np.array(before, dtype=np.float32), 0.25
-    add_echoes(evidence, tokens, lanes, lengths, drafts, requests, position, max_n, weight)
+    echoed, weight = np.empty(requests.size, np.float32), 0.25
+    weigh_echoes(echoed, tokens, lanes, lengths, drafts, requests, position, max_n, weight)
     echoes = [heard([*texts[r], *drafted[r][:position]], drafted[r][position], max_n) for r in requests.tolist()]
-    expected = [x + weight * e for x, e in zip(before, echoes, strict=True)]
-    assert evidence.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert echoed.tolist() == pytest.approx([weight * e for e in echoes], rel=1e-5, abs=1e-5)
 
 
 def one_echo(text: list[int], drafted: list[int], max_n: int = 8) -> float:

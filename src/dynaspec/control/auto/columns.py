@@ -57,3 +57,14 @@ def evidence_of(source: DraftView | StepOutcome, lens: Sequence[int]) -> Floats:
             found[first : first + length] = logits(np.array(source.confidence[i][:length]))
         first += length
     return found
+
+
+def echo_of(drafts: DraftView, lens: Sequence[int]) -> Floats:
+    """[N] the part of the evidence that hangs on which token was drawn."""
+    found = np.zeros(sum(lens))
+    first = 0
+    for i, length in enumerate(lens):
+        if length and drafts.echo and len(drafts.echo[i]) >= length:
+            found[first : first + length] = drafts.echo[i][:length]
+        first += length
+    return found

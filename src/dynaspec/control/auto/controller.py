@@ -18,7 +18,7 @@ from ..planner import ChainPlanner
 from ..profile import Profile
 from .acceptance import Places, Verdicts
 from .agreement import Agreement, Pending
-from .columns import drafting_of, evidence_of, match_of, matches_of
+from .columns import drafting_of, echo_of, evidence_of, match_of, matches_of
 from .costs import StepCosts, row_s
 from .drafter import Drafter, LookupDrafter, ModelDrafter, Situation, Wish
 from .guard import PlainGuard, Prediction
@@ -304,15 +304,15 @@ class AutoController:
     # --- after drafting ---------------------------------------------------------------------------------------
 
     def _survival(self, view: StepView, places: Ints, plan: SpecPlan, drafts: DraftView, lens: Ints) -> Floats:
-        evidence = evidence_of(drafts, lens.tolist())
+        evidence, echo = evidence_of(drafts, lens.tolist()), echo_of(drafts, lens.tolist())
         if len(self._drafters) == 1:
-            return self._drafters[0].survivals(view, places, np.arange(lens.size), lens, evidence)
+            return self._drafters[0].survivals(view, places, np.arange(lens.size), lens, evidence, echo)
         owner = np.array(plan.proposer, dtype=np.int64)
         slot_owner = np.repeat(owner, lens)
         survival = np.zeros(int(lens.sum()))
         for index, drafter in enumerate(self._drafters):
             mine, slots = np.flatnonzero(owner == index), slot_owner == index
-            survival[slots] = drafter.survivals(view, places[mine], mine, lens[mine], evidence[slots])
+            survival[slots] = drafter.survivals(view, places[mine], mine, lens[mine], evidence[slots], echo[slots])
         return survival
 
     # --- learning ---------------------------------------------------------------------------------------------

@@ -102,14 +102,16 @@ class Drafter(Protocol):
         """When to end the drafts of the latest wish early; None where they cannot."""
         ...
 
-    def survivals(self, view: StepView, places: Ints, requests: Ints, lens: Ints, evidence: Floats) -> Floats:
-        """[N] chances that each drafted token and all before it are accepted.
+    def survivals(
+        self, view: StepView, places: Ints, requests: Ints, lens: Ints, evidence: Floats, echo: Floats
+    ) -> Floats:
+        """[N] chances that each drafted token and all before it are accepted, as known before it was drawn.
 
         Args:
             places: [b] of those drafted for.
             requests: [b] their indices in the view.
             lens: [b]
-            evidence: [N]
+            evidence, echo: [N] see ``DraftView``.
         """
         ...
 
@@ -214,9 +216,11 @@ class ModelDrafter:
             offset=tuple(self._informed.offset[situation.places].tolist()),
         )
 
-    def survivals(self, view: StepView, places: Ints, requests: Ints, lens: Ints, evidence: Floats) -> Floats:
+    def survivals(
+        self, view: StepView, places: Ints, requests: Ints, lens: Ints, evidence: Floats, echo: Floats
+    ) -> Floats:
         model = self._informed if self._confident else self._prior
-        chances: Floats = survivals(float(model.weight[0]), model.bias, model.offset[places], evidence, lens)
+        chances: Floats = survivals(float(model.weight[0]), model.bias, model.offset[places], evidence, echo, lens)
         return chances
 
     def observe(self, seen: Verdicts, evidence: Floats, match: Ints) -> None:
@@ -293,10 +297,13 @@ class LookupDrafter:
     def rule(self, situation: Situation) -> StopRule | None:
         return None
 
-    def survivals(self, view: StepView, places: Ints, requests: Ints, lens: Ints, evidence: Floats) -> Floats:
+    def survivals(
+        self, view: StepView, places: Ints, requests: Ints, lens: Ints, evidence: Floats, echo: Floats
+    ) -> Floats:
         feature = np.repeat(self._features(view)[requests], lens)
         model = self._model
-        chances: Floats = survivals(float(model.weight[0]), model.bias, model.offset[places], feature, lens)
+        none = np.zeros_like(feature)  # what was found was known before
+        chances: Floats = survivals(float(model.weight[0]), model.bias, model.offset[places], feature, none, lens)
         return chances
 
     def observe(self, seen: Verdicts, evidence: Floats, match: Ints) -> None:

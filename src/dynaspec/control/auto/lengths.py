@@ -225,24 +225,26 @@ def stop_thresholds(
 
 
 @njit(cache=True, nogil=True)
-def survivals(weight: float, bias: Floats, offset: Floats, feature: Floats, lens: Ints) -> Floats:
-    """Chance that each drafted token and all before it are accepted.
+def survivals(weight: float, bias: Floats, offset: Floats, feature: Floats, own: Floats, lens: Ints) -> Floats:
+    """Chance that each drafted token and all before it are accepted, as far as was known before it was drawn.
 
     Args:
         offset: [B].
         feature: [N] of the drafted tokens of all B requests, one request after the other.
+        own: [N] the part of it that hangs on which token was drawn; it counts for the tokens behind only.
         lens: [B].
 
     Returns:
-        [N], not increasing along a request's draft.
+        [N]
     """
     out = np.empty(feature.size)
     n = 0
     for r in range(lens.size):
         reach = 1.0
         for j in range(lens[r]):
-            reach /= 1.0 + np.exp(-(weight * feature[n] + bias[min(j, bias.size - 1)] + offset[r]))
-            out[n] = reach
+            rest = bias[min(j, bias.size - 1)] + offset[r]
+            out[n] = reach / (1.0 + np.exp(-(weight * (feature[n] - own[n]) + rest)))
+            reach /= 1.0 + np.exp(-(weight * feature[n] + rest))
             n += 1
     return out
 

@@ -327,7 +327,7 @@ def test_whether_a_slot_is_verified_does_not_depend_on_what_follows_it(
     def admitted(rows: list[list[float]]) -> list[int]:
         lens = np.array([len(row) for row in rows])
         flat = logits(np.array([c for row in rows for c in row]))
-        survival = survivals(1.0, np.zeros(8), np.zeros(len(rows)), flat, lens)
+        survival = survivals(1.0, np.zeros(8), np.zeros(len(rows)), flat, np.zeros_like(flat), lens)
         return admit(survival.tolist(), lens.tolist(), 2.5e-3, target, context=context)
 
     before = admitted(confidence)
@@ -342,13 +342,20 @@ def test_whether_a_slot_is_verified_does_not_depend_on_what_follows_it(
 
 def test_survival_only_falls_along_a_draft() -> None:
     lens = np.array([4, 3])
-    found = survivals(1.0, np.zeros(8), np.array([0.5, -0.5]), logits(np.linspace(0.3, 0.9, 7)), lens)
+    found = survivals(1.0, np.zeros(8), np.array([0.5, -0.5]), logits(np.linspace(0.3, 0.9, 7)), np.zeros(7), lens)
     assert (np.diff(found[:4]) < 0).all()
     assert (np.diff(found[4:]) < 0).all()
 
 
 def test_survival_is_what_a_stop_rule_takes_it_to_be() -> None:
     bias, offset, evidence = np.linspace(0.5, -0.5, 8), np.array([0.5, -0.5]), np.array([1.0, -2.0, 7.0, 0.3, 0.1])
-    found = survivals(0.8, bias, offset, evidence, column(3, 2))
+    found = survivals(0.8, bias, offset, evidence, np.zeros_like(evidence), column(3, 2))
     chances = 1 / (1 + np.exp(-(0.8 * evidence + bias[[0, 1, 2, 0, 1]] + offset[[0, 0, 0, 1, 1]])))
     assert found.tolist() == pytest.approx([*np.cumprod(chances[:3]), *np.cumprod(chances[3:])])
+
+
+def test_what_a_token_brought_itself_counts_for_the_tokens_behind_it() -> None:
+    feature, own = np.array([1.0, 2.0, 0.5]), np.array([0.0, 3.0, 0.0])
+    found = survivals(1.0, np.zeros(8), np.zeros(1), feature, own, column(3))
+    chance = 1 / (1 + np.exp(-np.array([1.0, 2.0 - 3.0, 2.0, 0.5])))
+    assert found.tolist() == pytest.approx([chance[0], chance[0] * chance[1], chance[0] * chance[2] * chance[3]])
