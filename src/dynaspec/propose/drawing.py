@@ -14,12 +14,11 @@ from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 
-from .match import weigh_echoes
+from .match import gather_evidence
 
-_MOST_LEAD = np.float32(LOGIT_RANGE)
-_ECHO_WEIGHT = 0.2
+ECHO_WEIGHT = 0.2
 """Of an echo beside a lead, in evidence: about what logistic regression gives on code and on maths."""
-_ECHO_MATCH = 8
+ECHO_MATCH = 8
 """Tokens that an echo compares at most."""
 
 
@@ -50,6 +49,8 @@ class DraftColumns:
         self._vocab_size = vocab_size
         self._most_probable = not probabilistic or bool(sampler.greedy[lanes].all())
         """Every token is the one with the largest score."""
+        self._first_choice = self._most_probable and sampler.leaves_alone(lanes)
+        """That score is the drafter's own."""
         self._tokens = torch.zeros(lanes.size, width, dtype=torch.int64, device=device)
         self._confidence = torch.zeros(lanes.size, width, device=device)
         self._evidence: torch.Tensor | None = None
@@ -72,14 +73,16 @@ class DraftColumns:
         Returns:
             The signal [r] float32, on the logits' device.
         """
-        depth = np.full(requests.size, position, dtype=np.int64)
-        rows = Rows(self._lanes[requests], requests, depth, self._seen)
-        scores = self._sampler.process(logits, rows)
         first, confidence, lead = ops.leaders(logits)
-        if not self._most_probable:
-            tokens, q = draw(scores, rows, self._sampler, Purpose.DRAFT)
-        else:
-            tokens, q = first if scores is logits else ops.argmax(scores), None
+        tokens, q = first, None
+        if not self._first_choice:
+            depth = np.full(requests.size, position, dtype=np.int64)
+            rows = Rows(self._lanes[requests], requests, depth, self._seen)
+            scores = self._sampler.process(logits, rows)
+            if self._most_probable:
+                tokens = ops.argmax(scores)
+            else:
+                tokens, q = draw(scores, rows, self._sampler, Purpose.DRAFT)
         if rule is not None and rule.signal == "token_prob" and tokens is not first:
             confidence = ops.probability(logits, tokens)
         _put(self._tokens, requests, position, tokens)
@@ -99,29 +102,29 @@ class DraftColumns:
 
         The second part reads the tokens, so on a GPU, where the host would have to wait for them, it is left out.
         """
-        if lead.device.type != "cpu":
-            evidence = lead.clamp(max=LOGIT_RANGE)
-        else:
-            echoes, batch = np.empty(requests.size, np.float32), self._batch
-            weigh_echoes(
-                echoes,
-                batch.tokens,
-                self._lanes,
-                batch.lengths,
-                self._seen,
-                requests,
-                position,
-                _ECHO_MATCH,
-                _ECHO_WEIGHT,
-            )
-            if self._echo is None:
-                self._echo = np.zeros(self._seen.shape, np.float32)
-            self._echo[requests, position] = echoes
-            evidence = torch.from_numpy(np.minimum(lead.numpy(), _MOST_LEAD) + echoes)
         if self._evidence is None:
             self._evidence = torch.zeros_like(self._confidence)
-        _put(self._evidence, requests, position, evidence)
-        return evidence
+        if lead.device.type != "cpu":
+            evidence = lead.clamp(max=LOGIT_RANGE)
+            _put(self._evidence, requests, position, evidence)
+            return evidence
+        if self._echo is None:
+            self._echo = np.zeros(self._seen.shape, np.float32)
+        gathered = gather_evidence(
+            lead.numpy(),
+            LOGIT_RANGE,
+            self._batch.tokens,
+            self._lanes,
+            self._batch.lengths,
+            self._seen,
+            requests,
+            position,
+            ECHO_MATCH,
+            ECHO_WEIGHT,
+            self._evidence.numpy(),
+            self._echo,
+        )
+        return torch.from_numpy(gathered)
 
     def tokens(self, requests: Ints, position: int) -> torch.Tensor:
         """[r] int64 drafted at ``position``, on the device."""

@@ -70,8 +70,9 @@ def echo(text: npt.NDArray[np.int32], length: int, draft: npt.NDArray[np.int64],
 
 
 @njit(cache=True, nogil=True)
-def weigh_echoes(
-    out: npt.NDArray[np.float32],
+def gather_evidence(
+    lead: npt.NDArray[np.float32],
+    most: float,
     tokens: npt.NDArray[np.int32],
     lanes: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
@@ -80,16 +81,26 @@ def weigh_echoes(
     position: int,
     max_n: int,
     weight: float,
-) -> None:
-    """out[i] = weight · the echo of token ``position`` of request ``requests[i]``.
+    evidence: npt.NDArray[np.float32],
+    echoes: npt.NDArray[np.float32],
+) -> npt.NDArray[np.float32]:
+    """min(lead, most) + weight · echo of token ``position`` of each of ``requests``.
 
     Args:
-        out: [r]
+        lead: [r]
         tokens: [lanes, ≥ length] the texts.
         lanes, lengths: [B]
         drafts: [B, > position]
         requests: [r] places in the batch.
+        evidence, echoes: [B, > position] out: the sum, and its second part.
+
+    Returns:
+        [r] the sum.
     """
+    out = np.empty(requests.size, np.float32)
     for i in range(requests.size):
         r = requests[i]
-        out[i] = weight * echo(tokens[lanes[r]], lengths[r], drafts[r], position, max_n)
+        own = np.float32(weight * echo(tokens[lanes[r]], lengths[r], drafts[r], position, max_n))
+        out[i] = min(lead[i], np.float32(most)) + own
+        evidence[r, position], echoes[r, position] = out[i], own
+    return out

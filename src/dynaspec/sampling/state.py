@@ -132,6 +132,10 @@ class SamplerState:
         """Whether ``process`` looks at the drafted tokens of any of these lanes."""
         return bool((self._needs[lanes] & (Needs.PENALTIES | Needs.BAD_WORDS)).any())
 
+    def leaves_alone(self, lanes: Int64) -> bool:
+        """Whether ``process`` returns the logits themselves for rows of these lanes."""
+        return not self._needs[lanes].any()
+
     def process(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Scores whose softmax is each row's distribution: −inf outside its support, temperature applied.
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaspec.propose.match import echo, longest_match, weigh_echoes
+from dynaspec.propose.match import echo, gather_evidence, longest_match
 
 
 def oracle(text: list[int], min_n: int, max_n: int, wanted: int) -> tuple[int, int]:
@@ -80,10 +80,17 @@ def test_an_echo_is_what_the_text_did_before(texts: list[list[int]], max_n: int,
     for i, text in enumerate(texts):
         tokens[lanes[i], : len(text)], drafts[i, : position + 1] = text, drafted[i]
     lengths = np.array([len(text) for text in texts], dtype=np.int64)
-    echoed, weight = np.empty(requests.size, np.float32), 0.25
-    weigh_echoes(echoed, tokens, lanes, lengths, drafts, requests, position, max_n, weight)
+    lead = np.array(data.draw(st.lists(st.floats(0, 9, width=32), min_size=size, max_size=size)), np.float32)[
+        : len(requests)
+    ]
+    evidence, echoed, weight = np.zeros(drafts.shape, np.float32), np.zeros(drafts.shape, np.float32), 0.25
+    found = gather_evidence(
+        lead, 6.0, tokens, lanes, lengths, drafts, requests, position, max_n, weight, evidence, echoed
+    )
     echoes = [heard([*texts[r], *drafted[r][:position]], drafted[r][position], max_n) for r in requests.tolist()]
-    assert echoed.tolist() == pytest.approx([weight * e for e in echoes], rel=1e-5, abs=1e-5)
+    assert echoed[requests, position].tolist() == pytest.approx([weight * e for e in echoes], rel=1e-5, abs=1e-5)
+    expected = [min(x, 6.0) + weight * e for x, e in zip(lead.tolist(), echoes, strict=True)]
+    assert found.tolist() == evidence[requests, position].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def one_echo(text: list[int], drafted: list[int], max_n: int = 8) -> float:
