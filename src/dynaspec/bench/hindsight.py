@@ -1,8 +1,8 @@
-"""The most that a drafter's confidence could give, had one known the texts when the rule was chosen."""
+"""The most that a drafter's signals could give, had one known the texts when the rule was chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,10 @@ import numpy as np
 from dynaspec.contract.step import LOGIT_RANGE
 
 from .passes import KnownText, StepCosts, stopped, tokens_per_second, walk
-from .rollout import Floats, Ints
+from .rollout import Floats, Ints, Rollouts
+
+Signal = Callable[[Rollouts], Floats]
+"""[n, longest] what speaks for each drafted token, on the scale of a logit."""
 
 _GRID = np.round(np.arange(0.0, 1.0, 0.05), 2)
 _SURVIVALS = np.round(np.arange(0.02, 0.9, 0.02), 2)
@@ -50,32 +53,43 @@ def best_threshold_per_position(texts: Sequence[KnownText], costs: StepCosts) ->
     return best
 
 
-def best_survival(texts: Sequence[KnownText], costs: StepCosts) -> Hindsight:
+def evidence(rollouts: Rollouts) -> Floats:
+    """All that the proposer knows of a token: the lead of the drafter's first choice, and what the text said before."""
+    return rollouts.evidence
+
+
+def confidence_alone(rollouts: Rollouts) -> Floats:
+    """logit(confidence), cut to ±``LOGIT_RANGE``: what a proposer tells that has no other evidence."""
+    odds = np.clip(rollouts.confidence, 1e-12, 1 - 1e-12)
+    return np.clip(np.log(odds / (1.0 - odds)), -LOGIT_RANGE, LOGIT_RANGE)
+
+
+def best_survival(texts: Sequence[KnownText], costs: StepCosts, signal: Signal) -> Hindsight:
     """Stops where the chance that the whole draft is right falls below a threshold.
 
-    The chance is a product over the draft of σ(w · logit(confidence) + bias of the position), w and biases fitted to
-    these very texts.
+    The chance is a product over the draft of σ(w · signal + bias of the position), w and biases fitted to these very
+    texts.
     """
-    weights = fit_acceptance(texts)
-    signals = [_survival(text.rollouts.confidence, weights) for text in texts]
+    weights = fit_acceptance(texts, signal)
+    chances = [_survival(signal(text.rollouts), weights) for text in texts]
     found = []
     for threshold in _SURVIVALS:
-        lengths = tuple(stopped(signal, threshold) for signal in signals)
+        lengths = tuple(stopped(chance, threshold) for chance in chances)
         found.append(Hindsight(_speed(texts, lengths, costs), (float(threshold),), lengths))
     return max(found, key=lambda h: h.tokens_per_second)
 
 
-def fit_acceptance(texts: Sequence[KnownText]) -> Floats:
-    """[1 + positions] logistic weights: of logit(confidence), then a bias a position. Newton's method with a ridge.
+def fit_acceptance(texts: Sequence[KnownText], signal: Signal) -> Floats:
+    """[1 + positions] logistic weights: of the signal, then a bias a position. Newton's method with a ridge.
 
     Observations are the drafted tokens that a target would have tested: the right ones and the first wrong one.
     """
     rows, right = [], []
     for text in texts:
-        runs, confidence = text.rollouts.runs, text.rollouts.confidence
-        tested = np.arange(confidence.shape[1]) <= runs[:, None]
+        runs, told = text.rollouts.runs, signal(text.rollouts)
+        tested = np.arange(told.shape[1]) <= runs[:, None]
         i, j = np.nonzero(tested)
-        rows.append(_features(confidence[i, j], j))
+        rows.append(_features(told[i, j], j))
         right.append(j < runs[i])
     x, y = np.concatenate(rows), np.concatenate(right).astype(np.float64)
     weights: Floats = np.zeros(x.shape[1])
@@ -86,18 +100,16 @@ def fit_acceptance(texts: Sequence[KnownText]) -> Floats:
     return weights
 
 
-def _features(confidence: Floats, position: Ints) -> Floats:
-    odds = np.clip(confidence, 1e-12, 1 - 1e-12)
-    logit = np.clip(np.log(odds / (1.0 - odds)), -LOGIT_RANGE, LOGIT_RANGE)
+def _features(told: Floats, position: Ints) -> Floats:
     own = np.eye(_POSITIONS)[np.minimum(position, _POSITIONS - 1)]
-    return np.column_stack([logit, own])
+    return np.column_stack([told, own])
 
 
-def _survival(confidence: Floats, weights: Floats) -> Floats:
+def _survival(told: Floats, weights: Floats) -> Floats:
     """[n, longest] chance that a draft is right up to each token."""
-    positions = np.broadcast_to(np.arange(confidence.shape[1]), confidence.shape)
-    score = _features(confidence.ravel(), positions.ravel()) @ weights
-    accepted = (1.0 / (1.0 + np.exp(-score))).reshape(confidence.shape)
+    positions = np.broadcast_to(np.arange(told.shape[1]), told.shape)
+    score = _features(told.ravel(), positions.ravel()) @ weights
+    accepted = (1.0 / (1.0 + np.exp(-score))).reshape(told.shape)
     return np.asarray(np.cumprod(accepted, axis=1), np.float64)
 
 

@@ -15,7 +15,7 @@ from dynaspec.model.loader import load_model
 from .datasets import BenchPrompt, fit
 from .drive import Job, StepTrace, run_all
 from .engines import open_engine
-from .hindsight import Hindsight, best_survival, best_threshold_per_position
+from .hindsight import Hindsight, best_survival, best_threshold_per_position, confidence_alone, evidence
 from .passes import Iteration, KnownText, Passes, StepCosts, Walk, fixed, monotone, oracle, tokens_per_second, walk
 from .policies import PLAIN, PolicySpec, parse_policy
 from .profiling import time_steps
@@ -119,7 +119,10 @@ class TaskResult:
         return next(line for line in self.lines if line.side == side)
 
 
-ORACLE, BY_POSITION, BY_SURVIVAL = "oracle", "hindsight: threshold per position", "hindsight: calibrated survival"
+ORACLE = "oracle"
+BY_POSITION = "hindsight: threshold per position"
+BY_CONFIDENCE = "hindsight: survival by confidence"
+BY_EVIDENCE = "hindsight: survival by evidence"
 
 
 def run_study(
@@ -208,7 +211,8 @@ def _result(study: Study, name: str, places: Sequence[int]) -> TaskResult:
 def _hindsights(texts: Sequence[KnownText], costs: StepCosts) -> dict[str, tuple[Walk, ...]]:
     found: dict[str, Hindsight] = {
         BY_POSITION: best_threshold_per_position(texts, costs),
-        BY_SURVIVAL: best_survival(texts, costs),
+        BY_CONFIDENCE: best_survival(texts, costs, confidence_alone),
+        BY_EVIDENCE: best_survival(texts, costs, evidence),
     }
     return {
         name: tuple(walk(text, lengths) for text, lengths in zip(texts, rule.lengths, strict=True))

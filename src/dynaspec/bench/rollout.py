@@ -15,10 +15,13 @@ import numpy.typing as npt
 import torch
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.step import LOGIT_RANGE
 from dynaspec.kv.arena import Arena
 from dynaspec.kv.rows import ragged_rows
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.propose.drawing import ECHO_MATCH, ECHO_WEIGHT
+from dynaspec.propose.match import gather_evidence
 from dynaspec.sampling import ops
 
 Ints = npt.NDArray[np.int64]
@@ -34,6 +37,8 @@ class Rollouts:
     end."""
     confidence: Floats
     """[n, longest] largest probability of the drafter, at each of its first tokens."""
+    evidence: Floats
+    """[n, longest] what the proposer says for each of these tokens, as in ``DraftView.evidence``."""
 
 
 @torch.inference_mode()
@@ -52,14 +57,14 @@ def draft_everywhere(drafter: Model, prompt: Sequence[int], continuation: Sequen
             f"a text of {len(text)} tokens and a draft of {longest} are longer than the drafter's "
             f"{drafter.config.max_position} positions; expected shorter prompts"
         )
-    branches = _Branches(drafter, text, len(prompt), longest)
-    tokens, confidence = branches.first()
-    runs = run_lengths(tokens == text[len(prompt) :])
-    columns = [confidence]
-    for done in range(1, longest):
-        tokens, confidence = branches.extend(tokens, done)
-        columns.append(confidence)
-    return Rollouts(runs, np.stack(columns, axis=1))
+    lengths = np.arange(len(prompt), len(text), dtype=np.int64)
+    branches = _Branches(drafter, text, lengths, longest)
+    drafts = _Drafts(text, lengths, longest)
+    drafts.draw(branches.first(), 0)
+    for position in range(1, longest):
+        drafts.draw(branches.extend(drafts.tokens[:, position - 1], position), position)
+    runs = run_lengths(drafts.tokens[:, 0] == text[len(prompt) :])
+    return Rollouts(runs, drafts.confidence.astype(np.float64), drafts.evidence.astype(np.float64))
 
 
 def run_lengths(equal: npt.NDArray[np.bool_]) -> Ints:
@@ -75,30 +80,33 @@ def run_lengths(equal: npt.NDArray[np.bool_]) -> Ints:
 class _Branches:
     """A lane for the text, and one for each position: it shares the text's whole blocks and has its own from there."""
 
-    def __init__(self, model: Model, text: Ints, prompt_tokens: int, longest: int) -> None:
+    def __init__(self, model: Model, text: Ints, lengths: Ints, longest: int) -> None:
+        """
+        Args:
+            lengths: [n] tokens of the text before each draft.
+        """
         self._model = model
         self._text = text
-        self._lengths = np.arange(prompt_tokens, len(text), dtype=np.int64)
-        """[n] tokens before each draft."""
+        self._lengths = lengths
         shared = -(-len(text) // BLOCK_SIZE)
         own = (BLOCK_SIZE - 1 + longest) // BLOCK_SIZE + 1
-        count = len(self._lengths)
+        count = len(lengths)
         self._tables = np.zeros((count + 1, shared + own), dtype=np.int32)
         self._tables[:, :shared] = np.arange(shared)
-        for i, length in enumerate(self._lengths.tolist()):
+        for i, length in enumerate(lengths.tolist()):
             first = length // BLOCK_SIZE
             self._tables[i + 1, first : first + own] = shared + i * own + np.arange(own)
         blocks = shared + count * own
         self._arena = Arena.allocate(model.config.num_layers, model.kv_shapes(blocks), model.dtype, model.device)
 
-    def first(self) -> tuple[Ints, Floats]:
-        """[n] first tokens of the drafts, and the confidence in each."""
+    def first(self) -> torch.Tensor:
+        """Logits [n, V] of the drafts' first tokens."""
         zero = np.zeros(1, dtype=np.int64)
         hidden = self._forward(self._text[:-1], zero, zero, np.array([len(self._text) - 1]))
-        return self._draw(hidden[int(self._lengths[0]) - 1 :])
+        return self._model.logits(hidden[int(self._lengths[0]) - 1 :])
 
-    def extend(self, tokens: Ints, done: int) -> tuple[Ints, Floats]:
-        """[n] the tokens after ``tokens``, which are those number ``done`` (1-based) of the drafts."""
+    def extend(self, tokens: Ints, done: int) -> torch.Tensor:
+        """Logits [n, V] of what follows ``tokens`` [n], which are those number ``done`` (1-based) of the drafts."""
         lanes = np.arange(1, len(self._lengths) + 1)
         if done > 1:
             start, count, rows = self._lengths + done - 1, np.ones_like(lanes), tokens
@@ -108,7 +116,7 @@ class _Branches:
             tails = zip(start.tolist(), self._lengths.tolist(), tokens.tolist(), strict=True)
             rows = np.concatenate([np.append(self._text[low:high], token) for low, high, token in tails])
         hidden = self._forward(rows, lanes, start, count)
-        return self._draw(hidden[torch.from_numpy(np.cumsum(count) - 1).to(hidden.device)])
+        return self._model.logits(hidden[torch.from_numpy(np.cumsum(count) - 1).to(hidden.device)])
 
     def _forward(self, tokens: Ints, lanes: Ints, start: Ints, count: Ints) -> torch.Tensor:
         rows = ragged_rows(self._tables, BLOCK_SIZE, lanes, start, count)
@@ -122,8 +130,38 @@ class _Branches:
         )
         return self._model.forward(batch, self._arena.layers).hidden
 
-    def _draw(self, hidden: torch.Tensor) -> tuple[Ints, Floats]:
-        logits = self._model.logits(hidden)
-        tokens = ops.argmax(logits)
-        confidence = ops.probability(logits, tokens)
-        return ops.to_host(tokens).copy(), confidence.cpu().numpy().astype(np.float64)
+
+class _Drafts:
+    """The drafts from all positions, filled one draft position a pass, with what the proposer would tell of them."""
+
+    def __init__(self, text: Ints, lengths: Ints, longest: int) -> None:
+        self._text = text.astype(np.int32)[None]
+        self._lengths = lengths
+        self._rows = np.arange(len(lengths), dtype=np.int64)
+        self.tokens = np.zeros((len(lengths), longest), dtype=np.int64)
+        self.confidence = np.zeros(self.tokens.shape, dtype=np.float32)
+        self.evidence = np.zeros(self.tokens.shape, dtype=np.float32)
+        self._echoes = np.zeros(self.tokens.shape, dtype=np.float32)
+
+    def draw(self, logits: torch.Tensor, position: int) -> None:
+        """The most probable token of each row [n, V]."""
+        tokens, confidence, lead = ops.leaders(logits)
+        self.tokens[:, position] = ops.to_host(tokens)
+        self.confidence[:, position] = confidence.cpu().numpy()
+        if logits.device.type != "cpu":  # there the proposer does without echoes
+            self.evidence[:, position] = lead.clamp(max=LOGIT_RANGE).cpu().numpy()
+            return
+        gather_evidence(
+            lead.numpy(),
+            LOGIT_RANGE,
+            self._text,
+            np.zeros_like(self._rows),
+            self._lengths,
+            self.tokens,
+            self._rows,
+            position,
+            ECHO_MATCH,
+            ECHO_WEIGHT,
+            self.evidence,
+            self._echoes,
+        )

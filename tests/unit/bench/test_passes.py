@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaspec.bench.hindsight import best_survival, best_threshold, best_threshold_per_position, fit_acceptance
 from dynaspec.bench.passes import (
     Iteration,
-    KnownText,
     Passes,
     StepCosts,
     fixed,
@@ -16,26 +14,12 @@ from dynaspec.bench.passes import (
     oracle,
     stopped,
     tokens_per_second,
-    walk,
 )
-from dynaspec.bench.rollout import Rollouts, run_lengths
+from unit.bench.texts import known
 
 COSTS = StepCosts({0: 1.0, 1: 1.1, 10: 2.0})
 
-
-def known(equal: list[bool], confidence: np.ndarray | None = None, max_tokens: int | None = None) -> KnownText:
-    n = len(equal)
-    if confidence is None:
-        confidence = np.ones((n, 4))
-    return KnownText(Rollouts(run_lengths(np.array(equal)), confidence), max_tokens or n)
-
-
 texts = st.lists(st.booleans(), min_size=1, max_size=40).map(known)
-
-
-def test_runs():
-    runs = run_lengths(np.array([True, False, True, True, True]))
-    assert runs.tolist() == [1, 0, 3, 2, 1]
 
 
 def test_a_walk_by_hand():
@@ -91,32 +75,3 @@ def test_monotone_costs(values):
     assert fitted == sorted(fitted)
     assert sum(fitted) == pytest.approx(sum(values))
     assert monotone(dict(enumerate(sorted(values)))).seconds == pytest.approx(dict(enumerate(sorted(values))))
-
-
-def telling(n: int = 300) -> KnownText:
-    """Confidence says exactly how likely a token is right."""
-    random = np.random.default_rng(1)
-    signal = random.uniform(0.02, 0.98, n)
-    text = known((random.random(n) < signal).tolist())
-    confidence = np.stack([np.roll(signal, -j) for j in range(6)], axis=1)
-    return KnownText(Rollouts(text.rollouts.runs, confidence), n)
-
-
-def test_hindsight_uses_the_signal():
-    text = [telling()]
-    costs = StepCosts({0: 1.0, 1: 1.3, 10: 4.0})
-    best_fixed = max(tokens_per_second([fixed(text[0], k)], costs) for k in range(7))
-    common, by_position, survival = (
-        f(text, costs) for f in (best_threshold, best_threshold_per_position, best_survival)
-    )
-    bound = tokens_per_second([oracle(text[0])], costs)
-    assert best_fixed < common.tokens_per_second <= by_position.tokens_per_second < bound
-    assert best_fixed < survival.tokens_per_second < bound
-    found = tokens_per_second([walk(text[0], by_position.lengths[0])], costs)
-    assert by_position.tokens_per_second == pytest.approx(found)
-
-
-def test_a_calibrated_signal_has_weight_one():
-    weights = fit_acceptance([telling(3000)])
-    assert weights[0] == pytest.approx(1.0, abs=0.15)
-    assert weights[1:5] == pytest.approx(0.0, abs=0.35)

@@ -1,0 +1,25 @@
+"""Known texts, of what a drafter got right in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dynaspec.bench.passes import KnownText
+from dynaspec.bench.rollout import Floats, Rollouts, run_lengths
+
+
+def known(
+    equal: Sequence[bool],
+    confidence: Floats | None = None,
+    max_tokens: int | None = None,
+    evidence: Floats | None = None,
+) -> KnownText:
+    """Without other signals the drafter is sure of everything, and has no evidence for anything."""
+    n = len(equal)
+    if confidence is None:
+        confidence = np.ones((n, 4))
+    if evidence is None:
+        evidence = np.zeros(confidence.shape)
+    return KnownText(Rollouts(run_lengths(np.array(equal)), confidence, evidence), max_tokens or n)
