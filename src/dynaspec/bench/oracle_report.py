@@ -48,11 +48,11 @@ def explanation(study: Study) -> str:
     return (
         f"A target pass takes {1e3 * study.target_pass_s:.2f} ms, a drafter pass {1e3 * study.drafter_pass_s:.2f} ms; "
         "computed: each side's steps × the median time of a step with drafts of that length. The gap is the way from "
-        "the best fixed length to the oracle, which drafts exactly to the first mismatch. Hindsight: rules of one kind, "
-        "the best of which was chosen on these very texts. They stop by the drafter's confidence in the last token, or "
-        "by the chance that the whole draft is right (survival). That chance is fitted to the confidence alone, or to "
-        "the evidence that auto is told: how far the drafter's first choice is ahead of its second, and whether the "
-        "text, its prompt included, has gone on so before."
+        "the best fixed length to the oracle, which drafts exactly to the first mismatch. Hindsight: the best rule of "
+        "its kind, chosen on these very texts. It stops by the drafter's confidence in the last token, or by the "
+        "chance that the whole draft is right (survival), fitted to the confidence alone or to the evidence that auto "
+        "is told: by how much the drafter's first choice is ahead of its second, and whether the text, its prompt "
+        "included, has gone on so before."
     )
 
 
