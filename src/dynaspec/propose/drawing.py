@@ -17,7 +17,7 @@ from dynaspec.sampling.state import SamplerState
 from .match import gather_evidence
 
 ECHO_WEIGHT = 0.2
-"""Of an echo beside a lead, in evidence: about what logistic regression gives on code and on maths."""
+"""Of an echo beside a lead, in evidence; what both together are worth is learnt (``StopRule.weight``)."""
 ECHO_MATCH = 8
 """Tokens that an echo compares at most."""
 

@@ -86,8 +86,8 @@ class _Part:
 def merge(requests: int, parts: Sequence[tuple[Sequence[int], Drafts]]) -> Drafts:
     """One step's drafts out of several proposers'; chains only.
 
-    Tokens without a signal that others have get NaN. Certain drafts beside drawn ones get
-    q = one-hot, which is what acceptance takes certain drafts to be.
+    Tokens without a signal that others have get NaN. Certain drafts beside drawn ones get q = one-hot, which is what
+    acceptance takes certain drafts to be.
 
     Args:
         requests: B, the requests of the whole step; those in no part have length 0.

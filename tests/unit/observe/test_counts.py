@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dynaspec.contract.step import StepOutcome, Work
 from dynaspec.observe import SpecCounts, SpecStats
-from dynaspec.observe.counts import counts_of
+from support.step_counts import counts_of
 
 
 def outcome(**columns: Any) -> StepOutcome:
