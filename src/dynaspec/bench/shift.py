@@ -26,6 +26,8 @@ WANTED = 1.10
 """Speed over that of the best fixed length, over the whole sequence."""
 EASY_KINDS = ("editing", "maths")
 """Kinds of the prompts that come along on which the drafter is mostly right."""
+BURST = 64
+"""Requests at a time when most come."""
 _RANDOM_PROMPT = 97
 """Tokens of a prompt without sense."""
 _SEED = 0
@@ -108,10 +110,10 @@ class ShiftResult:
 def make_phases(prompts: Sequence[BenchPrompt], tokenizer: Tokenizer, vocab_size: int, scale: float) -> list[Phase]:
     """What a server may see in a day. All requests are greedy or seeded, so that every side decodes the same tokens.
 
-    * easy: text that repeats itself, two requests at a time;
-    * hard: prompts of random tokens, continued at temperature 1, four at a time: there the drafter is mostly wrong;
-    * burst: mixed prompts, 32 at a time;
-    * tail: two long answers that remain when all others are done.
+    * easy: text that repeats itself, one request at a time;
+    * hard: prompts of random tokens, continued at temperature 1.3, eight at a time: there the drafter is mostly wrong;
+    * burst: mixed prompts, 64 at a time;
+    * tail: one long answer that remains when all others are done.
     """
     easy = [prompt for prompt in prompts if prompt.category in EASY_KINDS] or list(prompts)
     everything = mixed(prompts)
@@ -123,13 +125,13 @@ def make_phases(prompts: Sequence[BenchPrompt], tokenizer: Tokenizer, vocab_size
     def count(requests: int) -> int:
         return max(1, round(requests * scale))
 
-    nonsense = [tuple(rng.integers(1, vocab_size, _RANDOM_PROMPT).tolist()) for _ in range(count(16))]
+    nonsense = [tuple(rng.integers(1, vocab_size, _RANDOM_PROMPT).tolist()) for _ in range(count(24))]
     greedy = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=128)
     return [
-        Phase("easy", _jobs(encoded(easy, count(12)), greedy), 2),
-        Phase("hard", _jobs(nonsense, replace(greedy, temperature=1.0, max_tokens=128)), 4),
-        Phase("burst", _jobs(encoded(everything, count(96)), replace(greedy, max_tokens=64)), 32),
-        Phase("tail", _jobs(encoded(everything[1:], 2), replace(greedy, max_tokens=max(32, round(512 * scale)))), 2),
+        Phase("easy", _jobs(encoded(easy, count(6)), greedy), 1),
+        Phase("hard", _jobs(nonsense, replace(greedy, temperature=1.3)), 8),
+        Phase("burst", _jobs(encoded(everything, count(128)), replace(greedy, max_tokens=48)), BURST),
+        Phase("tail", _jobs(encoded(everything[1:], 1), replace(greedy, max_tokens=max(32, round(640 * scale)))), 1),
     ]
 
 
@@ -150,7 +152,7 @@ def run_shift(
         ConfigError, CheckpointError, CapacityError: what was given cannot work.
     """
     with ExitStack() as stack:
-        sizes = SweepOptions(policy=options.policy, loads=(32,), fixed=options.fixed)
+        sizes = SweepOptions(policy=options.policy, loads=(BURST,), fixed=options.fixed)
         sides = open_sides(model, draft_model, sizes, stack, progress)
         tokenizer = sides[PLAIN].engine.tokenizer
         phases = make_phases(prompts, tokenizer, tokenizer.vocab_size, options.scale)

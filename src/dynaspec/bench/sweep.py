@@ -48,8 +48,8 @@ class SweepOptions:
     """What is compared with plain decoding and the fixed lengths."""
     loads: tuple[int, ...] = LOADS
     fixed: tuple[int, ...] = FIXED
-    rounds: int = 15
-    window_s: float = 0.8
+    rounds: int = 31
+    window_s: float = 0.4
     """Seconds that plain decoding takes for one window; all sides decode as many tokens."""
     request_tokens: int = 64
     longest_prompt: int = 256

@@ -28,14 +28,16 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _HOST_FORGET = 0.9
+_SETTLED_AFTER = 2
+"""Steps after a change of mode that tell nothing of what the mode costs: caches hold what the other one needs, so steps
+of either mode look dear among those of the other."""
 _PENDING = 16
 """Planned steps whose outcome may still come."""
 _TRIAL_LENGTH = 2
 _TRIAL_COST = 1.7
 """Most that a trial may take, in plain steps and without drafter passes, where there are requests to leave out."""
-_OPTIMISM, _OPTIMISM_PLAIN = 0.6, 0.15
-"""Standard deviations hoped for: what is little known is tried as long as it may well pay. In plain decoding, which
-has trials of its own, less."""
+_OPTIMISM = 0.6
+"""Standard deviations hoped for: what is little known is tried as long as it may well pay."""
 _ROUNDS = 2
 """Times that lengths and the value of a token are fitted to each other; they go on from the last ones."""
 _SETTLED = 0.02
@@ -84,16 +86,18 @@ class AutoController:
         self._can_trim = limits.can_trim and limits.ragged and _dense(limits)
         self._runnable = np.isin(np.arange(self._longest + 1), limits.draft_lens)
         self._places = Places()
-        self._guard = PlainGuard()
         self._host_s = 0.0
         self._value = 0.0
         self._pending: dict[int, Pending] = {}
         self._latest = Prediction(False, 0.0, 0.0)
         self._agreement: Agreement | None = None
-        # What look-ups have found changes with every token.
+        # What look-ups have found changes with every token, and says beforehand what it may be worth.
         self._lasting = all(isinstance(drafter, ModelDrafter) for drafter in self._drafters)
+        self._guard = PlainGuard(only_by_trial=self._lasting)
         self._unread: list[tuple[StepOutcome, Pending | None]] = []
         self._steps_read = self._drafts_read = 0
+        self._drafter_ran, self._since_change = False, _SETTLED_AFTER
+        """Whether the drafter ran in the latest step that was read; steps since that was otherwise."""
         self._every = 1
 
     def plan(self, view: StepView) -> SpecPlan:
@@ -111,7 +115,7 @@ class AutoController:
             plan = plan if agreed.owner is None else replace(plan, proposer=agreed.owner)
             prediction = agreed.speculation
         elif mode == "probe_draft":
-            plan = self._trial(view)
+            plan = self._trial(view, np.array(agreed.wish))
         else:
             plan = plain_plan(view)
         self._latest = prediction
@@ -161,10 +165,12 @@ class AutoController:
         latest, agreed = self._latest, self._agreement
         return {
             "mode": self._guard.mode,
-            "goodput": latest.emitted / latest.seconds if latest.seconds else 0.0,
+            "goodput": latest.goodput,
             "predicted_emitted": latest.emitted,
             "predicted_step_s": latest.seconds,
             "plain_step_s": agreed.plain.seconds if agreed else 0.0,
+            "plain_goodput": agreed.plain.goodput if agreed else 0.0,
+            "speculation_goodput": agreed.speculation.goodput if agreed and agreed.speculation.drafts else 0.0,
             "plain_correction": self._guard.plain.value,
             "speculation_correction": self._guard.speculation.value,
             "lambda": 1.0 / self._value if self._value else 0.0,
@@ -248,7 +254,7 @@ class AutoController:
             context=np.array(view.context_len),
             runnable=self._runnable,
             value=self._value,
-            optimism=_OPTIMISM if self._guard.speculating else _OPTIMISM_PLAIN,
+            optimism=_OPTIMISM,
             base_rows=float(len(view.ids) + view.prefill_tokens),
         )
 
@@ -269,14 +275,19 @@ class AutoController:
             total.context += own.context
         return total, owner
 
-    def _trial(self, view: StepView) -> SpecPlan:
-        """Short drafts for as many requests as cost little, by the first proposer that has something to offer."""
+    def _trial(self, view: StepView, wish: Ints) -> SpecPlan:
+        """Short drafts for as many requests as cost little, by the first proposer that has something to offer.
+
+        Args:
+            wish: [B] lengths that would be drafted now; if nobody would, all are tried.
+        """
         situation = self._situation(view)
         cap, requests, plain_s = situation.cap, len(view.ids), self._costs.pass_s(len(view.ids), 0.0)
         depth, owner = np.zeros_like(cap), np.zeros_like(cap)
         extra = np.zeros(requests)
+        shortest = np.minimum(wish if wish.any() else _TRIAL_LENGTH, _TRIAL_LENGTH)
         for index, drafter in enumerate(self._drafters):
-            offered = np.minimum(drafter.caps(view, cap), _TRIAL_LENGTH)
+            offered = np.minimum(drafter.caps(view, cap), shortest)
             chosen = (depth == 0) & (offered > 0)
             owner[chosen], depth[chosen] = index, offered[chosen]
             extra[chosen] = drafter.catching_up(view)[chosen]
@@ -333,22 +344,22 @@ class AutoController:
     def _weigh(self, outcome: StepOutcome, pending: Pending | None) -> None:
         """What a step cost, against what was expected of it."""
         work = outcome.work
+        ran = bool(work.rows_per_pass)
+        self._since_change = self._since_change + 1 if ran == self._drafter_ran else 0
+        self._drafter_ran = ran
+        if pending is not None and pending.mode == "probe_draft" and any(outcome.requested) and not work.prefill_rows:
+            self._guard.tried(_steps_lost(pending.prediction, outcome))
+        if self._since_change < _SETTLED_AFTER:
+            return
         rows = work.verify_rows + work.prefill_rows
         self._costs.observe(rows, work.kv_tokens, outcome.verify_s, drafting_of(outcome))
         if outcome.ids and not work.prefill_rows and outcome.step_s > 0.0:
             host = max(0.0, outcome.step_s - outcome.draft_s - outcome.verify_s)
             limit = 3.0 * self._host_s if self._host_s else host
             self._host_s = _HOST_FORGET * self._host_s + (1 - _HOST_FORGET) * min(host, limit) if limit else host
-            if pending is not None:
-                self._judge(pending, outcome)
-
-    def _judge(self, pending: Pending, outcome: StepOutcome) -> None:
-        """Holds a step of decoding alone against its prediction; a trial against plain decoding."""
-        emitted, predicted = sum(outcome.emitted), pending.prediction
-        if pending.mode == "probe_draft":
-            self._guard.tried(emitted * predicted.seconds > outcome.step_s * predicted.emitted)
-        else:
-            self._guard.observe(predicted, emitted, outcome.step_s)
+            if pending is not None and pending.mode != "probe_draft":
+                trial = pending.mode == "probe_plain"
+                self._guard.observe(pending.prediction, sum(outcome.emitted), outcome.step_s, trial=trial)
 
     def _learn(self, outcome: StepOutcome, pending: Pending | None) -> None:
         """Accepted tokens and first rejections, to the models of the proposers that they came from."""
@@ -363,6 +374,11 @@ class AutoController:
         for index, drafter in enumerate(self._drafters):
             seen.place = np.where(proposer == index, place, -1)
             drafter.observe(seen, evidence, match_of(pending, index, len(tested)))
+
+
+def _steps_lost(plain: Prediction, outcome: StepOutcome) -> float:
+    """What a step took beyond what its tokens would have taken plain decoding, in steps of that."""
+    return outcome.step_s / plain.seconds - sum(outcome.emitted) / plain.emitted
 
 
 def _with_profile(costs: PassCosts, profile: Profile | None) -> PassCosts:

@@ -26,13 +26,15 @@ BOUNDS = np.array([0.0, 8.0, 32.0, 128.0, 512.0])
 """Rows of a target pass from which on a row may cost something else."""
 _PASS_PARTS = 2 + BOUNDS.size
 """Parts of a target pass: fixed, one for each range of rows, context."""
-_DRAFT_PARTS = 4
-"""Parts of drafting: start, pass, row, row ingested on top."""
+_DRAFT_PARTS = 5
+"""Parts of drafting: start, pass, row, row ingested on top, and what the target's pass takes more after it."""
 
 _TYPICAL_ROW = 0.03
 """Without any measurement: a row costs this share of a pass of one row, …"""
 _TYPICAL_DRAFT = (0.02, 0.1, 0.002, 0.002)
 """… and drafting these shares of it."""
+_RELOAD = 0.1
+"""Scale, as a share of the target's fixed part, of what its pass takes more where a drafter has used the caches."""
 _LEAST_ROW = 5e-4
 """A row is never free, but costs this share of a pass of one row at least."""
 _INGESTED = 0.7
@@ -40,8 +42,8 @@ _INGESTED = 0.7
 
 _PACE_PRIOR, _UNKNOWN_PRIOR = 0.01, 1.0
 """Variances of multipliers at the start: of the pace, as start-up was just now; of parts that it has not measured."""
-_TARGET_PRIOR = (0.25, *(0.02 for _ in BOUNDS), 0.25)
-_DRAFT_PRIOR = (1.0, 0.25, 0.04, 0.1)
+_TARGET_PRIOR = (0.06, *(0.02 for _ in BOUNDS), 0.25)
+_DRAFT_PRIOR = (1.0, 0.25, 0.04, 0.1, 1.0)
 """Of the parts. Sampling and bookkeeping come on top of what start-up has measured of passes, but not of rows."""
 _PACE_MOST = 0.1
 """Variance that the pace reaches at most, while nothing is measured."""
@@ -85,21 +87,20 @@ def row_s(parts: Floats, rows: float) -> float:
 
 @njit(cache=True, nogil=True)
 def _correct(
-    start: Floats, state: Floats, covariance: Floats, parts: Floats, at: int, features: Floats, seconds: float
+    start: Floats, paced: Floats, state: Floats, covariance: Floats, parts: Floats, features: Floats, seconds: float
 ) -> None:
-    """Takes in one measured time: features · parts[at …] was expected."""
-    scale = 0.0
+    """Takes in one measured time: features · parts was expected."""
+    scale = expected = common = 0.0
     for i in range(features.size):
-        scale += features[i] * start[at + i]
-    expected = 0.0
-    for i in range(features.size):
-        expected += features[i] * parts[at + i]
+        scale += features[i] * start[i]
+        common += features[i] * start[i] * paced[i]
+        expected += features[i] * parts[i]
     if scale <= 0.0 or expected <= 0.0:
         return
     share = np.zeros(state.size)
-    share[0] = 1.0
+    share[0] = common / scale
     for i in range(features.size):
-        share[1 + at + i] = features[i] * start[at + i] / scale
+        share[1 + i] = features[i] * start[i] / scale
     gain = covariance @ share
     variance = share @ gain + (_NOISE * expected / scale) ** 2
     error = min(seconds, (1.0 + _OUTLIER) * expected) - expected
@@ -108,7 +109,7 @@ def _correct(
         for j in range(state.size):
             covariance[i, j] -= gain[i] * gain[j] / variance
     for i in range(parts.size):
-        parts[i] = start[i] * max(_LEAST, state[0] + state[1 + i])
+        parts[i] = start[i] * max(_LEAST * paced[i], paced[i] * state[0] + state[1 + i])
 
 
 @njit(cache=True, nogil=True)
@@ -123,8 +124,8 @@ def _age(state: Floats, covariance: Floats, prior: Floats) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _pass_features(rows: float, context: float) -> Floats:
-    features = np.zeros(_PASS_PARTS)
+def _pass_features(size: int, rows: float, context: float) -> Floats:
+    features = np.zeros(size)
     features[0] = 1.0
     features[_PASS_PARTS - 1] = context
     for i in range(BOUNDS.size):
@@ -136,6 +137,7 @@ def _pass_features(rows: float, context: float) -> Floats:
 @njit(cache=True, nogil=True)
 def _observe(
     start: Floats,
+    paced: Floats,
     state: Floats,
     covariance: Floats,
     prior: Floats,
@@ -152,11 +154,14 @@ def _observe(
     """One step: its target pass, and its drafting with the proposer whose parts begin ``at``; 0 seconds = neither."""
     _age(state, covariance, prior)
     if pass_seconds > 0.0 and rows >= 1.0:
-        _correct(start, state, covariance, parts, 0, _pass_features(rows, context), pass_seconds)
+        features = _pass_features(parts.size, rows, context)
+        if draft_seconds > 0.0:
+            features[at + 4] = 1.0
+        _correct(start, paced, state, covariance, parts, features, pass_seconds)
     if draft_seconds > 0.0:
-        features = np.empty(_DRAFT_PARTS)
-        features[0], features[1], features[2], features[3] = 1.0, passes, drawn, ingested
-        _correct(start, state, covariance, parts, at, features, draft_seconds)
+        features = np.zeros(parts.size)
+        features[at], features[at + 1], features[at + 2], features[at + 3] = 1.0, passes, drawn, ingested
+        _correct(start, paced, state, covariance, parts, features, draft_seconds)
 
 
 @dataclass(slots=True)
@@ -194,13 +199,17 @@ class StepCosts:
         self._state: Floats = np.zeros(1 + size)
         self._state[0] = 1.0
         self._covariance: Floats = np.diag(self._prior)
-        self._parts: Floats = self._start.copy()
+        # What a draft costs the target's pass after it is nothing until it is seen.
+        self._paced: Floats = np.ones(size)
+        self._paced[[self._first(group + 1) - 1 for group in range(1, len(self._known))]] = 0.0
+        self._parts: Floats = self._start * self._paced
         self.target: Floats = self._parts[:_PASS_PARTS]
         """[7] seconds: fixed; a row in each range of ``BOUNDS``; a KV entry seen by a row. Changes in place."""
         self.drafters: tuple[Floats, ...] = tuple(
             self._parts[self._first(i + 1) : self._first(i + 2)] for i in range(len(drafters))
         )
-        """For each proposer [4] seconds: a draft's start, a pass, a row, a row ingested on top. Change in place."""
+        """For each proposer [5] seconds: a draft's start, a pass, a row, a row ingested on top, and what the target's
+        pass takes more after it. Change in place."""
 
     @property
     def pace(self) -> float:
@@ -227,10 +236,11 @@ class StepCosts:
             at, passes, drawn = self._first(1 + drafting.proposer), drafting.passes, drafting.drawn
             ingested, draft_s = drafting.ingested, drafting.seconds
             if not self._known[1 + drafting.proposer] and draft_s > 0.0:
-                start, one, row, late = self.drafters[drafting.proposer].tolist()
+                start, one, row, late, _ = self.drafters[drafting.proposer].tolist()
                 self._rescale(1 + drafting.proposer, draft_s / (start + one * passes + row * drawn + late * ingested))
         _observe(
             self._start,
+            self._paced,
             self._state,
             self._covariance,
             self._prior,
@@ -275,15 +285,15 @@ def _draft_start(measured: PassCosts, proposer: int, target_s: float, runs_model
     """The parts of drafting, and whether they were measured."""
     curve = measured.drafters[proposer] if proposer < len(measured.drafters) else ()
     if not runs_model:
-        return np.array([1e-3, 0.0, 0.0, 0.0]) * target_s, False
+        return np.array([1e-3, 0.0, 0.0, 0.0, 0.0]) * target_s, False
     if not curve:
-        return np.array(_TYPICAL_DRAFT) * target_s, False
+        return np.array((*_TYPICAL_DRAFT, _RELOAD)) * target_s, False
     (low, low_s), (high, high_s) = curve[0], curve[-1]
     row = (high_s - low_s) / (high - low) if high > low else 0.0
     row = max(_LEAST_ROW * low_s, row)
     first = measured.first_s[proposer] if proposer < len(measured.first_s) else 0.0
     one = max(0.1 * low_s, low_s - row * low)
-    return np.array([max(first, 1e-2 * one), one, row, _INGESTED * row]), True
+    return np.array([max(first, 1e-2 * one), one, row, _INGESTED * row, _RELOAD * target_s]), True
 
 
 def _along(curve: Curve, rows: float) -> float:

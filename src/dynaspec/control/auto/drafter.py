@@ -233,11 +233,11 @@ class ModelDrafter:
         self._informed.age(steps)
 
     def document(self) -> dict[str, Any]:
-        call, one, row, ingested = self._cost.tolist()
+        call, one, row, ingested, reload = self._cost.tolist()
         return {
             "acceptance": [round(self._prior.chance(j), 4) for j in range(POSITIONS)],
             "survival": {"weight": float(self._informed.weight[0]), "bias": self._informed.bias.tolist()},
-            "cost": {"call_s": call, "pass_s": one, "row_s": row, "caught_up_row_s": ingested},
+            "cost": {"call_s": call, "pass_s": one, "row_s": row, "caught_up_row_s": ingested, "reload_s": reload},
         }
 
 

@@ -10,13 +10,17 @@ Mode = Literal["plain", "speculate", "probe_plain", "probe_draft"]
 _FORGET = 0.99
 _PRIOR_STEPS = 30.0
 """The prediction counts as confirmed by so many steps."""
-_RETURN = 0.01
+_RETURN = 0.002
 _SHORTEST, _LONGEST = 8, 256
-"""Steps between two trials of drafting while decoding plainly; doubled after every trial that brought nothing."""
-_FOLLOW_UP = 3
-"""Steps to the next trial after one that brought something."""
+"""Steps between two trials of drafting while decoding plainly; doubled after each, but for those that paid."""
 _PLAIN_EVERY = ((1.05, 64), (1.2, 128), (1.5, 256), (float("inf"), 1024))
 """How often plain decoding is tried: (predicted advantage of speculation below, steps)."""
+_PLAIN_RUN = 6
+"""Steps of such a trial: the first ones tell little, as the caches are full of what drafting needs."""
+_TRIAL_WEIGHT = 8.0
+"""A step of a trial of plain decoding counts as so many: there are few of them."""
+_TRIAL_SHARE, _SAVED = 0.02, 2.0
+"""Share of all steps that trials of drafting may cost, and steps that can be saved up for them."""
 _OTHER_LOAD = 1.5
 """What trials of drafting have shown holds up to so many times the requests, or as many times fewer."""
 _HYSTERESIS = 1.01
@@ -31,10 +35,13 @@ class Ratio:
         self._tokens = self._seconds = _PRIOR_STEPS
         """Measured over predicted, summed over steps that grow old."""
 
-    def observe(self, emitted: float, seconds: float, predicted_emitted: float, predicted_s: float) -> None:
+    def observe(
+        self, emitted: float, seconds: float, predicted_emitted: float, predicted_s: float, weight: float = 1.0
+    ) -> None:
         """One step; everything is taken relative to its prediction, so that steps of all sizes count alike."""
-        self._tokens = _FORGET * self._tokens + emitted / predicted_emitted
-        self._seconds = _FORGET * self._seconds + min(seconds / predicted_s, 2.0)
+        keep = _FORGET**weight
+        self._tokens = keep * self._tokens + weight * emitted / predicted_emitted
+        self._seconds = keep * self._seconds + weight * min(seconds / predicted_s, 2.0)
         self.value = self._tokens / self._seconds
 
     def rest(self) -> None:
@@ -52,16 +59,33 @@ class Prediction:
     emitted: float
     seconds: float
 
+    @property
+    def goodput(self) -> float:
+        """Tokens/s; 0 where nothing was predicted."""
+        return self.emitted / self.seconds if self.seconds else 0.0
+
 
 class PlainGuard:
     """Decides the mode of each step. Counts steps, no clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_by_trial: bool = False) -> None:
+        """
+        Args:
+            only_by_trial: from plain decoding, nothing but a trial that paid leads back to drafting: for proposers of
+                which nothing is known before they have drafted.
+        """
+        self._only_by_trial = only_by_trial
+        self._paid = False
+        """The latest trial since speculation was left."""
+        self._allowance = 0.0
+        """Steps that trials may cost now; negative: the latest cost more than was saved."""
         self.speculation = Ratio()
         self.plain = Ratio()
         self.mode: Mode = "speculate"
         self.speculating = True
         self._since_plain = 0
+        self._plain_left = 0
+        """Steps that a trial of plain decoding goes on."""
         self._until_trial = _SHORTEST
         self._pause = _SHORTEST
         self._load = 0
@@ -77,34 +101,56 @@ class PlainGuard:
         if self._load > _OTHER_LOAD * load or load > _OTHER_LOAD * self._load:
             self._load, self._pause = load, _SHORTEST
             self._until_trial = min(self._until_trial, _SHORTEST)
+        self._allowance = min(self._allowance + _TRIAL_SHARE, _SAVED)
         advantage = speculative * self.speculation.value / (plain * self.plain.value)
-        if advantage > (1.0 if self.speculating else _HYSTERESIS):
+        if self._goes_on(advantage):
             if not self.speculating:
                 self.speculating, self._pause = True, _SHORTEST
             self._since_plain += 1
-            self.mode = "probe_plain" if self._since_plain >= _plain_every(advantage) else "speculate"
+            if self._since_plain >= _plain_every(advantage):
+                self._since_plain, self._plain_left = 0, _PLAIN_RUN
+            self.mode = "probe_plain" if self._plain_left else "speculate"
+            self._plain_left = max(0, self._plain_left - 1)
         else:
             if self.speculating:
-                self.speculating, self._until_trial = False, self._pause
+                self.speculating, self._until_trial, self._plain_left = False, self._pause, 0
+                self._paid = False
             self._until_trial -= 1
-            self.mode = "probe_draft" if self._until_trial <= 0 else "plain"
-        if self.mode == "probe_plain":
-            self._since_plain = 0
-        elif self.mode == "probe_draft":
-            self._until_trial = self._pause = min(2 * self._pause, _LONGEST)
+            promising = self._until_trial <= 0 or advantage > _HYSTERESIS
+            due = promising and (self._allowance >= 0.0 or self._paid)
+            self.mode = "probe_draft" if due else "plain"
+            if due:
+                self._until_trial = self._pause = min(2 * self._pause, _LONGEST)
         return self.mode
 
-    def tried(self, paid: bool) -> None:
-        """Whether a trial of drafting gave more tokens a second than plain decoding."""
-        if paid and not self.speculating:
-            self._until_trial = min(self._until_trial, _FOLLOW_UP)
-            self._pause = _SHORTEST
+    def _goes_on(self, advantage: float) -> bool:
+        """Whether this step should speculate, as the last did, or after plain decoding."""
+        if self.speculating:
+            return advantage > 1.0
+        return advantage > _HYSTERESIS and (self._paid or not self._only_by_trial)
 
-    def observe(self, prediction: Prediction, emitted: int, seconds: float) -> None:
-        """A step without prefill has ended."""
+    def tried(self, steps_lost: float) -> None:
+        """What a trial of drafting cost, in steps of plain decoding. One that cost nothing goes on.
+
+        Args:
+            steps_lost: what it took, less what it gave; not above 0 if it gave more tokens a second.
+        """
+        self._allowance -= max(0.0, steps_lost)
+        self._paid = steps_lost <= 0.0
+        if self._paid and not self.speculating:
+            self._until_trial, self._pause = 0, max(_SHORTEST, self._pause // 2)
+
+    def observe(self, prediction: Prediction, emitted: int, seconds: float, *, trial: bool = False) -> None:
+        """A step without prefill has ended.
+
+        Args:
+            trial: it was one of plain decoding.
+        """
         used, other = (self.speculation, self.plain) if prediction.drafts else (self.plain, self.speculation)
-        used.observe(float(emitted), seconds, prediction.emitted, prediction.seconds)
-        other.rest()
+        weight = _TRIAL_WEIGHT if trial else 1.0
+        used.observe(float(emitted), seconds, prediction.emitted, prediction.seconds, weight)
+        if not trial:
+            other.rest()
 
 
 def _plain_every(advantage: float) -> int:

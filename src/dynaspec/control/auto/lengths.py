@@ -81,7 +81,9 @@ def chain_depths(
     """
     requests = cap.size
     hoped_bias = hopeful(bias, variance, optimism)
-    call, each = (draft[0] + draft[1], 0.0) if single_pass else (draft[0], draft[1])
+    call, each = draft[0] + draft[4], draft[1]
+    if single_pass:
+        call, each = call + each, 0.0
     longest = 0
     reach, gain, lag_s = np.ones(requests), np.zeros(requests), np.empty(requests)
     running = np.empty(requests, np.bool_)
@@ -175,7 +177,7 @@ def lookup_depths(
     if tokens == 0.0:
         return 0.0, 0.0, 0.0, 0.0, 0.0
     expected = expected_tokens(weight, bias, offsets, places, feature, depth)
-    return tokens, expected, draft[0], rows - base_rows, seen
+    return tokens, expected, draft[0] + draft[4], rows - base_rows, seen
 
 
 @njit(cache=True, nogil=True)

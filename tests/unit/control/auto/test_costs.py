@@ -17,7 +17,7 @@ CURVE = ((1, 2e-3), (8, 2.4e-3), (16, 3.6e-3), (32, 6.4e-3), (64, 12e-3))
 DRAFTER = ((1, 5e-4), (4, 5.3e-4), (16, 6.5e-4))
 MEASURED = PassCosts(CURVE, (DRAFTER,), first_s=(2e-4,), context_s=1e-9)
 UNKNOWN = PassCosts()
-START, PASS, ROW, INGESTED = range(4)
+START, PASS, ROW, INGESTED, RELOAD = range(5)
 
 
 def costs(measured: PassCosts = MEASURED, models: Sequence[bool] = (True,)) -> StepCosts:
@@ -25,7 +25,7 @@ def costs(measured: PassCosts = MEASURED, models: Sequence[bool] = (True,)) -> S
 
 
 def draft_s(found: StepCosts, passes: int, drawn: int, ingested: int = 0, proposer: int = 0) -> float:
-    return float(found.drafters[proposer] @ [1.0, passes, drawn, ingested])
+    return float(found.drafters[proposer] @ [1.0, passes, drawn, ingested, 0.0])
 
 
 def drafting(passes: int, rows: int, seconds: float, ingested: int = 0, proposer: int = 0) -> Drafting:
@@ -50,6 +50,7 @@ def test_drafting_begins_at_what_was_measured_at_start_up() -> None:
     assert draft_s(found, 4, 4) == pytest.approx(4 * 5e-4 + 2e-4)
     assert draft_s(found, 3, 3 * 16) == pytest.approx(3 * 6.5e-4 + 2e-4)
     assert 0 < found.drafters[0][INGESTED] < found.drafters[0][ROW]
+    assert found.drafters[0][RELOAD] == 0.0  # not measured: learnt
 
 
 def test_context_begins_at_what_was_measured_at_start_up() -> None:
@@ -62,7 +63,7 @@ def test_context_begins_at_what_was_measured_at_start_up() -> None:
 def test_measurements_that_fall_with_more_rows_make_nothing_free(curve: tuple[tuple[int, float], ...]) -> None:
     found = costs(PassCosts(curve, (curve,)))
     assert (found.target > 0).all()
-    assert (found.drafters[0] > 0).all()
+    assert (found.drafters[0][:RELOAD] > 0).all()
     assert found.pass_s(64, 0.0) > found.pass_s(1, 0.0)
 
 
@@ -161,6 +162,20 @@ def test_what_steps_of_one_kind_cannot_tell_apart_stays_as_it_was() -> None:
     assert row_s(found.target, 100.0) / found.target[0] == pytest.approx(rows, rel=0.3)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.15])
+def test_what_a_draft_costs_the_pass_after_it_is_not_taken_for_the_price_of_plain_decoding(share: float) -> None:
+    """The drafter has used the caches: a target pass takes longer in steps with drafts than in others."""
+    found, rng = costs(), np.random.default_rng(5)
+    plain = found.pass_s(4, 0.0)
+    for step in range(400):
+        drafts = step % 100 >= 8
+        rows = 12 if drafts else 4
+        seconds = costs().pass_s(rows, 0.0) + (share * plain if drafts else 0.0)
+        found.observe(rows, 0, seconds * (1 + 0.05 * rng.normal()), drafting(2, 4, 1.3e-3) if drafts else None)
+    assert found.pass_s(4, 0.0) == pytest.approx(plain, rel=0.06)
+    assert 0.4 * share * plain <= found.drafters[0][RELOAD] <= 1.2 * share * plain + 0.02 * plain
+
+
 def test_learns_what_context_takes() -> None:
     found, rng = costs(), np.random.default_rng(3)
     for _ in range(1500):
@@ -234,7 +249,7 @@ def test_a_lookup_costs_its_call_alone() -> None:
     found = costs(PassCosts(CURVE), (False,))
     for _ in range(50):
         found.observe(4, 0, 2.17e-3, Drafting(0, 0, 0, 0, 3e-5))
-    assert found.drafters[0].tolist() == pytest.approx([3e-5, 0, 0, 0], rel=0.05)
+    assert found.drafters[0].tolist() == pytest.approx([3e-5, 0, 0, 0, 0], rel=0.05)
 
 
 # --- books --------------------------------------------------------------------------------------------------------
@@ -271,7 +286,7 @@ def test_what_is_kept_elsewhere_follows() -> None:
     target, drafter = found.target, found.drafters[0]
     for _ in range(50):
         found.observe(4, 0, 5e-3, drafting(4, 4, 5e-3))
-    assert pass_s(target, 4.0, 0.0) == found.pass_s(4, 0.0) == pytest.approx(5e-3, rel=0.1)
+    assert pass_s(target, 4.0, 0.0) == found.pass_s(4, 0.0) == pytest.approx(5e-3, rel=0.2)
     assert drafter.tolist() == found.drafters[0].tolist()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -11,9 +13,16 @@ from dynaspec.control.auto.guard import PlainGuard, Prediction, Ratio
 def test_plain_decoding_is_tried_rarely_and_more_rarely_the_clearer_the_case() -> None:
     def tries(advantage: float) -> int:
         guard = PlainGuard()
-        return sum(guard.decide(advantage, 1.0) == "probe_plain" for _ in range(4000))
+        modes = [guard.decide(advantage, 1.0) for _ in range(4000)]
+        return sum(mode == "probe_plain" != before for before, mode in pairwise(modes))
 
     assert 4000 / 60 > tries(1.03) > tries(1.1) > tries(1.3) > tries(3.0) > 0
+
+
+def test_a_trial_of_plain_decoding_lasts_until_caches_have_settled() -> None:
+    guard = PlainGuard()
+    modes = "".join(str(int(guard.decide(1.03, 1.0) == "probe_plain")) for _ in range(500))
+    assert set(modes.strip("0").split("0")) - {""} == {"111111"}
 
 
 def test_drafting_is_tried_again_ever_more_rarely() -> None:
@@ -26,12 +35,52 @@ def test_drafting_is_tried_again_ever_more_rarely() -> None:
     assert gaps[-1] == gaps[-2]
 
 
-def test_a_trial_that_paid_is_soon_followed_by_another() -> None:
-    guard = PlainGuard()
-    while guard.decide(0.5, 1.0) != "probe_draft":
+def tried(guard: PlainGuard, steps_lost: float, advantage: float = 0.5) -> None:
+    """Goes on to the next trial of drafting, which costs so much."""
+    while guard.decide(advantage, 1.0) != "probe_draft":
         pass
-    guard.tried(paid=True)
-    assert "probe_draft" in [guard.decide(0.5, 1.0) for _ in range(4)]
+    guard.tried(steps_lost)
+
+
+def test_a_trial_that_paid_goes_on() -> None:
+    guard = PlainGuard()
+    tried(guard, -0.2)
+    assert guard.decide(0.5, 1.0) == "probe_draft"
+    guard.tried(0.1)
+    assert guard.decide(0.5, 1.0) == "plain"
+
+
+@pytest.mark.parametrize("advantage", [0.5, 1.2])
+def test_trials_cost_a_small_share_of_the_time(advantage: float) -> None:
+    """Even where drafting promises much and never keeps it."""
+    guard, lost = PlainGuard(only_by_trial=True), 0.0
+    guard.decide(0.5, 1.0)
+    for _ in range(4000):
+        if guard.decide(advantage, 1.0) == "probe_draft":
+            guard.tried(1.5)
+            lost += 1.5
+    assert 0.0 < lost <= 0.02 * 4000 + 1.5
+
+
+def test_from_plain_decoding_only_a_trial_that_paid_leads_back_where_nothing_is_known_before() -> None:
+    for only_by_trial, expected in ((True, "plain"), (False, "speculate")):
+        guard = PlainGuard(only_by_trial=only_by_trial)
+        tried(guard, 1.0)
+        assert guard.decide(1.5, 1.0) == expected
+    guard = PlainGuard(only_by_trial=True)
+    tried(guard, -0.5)
+    assert guard.decide(1.5, 1.0) == "speculate"
+
+
+def test_a_trial_of_plain_decoding_counts_for_more_than_a_step_of_it() -> None:
+    """There are few of them, and they alone tell what plain decoding takes when it goes on."""
+    values = []
+    for trial in (False, True):
+        guard = PlainGuard()
+        for _ in range(6):
+            guard.observe(Prediction(False, 1.0, 1.0), 1, 0.8, trial=trial)
+        values.append(guard.plain.value)
+    assert 1.0 < values[0] < values[1] < 1.25
 
 
 def test_what_steps_really_gave_corrects_the_prediction() -> None:
@@ -40,7 +89,7 @@ def test_what_steps_really_gave_corrects_the_prediction() -> None:
         guard.observe(Prediction(True, 3.0, 1.0), 2, 1.0)
     assert guard.speculation.value == pytest.approx(2 / 3, rel=0.1)
     assert guard.decide(1.3, 1.0) == "plain"
-    for _ in range(600):
+    for _ in range(3000):
         guard.observe(Prediction(False, 1.0, 1.0), 1, 1.0)
     assert guard.speculation.value == pytest.approx(1.0, rel=0.02)
 
@@ -54,7 +103,7 @@ def test_a_ratio_is_tokens_a_second_measured_over_predicted() -> None:
     for _ in range(1000):
         ratio.observe(4.0, 0.75, 4.0, 0.5)
     assert ratio.value == pytest.approx(2 / 3, rel=0.01)
-    for _ in range(1000):
+    for _ in range(4000):
         ratio.rest()
     assert ratio.value == pytest.approx(1.0, rel=0.01)
 
