@@ -12,6 +12,7 @@ from scipy import stats
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.sampling.draw import draw
+from dynaspec.sampling.grammar import Grammar
 from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
@@ -35,6 +36,7 @@ class World:
     params: dict[str, Any] = field(default_factory=dict)
     bad_words: tuple[tuple[int, ...], ...] = ()
     deterministic_drafts: bool = False
+    grammar: Grammar | None = None
 
     @classmethod
     def random(cls, seed: int, vocab: int = 5, spread: float = 1.2, **options: Any) -> World:
@@ -87,6 +89,7 @@ class Decoder:
                 eos_token_ids=[],
                 bad_words=world.bad_words,
                 prompt=PROMPT,
+                grammar=world.grammar,
             )
 
     def run(self, count: int) -> np.ndarray:

@@ -39,7 +39,7 @@ def open_llm(
             long whatever they do, so that speculation always pays and every run decides alike.
     """
     with ExitStack() as patches:
-        patches.enter_context(mock.patch("dynaspec.api.build_engine", partial(build_engine, proposer=proposer)))
+        patches.enter_context(mock.patch("dynaspec.api.backend.build_engine", partial(build_engine, proposer=proposer)))
         if controller is not None:
             build = _ignoring_costs(controller)
             patches.enter_context(mock.patch("dynaspec.engine.build.build_controller", build))
@@ -62,7 +62,7 @@ def _ignoring_costs(controller: Callable[[Limits], Controller]) -> Callable[...,
 @contextmanager
 def open_async_llm(model: str, *, proposer: Proposer | None = None, **options: Any) -> Iterator[AsyncLLM]:
     """The same for ``AsyncLLM``."""
-    with mock.patch("dynaspec.api.build_engine", partial(build_engine, proposer=proposer)):
+    with mock.patch("dynaspec.api.backend.build_engine", partial(build_engine, proposer=proposer)):
         llm = AsyncLLM(model, **options)
     try:
         yield llm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,6 +58,22 @@ class RaisingProposer(ScriptedProposer):
 
     def evict(self, lane: int) -> None:
         self._pass_through("evict")
+
+
+class SlowProposer(ScriptedProposer):
+    """Takes ``seconds`` for each draft from the ``first`` on."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], seconds: float, *, first: int = 6) -> None:
+        super().__init__(texts, VOCAB, fixed_length=True)
+        self.calls = 0
+        self._seconds = seconds
+        self._first = first
+
+    def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
+        self.calls += 1
+        if self.calls >= self._first:
+            time.sleep(self._seconds)
+        return super().propose(batch, plan)
 
 
 class SpoiltProposer(ScriptedProposer):

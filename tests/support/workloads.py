@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dynaspec import SamplingParams
+from dynaspec import SamplingParams, StructuredOutputsParams
 
 PROMPTS = (
     "the quick brown fox jumps over the lazy dog and then the fox is over the dog",
@@ -84,6 +84,43 @@ def _repetitive(i: int) -> SamplingParams:
     )
 
 
+FORMS = (
+    StructuredOutputsParams(
+        json={
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "maxLength": 9}, "dog": {"type": "integer"}},
+                "required": ["name", "dog"],
+                "additionalProperties": False,
+            },
+            "minItems": 2,
+        },
+        disable_any_whitespace=True,
+    ),
+    StructuredOutputsParams(regex=r"([a-z]{2,7} (\d{1,3}|the|fox), ){3,9}end"),
+    StructuredOutputsParams(
+        grammar='start: sum\nsum: term (("+" | " - ") term)+\nterm: NAME | "(" sum ")"\nNAME: /[a-z]{1,5}/'
+    ),
+    StructuredOutputsParams(json={"type": "object", "minProperties": 2}),
+    StructuredOutputsParams(choice=["the quick brown fox jumps over the dog", "the quick red dog", "no dog jumps"]),
+)
+"""Forms that random models fill with long, short, and unfinished texts."""
+
+
+def _formed(i: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=0.0 if i % 3 == 2 else 0.9,
+        seed=700 + i,
+        max_tokens=44,
+        structured_outputs=FORMS[i % len(FORMS)],
+        min_tokens=6 * (i % 2),
+        ignore_eos=i % 4 == 0,
+        n=2 if i == 4 else 1,
+        repetition_penalty=1.1 if i == 1 else 1.0,
+    )
+
+
 def _mixed(i: int) -> SamplingParams:
     kinds = (_truncated, _greedy, _edited, _several, _logprobs, _greedy_penalised)
     if i == len(PROMPTS) - 1:
@@ -100,6 +137,7 @@ MODES: dict[str, Callable[[int], SamplingParams]] = {
     "logprobs": _logprobs,
     "capped": _capped,
     "repetitive": _repetitive,
+    "formed": _formed,
     "mixed": _mixed,
 }
 """Name → parameters of the i-th prompt. All are greedy or seeded, so that outputs are a function of the prompt."""

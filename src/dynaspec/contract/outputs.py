@@ -33,6 +33,8 @@ class RequestMetrics:
     """
 
     arrival_s: float = 0.0
+    scheduled_s: float = 0.0
+    """When it was scheduled first; 0 while it waits for that."""
     first_token_s: float = 0.0
     finished_s: float = 0.0
     steps: int = 0

@@ -8,6 +8,9 @@ from enum import Enum
 from typing import Literal, get_args
 
 from .errors import RequestError
+from .structured_outputs import StructuredOutputsParams
+
+__all__ = ["RequestOutputKind", "SamplingParams", "SpeculationMetrics", "StructuredOutputsParams"]
 
 _MAX_SEED = 2**63 - 1
 _MAX_STOP_STRINGS = 64
@@ -57,6 +60,8 @@ class SamplingParams:
     """Only these tokens may be produced."""
     bad_words: Sequence[str] | None = None
     """Strings whose token sequences may not be produced."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the output must have."""
     min_tokens: int = 0
     """No end-of-sequence or stop token before this many output tokens."""
     max_tokens: int | None = 16
@@ -116,6 +121,10 @@ class SamplingParams:
                 raise RequestError(f"{name} is {getattr(self, name)!r}; expected True or False")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise RequestError(f"output_kind is {self.output_kind!r}; expected a RequestOutputKind")
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise RequestError(
+                f"structured_outputs is a {type(self.structured_outputs).__name__}; expected StructuredOutputsParams"
+            )
         if self.speculation_metrics not in get_args(SpeculationMetrics):
             raise RequestError(
                 f"speculation_metrics is {self.speculation_metrics!r}; expected 'off', 'summary' or 'detailed'"

@@ -26,6 +26,7 @@ from dynaspec.propose.draft_model import DraftModelProposer
 from dynaspec.propose.guard import Guard
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.none import NoProposer
+from dynaspec.propose.patience import TargetPace
 from dynaspec.propose.router import Router
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.lanes import Lanes
@@ -86,13 +87,18 @@ def build_engine(
         proposers = [wrap(p) for p in proposers]
     controller = build_controller(speculation, limits, seed=config.seed, costs=costs)
     log = _decision_log(config, costs)
+    if log is not None:
+        controller = LoggedController(controller, log)
+    pace = TargetPace()
+    vocab_size = target.config.vocab_size
+    router = Router([Guard(p, vocab_size, stats.proposer_fault, pace, time.monotonic) for p in proposers])
     scheduler = Scheduler(
         Lanes(config.max_num_seqs, max_model_len), tables, config.max_num_batched_tokens, time.monotonic
     )
     step = Step(
         scheduler=scheduler,
-        controller=controller if log is None else LoggedController(controller, log),
-        proposer=Router([Guard(p, target.config.vocab_size, stats.proposer_fault) for p in proposers]),
+        controller=controller,
+        proposer=router,
         verifier=TargetVerifier(
             target,
             arenas[0],
@@ -104,6 +110,7 @@ def build_engine(
         sampler=sampler,
         limits=limits,
         stats=stats,
+        pace=pace,
         clock=time.perf_counter,
     )
     return Engine(
@@ -111,6 +118,8 @@ def build_engine(
         tokenizer=tokenizer,
         intake=Intake(tokenizer, target.config.vocab_size, target.config.eos_token_ids, max_model_len, config.seed),
         scheduler=scheduler,
+        controller=controller,
+        proposers=router,
         loop=OverlappedLoop(step) if config.async_scheduling else SerialLoop(step),
         stats=stats,
         max_model_len=max_model_len,

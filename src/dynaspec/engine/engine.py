@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dynaspec.contract.controller import Controller, Explains
 from dynaspec.contract.errors import RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.decision_log import DecisionLog
 from dynaspec.observe.periodic import PeriodicLog
+from dynaspec.observe.request_meter import RequestMeter
+from dynaspec.observe.snapshot import EngineSnapshot, LiveRequest
 from dynaspec.observe.stats import SpecStats
+from dynaspec.propose.router import Router
+from dynaspec.schedule.request import Request
 from dynaspec.schedule.scheduler import Scheduler
 
 from .config import EngineConfig
@@ -37,6 +42,8 @@ class Engine:
         tokenizer: Tokenizer,
         intake: Intake,
         scheduler: Scheduler,
+        controller: Controller,
+        proposers: Router,
         loop: Loop,
         stats: SpecStats,
         max_model_len: int,
@@ -47,13 +54,16 @@ class Engine:
         self.max_model_len = max_model_len
         self._intake = intake
         self._scheduler = scheduler
+        self._controller = controller
+        self._proposers = proposers
         self._loop = loop
         self._stats = stats
+        self._requests = RequestMeter()
         self._decision_log = decision_log
-        self._periodic = PeriodicLog(stats)
         self._live: dict[str, _Live] = {}
         self._group_of: dict[str, str] = {}
         """Id of a continuation → id of its group."""
+        self._periodic = PeriodicLog(self.snapshot)
 
     @property
     def unfinished(self) -> bool:
@@ -63,8 +73,44 @@ class Engine:
         """Totals since the engine was built; subtract two of them for a span."""
         return self._stats.snapshot()
 
-    def add(self, request_id: str, prompt: Prompt, params: SamplingParams) -> None:
+    def snapshot(self) -> EngineSnapshot:
+        """What it is doing; to be taken between two steps, in the thread that steps."""
+        speculation, pool = self.config.speculative_config, self._scheduler.tables.pool
+        return EngineSnapshot(
+            counts=self._stats.snapshot(),
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            kv_blocks=pool.num_blocks,
+            kv_blocks_used=pool.num_blocks - pool.free_count,
+            policy="none" if speculation is None else speculation.policy,
+            longest_draft=0 if speculation is None else speculation.longest_draft,
+            prefix_cache_queries=self._scheduler.prefix_queries,
+            prefix_cache_hits=self._scheduler.prefix_hits,
+            totals=self._requests.snapshot(),
+            steps=self._stats.steps.snapshot(),
+            estimates=self._controller.estimates() if isinstance(self._controller, Explains) else {},
+            proposers={} if speculation is None else self._proposers.enabled,
+            requests=tuple(
+                _live_request(request)
+                for live in self._live.values()
+                for request in live.group.requests
+                if not request.finished
+            ),
+        )
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Does what can take long about parameters, so that ``add`` does not; may be called from any thread.
+
+        Raises:
+            RequestError: they cannot be served.
+        """
+        self._intake.prepare(params)
+
+    def add(self, request_id: str, prompt: Prompt, params: SamplingParams, *, arrived_s: float | None = None) -> None:
         """Queues a prompt.
+
+        Args:
+            arrived_s: when its caller handed it in, monotonic seconds; None = now.
 
         Raises:
             RequestError: it cannot be served; nothing has changed.
@@ -77,7 +123,10 @@ class Engine:
         if taken:
             raise RequestError(f"the request id {taken[0]!r} is already running; expected a new one")
         for request in group.requests:
+            if arrived_s is not None:
+                request.arrival_s = arrived_s
             self._scheduler.add(request)
+            self._requests.arrived(request)
             self._group_of[request.id] = request_id
         self._live[request_id] = _Live(group, OutputBuilder(group, self.tokenizer))
 
@@ -88,6 +137,7 @@ class Engine:
             return None
         for request in live.group.requests:
             self._scheduler.abort(request)
+            self._requests.ended(request)
         return self._retire(live)
 
     def step(self) -> list[RequestOutput]:
@@ -95,6 +145,7 @@ class Engine:
         preemptions = self._scheduler.preemptions
         touched = self._loop.advance()
         self._stats.preemption(self._scheduler.preemptions - preemptions)
+        self._requests.step(touched)
         ids = dict.fromkeys(self._group_of[request.id] for request in touched if request.id in self._group_of)
         outputs = []
         for live in [self._live[request_id] for request_id in ids]:
@@ -105,7 +156,7 @@ class Engine:
         return outputs
 
     def log_stats(self, now: float) -> None:
-        """Logs a line about speculation every ten seconds.
+        """Logs what has been going on, every ten seconds.
 
         Args:
             now: monotonic seconds.
@@ -133,3 +184,17 @@ class Engine:
         for request in live.group.requests:
             del self._group_of[request.id]
         return live.outputs.build()
+
+
+def _live_request(request: Request) -> LiveRequest:
+    counts = request.draft_counts
+    drafted, accepted = (0, 0) if counts is None else (counts.drafted, counts.accepted)
+    return LiveRequest(  # by position, as names would double the time
+        request.id,
+        "waiting" if request.lane is None else "running",
+        len(request.prompt),
+        len(request.output),
+        drafted,
+        accepted,
+        request.preemptions,
+    )

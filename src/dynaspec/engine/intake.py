@@ -10,6 +10,7 @@ import numpy as np
 
 from dynaspec.contract.errors import RequestError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.sampling.grammar import Grammar, GrammarCompiler
 from dynaspec.sampling.rules import Rules
 from dynaspec.schedule.request import Request
 
@@ -46,6 +47,15 @@ class Intake:
         self._eos_ids = eos_ids
         self._max_model_len = max_model_len
         self._seeds = np.random.default_rng(seed)
+        self._grammars = GrammarCompiler(tokenizer.to_json, max(vocab_size, tokenizer.vocab_size), eos_ids)
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Compiles what parameters need, so that ``make`` finds it ready; from any thread.
+
+        Raises:
+            RequestError: it cannot be compiled.
+        """
+        self._grammar(params)
 
     def make(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Group:
         """
@@ -66,7 +76,8 @@ class Intake:
                 raise RequestError(
                     f"{name} is {asked} but the vocabulary has {self._vocab_size} tokens; expected no more"
                 )
-        requests = [self._request(request_id, i, tokens, params, bad_words) for i in range(params.n)]
+        grammar = self._grammar(params)
+        requests = [self._request(request_id, i, tokens, params, bad_words, grammar) for i in range(params.n)]
         return Group(request_id, text, tuple(tokens), params, requests)
 
     def _request(
@@ -76,9 +87,11 @@ class Intake:
         tokens: list[int],
         params: SamplingParams,
         bad_words: tuple[tuple[int, ...], ...],
+        grammar: Grammar | None,
     ) -> Request:
         wanted = self._max_model_len if params.max_tokens is None else len(tokens) + params.max_tokens
-        eos_ids = () if params.ignore_eos else self._eos_ids
+        # Behind the end of its form an output cannot go on.
+        eos_ids = () if params.ignore_eos and grammar is None else self._eos_ids
         return Request(
             id=request_id if params.n == 1 else f"{request_id}-{index}",
             prompt=np.asarray(tokens, dtype=np.int32),
@@ -89,9 +102,13 @@ class Intake:
             stop_ids=frozenset((*eos_ids, *(params.stop_token_ids or ()))),
             eos_ids=self._eos_ids,
             bad_words=bad_words,
+            grammar=grammar,
             text=Detokenizer(self._tokenizer, params, tokens) if params.detokenize else None,
             arrival_s=time.monotonic(),
         )
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        return None if params.structured_outputs is None else self._grammars.compile(params.structured_outputs)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):

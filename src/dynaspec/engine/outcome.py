@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.step import DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.schedule.batch import StepBatch
-from dynaspec.schedule.result import Committed
+from dynaspec.schedule.result import Committed, StepResult
 
 from .acts import Ran
 
@@ -86,10 +86,7 @@ def build_outcome(ran: Ran, committed: Committed, step_s: float) -> StepOutcome:
         verified=tuple(result.verified.tolist()),
         accepted=tuple(np.minimum(result.accepted, committed.emitted).tolist()),
         emitted=tuple(committed.emitted.tolist()),
-        ended=tuple(
-            _ended(verified, accepted, emitted)
-            for verified, accepted, emitted in zip(result.verified, result.accepted, committed.emitted, strict=True)
-        ),
+        ended=how_ended(result, committed),
         early_exit=_early_exit(ran.drafts),
         confidence=ran.drafted.confidence,
         work=Work(
@@ -107,12 +104,21 @@ def build_outcome(ran: Ran, committed: Committed, step_s: float) -> StepOutcome:
     )
 
 
-def _ended(verified: int, accepted: int, emitted: int) -> Ended:
+def how_ended(result: StepResult, committed: Committed) -> tuple[Ended, ...]:
+    """[B] why each run of accepted drafts ended."""
+    refused = [False] * len(result.verified) if result.refused is None else result.refused.tolist()
+    columns = zip(result.verified, result.accepted, committed.emitted, refused, strict=True)
+    return tuple(_ended(*request) for request in columns)
+
+
+def _ended(verified: int, accepted: int, emitted: int, refused: bool) -> Ended:
     if verified == 0:
         return "none"
     if emitted <= accepted:
         return "stopped"
-    return "all_accepted" if accepted == verified else "rejected"
+    if accepted == verified:
+        return "all_accepted"
+    return "invalid" if refused else "rejected"
 
 
 def _early_exit(drafts: Drafts) -> tuple[bool, ...]:

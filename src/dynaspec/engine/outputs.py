@@ -22,6 +22,8 @@ class OutputBuilder:
         self._delta = group.params.output_kind is RequestOutputKind.DELTA
         self._shown = [(0, 0)] * len(group.requests)
         """Characters and tokens already handed out, for deltas."""
+        self._of_prompt: tuple[Mapping[int, Logprob] | None, ...] = ()
+        """Made once: a long prompt's take longer than a step."""
 
     def build(self) -> RequestOutput:
         group, first = self.group, self.group.requests[0]
@@ -61,7 +63,9 @@ class OutputBuilder:
     def _prompt_logprobs(self, request: Request) -> tuple[Mapping[int, Logprob] | None, ...] | None:
         if request.params.prompt_logprobs is None:
             return None
-        return (None, *self._logprobs(request.prompt_logprobs))
+        if len(self._of_prompt) != 1 + len(request.prompt_logprobs):
+            self._of_prompt = (None, *self._logprobs(request.prompt_logprobs))
+        return self._of_prompt
 
     def _position(self, entry: TokenLogprobs) -> Mapping[int, Logprob]:
         ranked = {
@@ -75,6 +79,7 @@ class OutputBuilder:
 def _metrics(request: Request) -> RequestMetrics:
     metrics = RequestMetrics(
         arrival_s=request.arrival_s,
+        scheduled_s=request.scheduled_s,
         first_token_s=request.first_token_s,
         finished_s=request.finished_s,
         steps=request.steps,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.step import Limits
 from dynaspec.observe.stats import SpecStats
+from dynaspec.propose.patience import TargetPace
 from dynaspec.propose.router import Router
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.batch import StepBatch
@@ -36,6 +37,7 @@ class Step:
         sampler: SamplerState,
         limits: Limits,
         stats: SpecStats,
+        pace: TargetPace,
         clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
@@ -45,6 +47,7 @@ class Step:
         self._sampler = sampler
         self._limits = limits
         self._stats = stats
+        self._pace = pace
         self._clock = clock
         self._last_end = 0.0
 
@@ -84,6 +87,8 @@ class Step:
         verified = self._verifier.verify(batch, drafts, plan)
         self._proposer.advance(verified.target)
         ended = self._clock()
+        if not verified.prefill_rows:
+            self._pace.record(ended - between)
         return Ran(scheduled, drafts, drafted, plan, verified, between - started, ended - between, started)
 
     def commit(self, ran: Ran) -> list[Request]:
@@ -100,7 +105,8 @@ class Step:
             self._stats.skip([reason for _, reason in batch.skipped])
         if ran.drafts.skipped:
             self._stats.skip(ran.drafts.skipped.values())
-        self._controller.forget([request.id for request in touched if request.finished])
+        finished = [request.id for request in touched if request.finished]
+        self._controller.forget(list(dict.fromkeys((*committed.aborted, *finished))))
         return touched
 
     def _follow(self, batch: StepBatch, committed: Committed) -> list[Request]:
@@ -130,5 +136,6 @@ class Step:
                 bad_words=request.bad_words,
                 prompt=request.prompt.tolist(),
                 output=request.output,
+                grammar=request.grammar,
             )
             self._proposer.admit(admission.lane, admission.cached_blocks)

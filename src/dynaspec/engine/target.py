@@ -13,6 +13,7 @@ from dynaspec.contract.proposer import Drafts, Ints
 from dynaspec.contract.step import SpecPlan
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
+from dynaspec.sampling.dead_end import DeadEnd
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.batch import StepBatch
@@ -85,8 +86,9 @@ class TargetVerifier:
             )
 
     def verify(self, batch: StepBatch, drafts: Drafts, plan: SpecPlan) -> Verified:
-        """Tests each request's first ``plan.depth`` drafts (no more than were drafted)."""
+        """Tests each request's first ``plan.depth`` drafts (no more than were drafted, or than a grammar allows)."""
         lens = np.minimum(np.array(plan.depth, dtype=np.int64), drafts.lens)
+        lens = self._sampler.grammars.testable(batch.lanes, drafts.tokens, lens)
         layout = lay_out(batch, drafts, lens, self._block_size)
         output = self._model.forward(layout.forward_batch(batch, self._model.device), self._arena.layers, self._taps)
         result = self._sample(batch, drafts, layout, output.hidden)
@@ -115,9 +117,21 @@ class TargetVerifier:
             accepted=verdict.accepted[:requests],
             tokens=verdict.tokens[:requests],
             chunk_tokens=[next(completing) if chunk.completes else None for chunk in batch.chunks],
+            refused=verdict.refused[:requests],
+            dead_ends=self._dead_ends(batch, verdict),
         )
         collect_logprobs(batch, layout, self._model, hidden, logits, result)
         return result
+
+    def _dead_ends(self, batch: StepBatch, verdict: Accepted) -> dict[str, DeadEnd]:
+        stuck = np.flatnonzero(verdict.dead_end)
+        if not stuck.size:
+            return {}
+        completing = [chunk for chunk in batch.chunks if chunk.completes]
+        ids = [*batch.ids, *(chunk.request.id for chunk in completing)]
+        lanes = [*batch.lanes.tolist(), *(chunk.lane for chunk in completing)]
+        accepted = [verdict.tokens[i, : verdict.accepted[i]].tolist() for i in range(len(ids))]
+        return {ids[i]: self._sampler.grammars.dead_end(lanes[i], accepted[i]) for i in stuck.tolist()}
 
 
 def _target_pass(batch: StepBatch, layout: PassLayout, result: StepResult, taps: dict[int, torch.Tensor]) -> TargetPass:

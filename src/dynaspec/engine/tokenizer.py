@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dynaspec.contract.errors import CheckpointError, RequestError
 
+from .byte_level import bytes_of_token, longest_token
+
 Message = Mapping[str, Any]
+_NO_LIMIT = 10**30
+"""Transformers' word for it. Prompts are measured by the engine, which knows how much it can take."""
+_LONGEST_REASON = 300
+"""Characters of a template's complaint that an error repeats."""
 
 
 class Tokenizer:
-    """Transformers' tokenizer, decoded through its Rust backend."""
+    """Transformers' tokenizer, decoded through its Rust backend. Safe to use from several threads."""
 
     def __init__(self, name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> None:
         from transformers import AutoTokenizer  # takes seconds to import, and not every run needs it
 
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(
-                name_or_path, revision=revision, trust_remote_code=trust_remote_code
+                name_or_path,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                model_max_length=_NO_LIMIT,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             kind = "folder" if Path(name_or_path).is_dir() else "name"
@@ -29,6 +41,15 @@ class Tokenizer:
             raise CheckpointError(f"the tokenizer of {name_or_path!r} has no tokenizer.json; expected a fast tokenizer")
         self._backend = backend
         self.vocab_size = len(self._tokenizer)
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Most characters of a prompt that one token can stand for; None if nothing bounds it."""
+        return longest_token(json.loads(self._backend.to_str()))
+
+    def to_json(self) -> str:
+        """The text of ``tokenizer.json``, with the tokens that were added since; it cuts and pads nothing."""
+        return json.dumps(json.loads(self._backend.to_str()) | {"truncation": None, "padding": None})
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """
@@ -44,21 +65,62 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
-        """The chat template's prompt for an answer to ``messages``.
+    def spell(self, token: int) -> str:
+        """The vocabulary's own name of a token; empty if it has none."""
+        return str(self._backend.id_to_token(token) or "")
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """What a token adds to the text, which may be a part of a character; None if that depends on others."""
+        text = self.decode([token], skip_special_tokens=False)
+        if "\N{REPLACEMENT CHARACTER}" not in text:
+            return text.encode()
+        return bytes_of_token(self.spell(token))
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The chat template's prompt.
+
+        Args:
+            messages: mappings with ``role`` and ``content``; content may be left out beside tool calls.
+            template: Jinja; None = the checkpoint's.
+            tools: functions that the model may call, as OpenAI's objects.
+            add_generation_prompt: end with what begins an answer.
+            continue_final_message: end within the last message instead, so that the model goes on with it.
+            variables: more variables for the template.
 
         Raises:
-            RequestError: no template, or messages that it refuses.
+            RequestError: no template, or something that it refuses.
         """
-        if not messages:
-            raise RequestError("the chat has no messages; expected at least one")
-        for message in messages:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-                raise RequestError(f"a chat message is {message!r}; expected a mapping with 'role' and 'content'")
+        _check_messages(messages)
+        render = self._tokenizer.apply_chat_template
+        taken = sorted(({"messages", *inspect.signature(render).parameters} - {"kwargs"}) & set(variables or ()))
+        if taken:
+            raise RequestError(f"the template variable {taken[0]!r} has a meaning of its own; expected another name")
         try:
-            return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+            rendered = render(
+                list(messages),
+                tools=None if tools is None else list(tools),
+                chat_template=template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tokenize=False,
+                **(variables or {}),
+            )
         except Exception as error:  # templates raise whatever they like
-            raise RequestError(f"the chat template refused the messages: {error}") from error
+            reason = str(error)
+            cut = "…" if len(reason) > _LONGEST_REASON else ""
+            raise RequestError(
+                f"the chat template refused the messages; expected others: {reason[:_LONGEST_REASON]}{cut}"
+            ) from error
+        return str(rendered)
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token sequences that spell each word, with and without a space before it."""
@@ -66,3 +128,11 @@ class Tokenizer:
             tuple(self.encode(prefix + word.lstrip(), special_tokens=False)) for word in words for prefix in ("", " ")
         }
         return tuple(sorted(tokens for tokens in spelled if tokens))
+
+
+def _check_messages(messages: Sequence[Message]) -> None:
+    if not messages:
+        raise RequestError("the chat has no messages; expected at least one")
+    for message in messages:
+        if not isinstance(message, Mapping) or "role" not in message or not {"content", "tool_calls"} & set(message):
+            raise RequestError(f"a chat message is {message!r}; expected a mapping with 'role' and 'content'")

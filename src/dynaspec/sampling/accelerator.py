@@ -1,4 +1,4 @@
-"""The row kernels of ``cpu`` and ``truncate`` in torch operations, for any device."""
+"""The row kernels of ``cpu``, ``truncate`` and ``masks`` in torch operations, for any device."""
 
 from __future__ import annotations
 
@@ -53,6 +53,14 @@ def truncate(
     limit = top_p[:, None] * weights.sum(-1, keepdim=True)
     dropped |= (before >= limit) & (top_p < 1.0)[:, None]
     return scores.scatter(-1, ids, ordered.masked_fill_(dropped, -torch.inf))
+
+
+def keep_set(scores: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    """Scores [r, V] with −inf where bit i % 32 of bits [r, W] int32, at word i // 32, is 0, and behind the last bit."""
+    unset = (bits[:, :, None] >> torch.arange(32, device=bits.device, dtype=torch.int32)) & 1 == 0
+    missing = max(0, scores.shape[1] - 32 * bits.shape[1])
+    unset = torch.nn.functional.pad(unset.flatten(1), (0, missing), value=True)
+    return scores.masked_fill(unset[:, : scores.shape[1]], -torch.inf)
 
 
 def _shift_right(x: torch.Tensor, by: int) -> torch.Tensor:

@@ -26,3 +26,8 @@ class Rows:
     def take(self, index: Int64) -> Rows:
         """Some of the rows, with the same drafts."""
         return Rows(self.lanes[index], self.request[index], self.depth[index], self.drafts)
+
+    def drafted(self, row: int) -> list[int]:
+        """x_1 … x_depth of a row."""
+        depth = int(self.depth[row])
+        return self.drafts[self.request[row], :depth].tolist() if depth else []

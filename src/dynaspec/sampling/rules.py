@@ -27,6 +27,9 @@ class Needs:
     PENALTIES = 16
     TRUNCATION = 32
     """Temperature, min-p, top-k or top-p."""
+    GRAMMAR = 64
+    RESTRICTED = ALLOWED | BAD_WORDS | GRAMMAR
+    """What may leave no token at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ from dynaspec.contract.sampling_params import SamplingParams
 from . import edits, ops
 from .counts import TokenCounts
 from .edits import Entries
+from .grammar import Grammar
+from .grammar_lanes import LaneGrammars
+from .grammar_state import GrammarState
 from .rng import Int64, Purpose, UInt64, request_key, row_keys
 from .rows import Rows
 from .rules import LOWEST_TEMPERATURE, Needs, Rules
@@ -48,6 +51,7 @@ class SamplerState:
         self._rules: dict[int, Rules] = {}
         self._counts: dict[int, TokenCounts] = {}
         self._recent: dict[int, list[int]] = {}
+        self.grammars = LaneGrammars()
 
     def add(
         self,
@@ -60,6 +64,7 @@ class SamplerState:
         bad_words: Sequence[Sequence[int]],
         prompt: Sequence[int],
         output: Sequence[int] = (),
+        grammar: Grammar | None = None,
     ) -> None:
         """A request takes a lane; after a preemption with the output it already has.
 
@@ -72,6 +77,7 @@ class SamplerState:
             bad_words: ``params.bad_words`` as token sequences
             prompt: token ids
             output: token ids already final
+            grammar: ``params.structured_outputs``, compiled
 
         Raises:
             RequestError: a token id outside the vocabulary, or rules that together allow no token.
@@ -95,6 +101,9 @@ class SamplerState:
             self._counts[lane] = TokenCounts(prompt if params.repetition_penalty != 1.0 else ())
         if rules.needs & Needs.BAD_WORDS:
             self._recent[lane] = []
+        if grammar is not None:
+            self.grammars.add(lane, GrammarState(grammar, rules.stops.tolist(), params.min_tokens))
+            self._needs[lane] = (rules.needs | Needs.GRAMMAR) & ~Needs.MIN_TOKENS  # which the grammar sees to
         self.commit(lane, output)
 
     def commit(self, lane: int, tokens: Sequence[int]) -> None:
@@ -107,6 +116,7 @@ class SamplerState:
         if lane in self._recent:
             context = self._rules[lane].context
             self._recent[lane] = [*self._recent[lane], *tokens][-context:] if context else []
+        self.grammars.commit(lane, tokens)
 
     def remove(self, lane: int) -> None:
         """The lane's request has ended or was preempted."""
@@ -116,6 +126,7 @@ class SamplerState:
         self._rules.pop(lane, None)
         self._counts.pop(lane, None)
         self._recent.pop(lane, None)
+        self.grammars.remove(lane)
 
     def exact(self, lanes: Int64) -> npt.NDArray[np.bool_]:
         """Whether the requests' tokens depend on the target's rows alone: greedy ones and seeded ones."""
@@ -130,7 +141,7 @@ class SamplerState:
 
     def reads_drafts(self, lanes: Int64) -> bool:
         """Whether ``process`` looks at the drafted tokens of any of these lanes."""
-        return bool((self._needs[lanes] & (Needs.PENALTIES | Needs.BAD_WORDS)).any())
+        return bool((self._needs[lanes] & (Needs.PENALTIES | Needs.BAD_WORDS | Needs.GRAMMAR)).any())
 
     def leaves_alone(self, lanes: Int64) -> bool:
         """Whether ``process`` returns the logits themselves for rows of these lanes."""
@@ -161,6 +172,8 @@ class SamplerState:
         scores = logits.clone(memory_format=torch.contiguous_format)
         if combined & Needs.ALLOWED:
             self._apply_allowed(scores, rows, np.flatnonzero(needs & Needs.ALLOWED))
+        if combined & Needs.GRAMMAR:
+            self._apply_grammar(scores, rows, np.flatnonzero(needs & Needs.GRAMMAR))
         if combined & Needs.BAD_WORDS:
             self._apply_bad_words(scores, rows, np.flatnonzero(needs & Needs.BAD_WORDS))
         if combined & Needs.MIN_TOKENS:
@@ -173,14 +186,25 @@ class SamplerState:
             self._truncate(scores, rows, np.flatnonzero(needs & Needs.TRUNCATION))
         return scores
 
+    def without_token(self, scores: torch.Tensor, rows: Rows) -> npt.NDArray[np.bool_]:
+        """[R] rows of processed scores that leave no token at all."""
+        nothing = np.zeros(rows.lanes.size, np.bool_)
+        index = np.flatnonzero(self._needs[rows.lanes] & Needs.RESTRICTED)
+        if index.size:
+            nothing[index] = ops.empty(scores, index)
+        return nothing
+
     def _apply_allowed(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
         allowed = [self._rules[lane].allowed for lane in rows.lanes[index].tolist()]
         edits.allow_only(scores, index, self._entries(scores, index, allowed))
 
+    def _apply_grammar(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
+        ops.keep_set(scores, index, self.grammars.bits(rows, index))
+
     def _apply_bad_words(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
         banned = []
         for row, lane in zip(index, rows.lanes[index].tolist(), strict=True):
-            banned.append(self._rules[lane].completed_by([*self._recent[lane], *_drafted(rows, row)]))
+            banned.append(self._rules[lane].completed_by([*self._recent[lane], *rows.drafted(row)]))
         edits.forbid(scores, self._entries(scores, index, banned))
 
     def _apply_min_tokens(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
@@ -198,7 +222,7 @@ class SamplerState:
         lanes = rows.lanes[index]
         tokens, counts = [], []
         for row, lane in zip(index, lanes.tolist(), strict=True):
-            row_tokens, row_counts = self._counts[lane].after(_drafted(rows, row))
+            row_tokens, row_counts = self._counts[lane].after(rows.drafted(row))
             tokens.append(row_tokens)
             counts.append(row_counts)
         edits.penalise(
@@ -223,9 +247,3 @@ class SamplerState:
 
     def _entries(self, scores: torch.Tensor, index: Int64, tokens: Sequence[Int64]) -> Entries:
         return Entries.of(index, tokens, scores.shape[1], scores.device)
-
-
-def _drafted(rows: Rows, row: int) -> list[int]:
-    """x_1 … x_depth of a row."""
-    depth = int(rows.depth[row])
-    return rows.drafts[rows.request[row], :depth].tolist() if depth else []

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from dynaspec.contract.outputs import FinishReason
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.sampling.dead_end import DeadEnd
+from dynaspec.sampling.grammar import Grammar
 
 from .draft_counts import DraftCounts
 
@@ -60,8 +62,11 @@ class Request:
     """End-of-sequence and stop tokens that end it."""
     eos_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
+    """``params.structured_outputs``, compiled."""
     text: TextSink | None = None
     arrival_s: float = 0.0
+    """Monotonic seconds, like all times here."""
 
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -69,7 +74,10 @@ class Request:
     lane: int | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    scheduled_s: float = 0.0
+    """When it took a lane first."""
     first_token_s: float = 0.0
+    last_token_s: float = 0.0
     finished_s: float = 0.0
     steps: int = 0
     preemptions: int = 0
@@ -93,17 +101,24 @@ class Request:
         """[length] prompt and output."""
         return np.concatenate([self.prompt, np.asarray(self.output, dtype=np.int32)])
 
-    def commit(self, tokens: Sequence[int], now: float) -> int:
+    def commit(self, tokens: Sequence[int], now: float, dead_end: DeadEnd | None = None) -> int:
         """Takes tokens one by one until one ends the request; returns how many it took.
 
-        The order of the checks is: stop token (once min_tokens are there), stop string, length.
+        The order of the checks is: stop token (once min_tokens are there), stop string, length. A grammar lets no stop
+        token come before min_tokens unless nothing else may; then it ends the request.
+
+        Args:
+            dead_end: no token may follow these, so that the last of them ends it.
         """
         if not self.output:
             self.first_token_s = now
+        self.last_token_s = now
         for taken, token in enumerate(tokens, start=1):
             self.output.append(token)
             if self._ends_with(token):
                 return taken
+        if dead_end is not None:
+            self.finish_reason, self.stop_reason = dead_end.finish_reason, dead_end.why
         return len(tokens)
 
     def end(self, reason: FinishReason, now: float) -> None:
@@ -114,7 +129,7 @@ class Request:
 
     def _ends_with(self, token: int) -> bool:
         allowed_to_stop = len(self.output) >= self.params.min_tokens
-        if allowed_to_stop and token in self.stop_ids:
+        if token in self.stop_ids and (allowed_to_stop or self.grammar is not None):
             self.finish_reason = "stop"
             self.stop_reason = None if token in self.eos_ids else token
             return True

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.proposer import Ints
+from dynaspec.sampling.dead_end import DeadEnd
 
 from .request import TokenLogprobs
 
@@ -26,6 +27,10 @@ class StepResult:
     """[B, max accepted + 1] accepted tokens, then the target's own."""
     chunk_tokens: list[int | None]
     """For each chunk, the token its last row gave; None where the chunk does not complete its request."""
+    refused: npt.NDArray[np.bool_] | None = None
+    """[B] a grammar refused the first draft token that was not accepted; None = nowhere."""
+    dead_ends: dict[str, DeadEnd] = field(default_factory=dict)
+    """Request id → why no token may follow the accepted ones; its own token in this result is none."""
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     """Request id → raw log-probabilities of its tokens of this step."""
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
@@ -37,3 +42,5 @@ class Committed:
 
     emitted: Ints
     """[B] tokens that became output; 0 for a request that has left meanwhile."""
+    aborted: list[str]
+    """Requests, of this batch or not, that were aborted since the commit before."""

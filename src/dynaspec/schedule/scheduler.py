@@ -29,6 +29,8 @@ class Scheduler:
         self.lanes = lanes
         self.tables = tables
         self.preemptions = 0
+        self.prefix_queries = self.prefix_hits = 0
+        """Tokens of requests looked up in the prefix cache when they were seated first, and those found."""
         self._max_rows = max_batched_tokens
         self._clock = clock
         self._waiting: deque[Request] = deque()
@@ -38,6 +40,8 @@ class Scheduler:
         """(lane, last step that may read it) of requests that left."""
         self._vacated: list[int] = []
         """Lanes that are free again, which the next batch tells the runner."""
+        self._aborted: list[str] = []
+        """Requests that the next commit reports."""
         self._scheduled = 0
         self._committed = 0
 
@@ -80,6 +84,7 @@ class Scheduler:
         else:
             self._leave(request)
         request.end("abort", self._clock())
+        self._aborted.append(request.id)
 
     # --- planning ---------------------------------------------------------------------------------------------
 
@@ -173,13 +178,15 @@ class Scheduler:
         emitted = np.zeros(len(batch.requests), dtype=np.int64)
         for i, request in enumerate(batch.requests):
             if request.lane == batch.lanes[i]:
-                tokens = result.tokens[i, : result.accepted[i] + 1].tolist()
+                own = int(request.id not in result.dead_ends)
+                tokens = result.tokens[i, : result.accepted[i] + own].tolist()
                 emitted[i] = self._commit_tokens(request, tokens, int(batch.granted[i]) + 1, result, now)
                 _count_draft(request, result, i, int(emitted[i]))
         for chunk, token in zip(batch.chunks, result.chunk_tokens, strict=True):
             if chunk.request.lane == chunk.lane:
                 self._commit_chunk(chunk, token, result, now)
-        return Committed(emitted)
+        aborted, self._aborted = self._aborted, []
+        return Committed(emitted, aborted)
 
     def verify_integrity(self) -> None:
         """Compares block tables, reference counts and prefix cache; for tests and idle moments.
@@ -259,7 +266,7 @@ class Scheduler:
             self._waiting.popleft()
             self._running.append(request)
             if request.preemptions == 0:
-                request.cached_tokens = computed
+                self._seated_first(request, computed)
             admitted.append(Admission(request, lane, tuple(cached)))
             if self._decodes(request):
                 decoding.append(request)
@@ -269,10 +276,21 @@ class Scheduler:
                 budget -= chunks[-1].count
         return admitted
 
+    def _seated_first(self, request: Request, cached_tokens: int) -> None:
+        request.scheduled_s = self._clock()
+        request.cached_tokens = cached_tokens
+        if self.tables.caching and not self._wants_all_rows(request):
+            self.prefix_queries += request.length
+            self.prefix_hits += cached_tokens
+
     def _cached_prefix(self, request: Request) -> list[int]:
+        return [] if self._wants_all_rows(request) else self.tables.match(request.tokens())
+
+    @staticmethod
+    def _wants_all_rows(request: Request) -> bool:
+        """Its prompt is computed anew, as each of its rows is asked for."""
         asked = request.params.prompt_logprobs is not None
-        wants_all_rows = asked and len(request.prompt_logprobs) < len(request.prompt) - 1
-        return [] if wants_all_rows else self.tables.match(request.tokens())
+        return asked and len(request.prompt_logprobs) < len(request.prompt) - 1
 
     def _try_seat(self, request: Request, cached: list[int], computed: int) -> int | None:
         """A lane with blocks for all tokens, leaving a block for everyone who runs; None if there is none."""
@@ -301,7 +319,7 @@ class Scheduler:
         lanes, lane = self.lanes, request.lane
         if lane is None:
             return 0
-        taken = request.commit(tokens, now)
+        taken = request.commit(tokens, now, result.dead_ends.get(request.id))
         length = int(lanes.length[lane])
         lanes.tokens[lane, length : length + taken] = tokens[:taken]
         request.logprobs += result.logprobs.get(request.id, [])[:taken]
@@ -320,10 +338,11 @@ class Scheduler:
         if token is None:
             self.tables.publish(lane, lanes.tokens[lane], int(lanes.computed[lane]))
             return
-        request.commit([token], now)
-        lanes.tokens[lane, lanes.length[lane]] = token
-        lanes.length[lane] += 1
-        request.logprobs += result.logprobs.get(request.id, [])[:1]
+        tokens, length = [] if request.id in result.dead_ends else [token], int(lanes.length[lane])
+        taken = request.commit(tokens, now, result.dead_ends.get(request.id))
+        lanes.tokens[lane, length : length + taken] = tokens
+        lanes.length[lane] += taken
+        request.logprobs += result.logprobs.get(request.id, [])[:taken]
         self._publish_and_trim(request, lane, now)
 
     def _publish_and_trim(self, request: Request, lane: int, now: float) -> None:

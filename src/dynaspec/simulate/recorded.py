@@ -139,7 +139,7 @@ def _take_in(seen: dict[str, _Seen], view: StepView, outcome: StepOutcome) -> No
 
 
 def _take_in_draft(request: _Seen, position: int, outcome: StepOutcome, i: int) -> None:
-    accepted, rejected = outcome.accepted[i], outcome.ended[i] == "rejected"
+    accepted, rejected = outcome.accepted[i], outcome.ended[i] in ("rejected", "invalid")
     signal = outcome.confidence[i]
     for slot in range(accepted + rejected):
         request.verdicts[position + slot] = slot < accepted

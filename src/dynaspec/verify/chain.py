@@ -33,6 +33,10 @@ class Accepted:
     """[B] drafted tokens accepted."""
     tokens: Int64
     """[B, K + 1] the ``accepted + 1`` emitted tokens, zero-padded."""
+    dead_end: Bools
+    """[B] no token may follow the accepted ones: the one in ``tokens`` means nothing."""
+    refused: Bools
+    """[B] a grammar refused the draft that follows the accepted ones."""
 
 
 def accept_chain(scores: torch.Tensor, rows: Rows, drafts: Drafts, lens: Int64, state: SamplerState) -> Accepted:
@@ -46,8 +50,10 @@ def accept_chain(scores: torch.Tensor, rows: Rows, drafts: Drafts, lens: Int64, 
         lens: [B] drafted tokens to verify, ≤ K
         state: the requests' parameters, not yet told of this step's tokens
     """
-    tested = rows.depth < lens[rows.request]
-    following = _padded(drafts)[rows.request, rows.depth]  # what a row tests, if it is one that does
+    nothing = state.without_token(scores, rows)  # what is drawn there is no token
+    drafted = rows.depth < lens[rows.request]
+    tested = drafted & ~nothing
+    following = padded(drafts)[rows.request, rows.depth]  # what a row tests, if it is one that does
 
     exact = state.exact(rows.lanes)
     if exact.all():
@@ -64,7 +70,8 @@ def accept_chain(scores: torch.Tensor, rows: Rows, drafts: Drafts, lens: Int64, 
         rejected, bonus = ends[tested[ends]], ends[~tested[ends]]
         own[rejected] = rejection.replace(rejected, following[rejected])
         own[bonus] = rejection.draw(bonus)
-    return emit(stop, rows, drafts, own)
+    refused = drafted[stop] & state.grammars.refused(rows, stop, following[stop])
+    return emit(stop, rows, drafts, own, nothing[stop], refused)
 
 
 def first_failures(passed: Bools, rows: Rows, drafts: Drafts) -> Int64:
@@ -82,12 +89,12 @@ def first_failures(passed: Bools, rows: Rows, drafts: Drafts) -> Int64:
     return stops
 
 
-def emit(stop: Int64, rows: Rows, drafts: Drafts, own: Int64) -> Accepted:
+def emit(stop: Int64, rows: Rows, drafts: Drafts, own: Int64, dead_end: Bools, refused: Bools) -> Accepted:
     """The drafts before the rows ``stop`` [B], then those rows' ``own`` tokens ([R], defined there)."""
-    accepted, tokens = rows.depth[stop], _padded(drafts)
+    accepted, tokens = rows.depth[stop], padded(drafts)
     tokens[np.arange(accepted.size), accepted] = own[stop]
     tokens[np.arange(tokens.shape[1]) > accepted[:, None]] = 0
-    return Accepted(accepted, tokens)
+    return Accepted(accepted, tokens, dead_end, refused)
 
 
 def _draw_exact(
@@ -102,7 +109,7 @@ def _draw_exact(
     return own, passed
 
 
-def _padded(drafts: Drafts) -> Int64:
+def padded(drafts: Drafts) -> Int64:
     """[B, K + 1] the drafted tokens and a column more: a new array."""
     batch, width = drafts.tokens.shape
     tokens = np.zeros((batch, width + 1), np.int64)

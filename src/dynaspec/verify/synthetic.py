@@ -21,7 +21,7 @@ from dynaspec.sampling.rng import Purpose, uniforms
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 
-from .chain import Accepted, emit, first_failures
+from .chain import Accepted, emit, first_failures, padded
 
 Int64 = npt.NDArray[np.int64]
 
@@ -62,14 +62,16 @@ class SyntheticAcceptance:
     ) -> Accepted:
         """What ``verify.chain.accept_chain`` does, except that acceptance never looks at the scores.
 
-        Accepted drafts may be tokens that the request's rules forbid; the token that follows them is drawn from the
-        scores of the row reached, also where that row's draft failed.
+        Accepted drafts may be tokens that the request's rules forbid, but for a grammar's, which could not follow them.
+        The token behind them is drawn from the scores of the row reached, also where that row's draft failed.
         """
         # All rows are drawn, as real verification of greedy and seeded requests does: a step should cost the same.
         drawn, _ = draw(scores, rows, state, Purpose.TARGET)
         everyone = np.arange(rows.depth.size)
         rate = self._conditional[np.minimum(rows.depth, self._conditional.size - 1)]
         passed = uniforms(state.keys(rows, everyone, Purpose.SYNTHETIC)) < rate
-        tested = rows.depth < lens[rows.request]
-        stop = first_failures(tested & passed, rows, drafts)
-        return emit(stop, rows, drafts, ops.to_host(drawn))
+        drafted = rows.depth < lens[rows.request]
+        nothing = state.without_token(scores, rows)
+        refused = drafted & state.grammars.refused(rows, everyone, padded(drafts)[rows.request, rows.depth])
+        stop = first_failures(drafted & passed & ~nothing & ~refused, rows, drafts)
+        return emit(stop, rows, drafts, ops.to_host(drawn), nothing[stop], refused[stop])

@@ -20,6 +20,8 @@ def engine_of(rig: Rig) -> Engine:
         tokenizer=TOKENIZER,
         intake=Intake(TOKENIZER, rig.vocab, (TOKENIZER.eos,), rig.max_tokens, 0),
         scheduler=rig.scheduler,
+        controller=rig.controller,
+        proposers=rig.router,
         loop=rig.loop,
         stats=rig.stats,
         max_model_len=rig.max_tokens,

@@ -32,6 +32,7 @@ from dynaspec.propose.draft_model import DraftModelProposer
 from dynaspec.propose.guard import Guard
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.none import NoProposer
+from dynaspec.propose.patience import TargetPace
 from dynaspec.propose.router import Router
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.lanes import Lanes
@@ -210,15 +211,18 @@ class Rig:
         self.controller = ScriptedController(
             self.lengths, self.stop, self.keep, self.gate, tuple(range(len(self.proposers)))
         )
-        self.guards = [Guard(p, self.vocab, self.stats.proposer_fault) for p in self.proposers]
+        pace = TargetPace()
+        self.guards = [Guard(p, self.vocab, self.stats.proposer_fault, pace, lambda: 0.0) for p in self.proposers]
+        self.router = Router(self.guards)
         self.step = Step(
             scheduler=self.scheduler,
             controller=self.controller,
-            proposer=Router(self.guards),
+            proposer=self.router,
             verifier=TargetVerifier(self.target, self._arena(self.target), self.sampler, BLOCK, ()),
             sampler=self.sampler,
             limits=Limits(tuple(range(65)), tuple(p.traits for p in self.proposers), plan_lag=int(self.overlapped)),
             stats=self.stats,
+            pace=pace,
             clock=self._clock,
         )
         self.loop: Loop = OverlappedLoop(self.step) if self.overlapped else SerialLoop(self.step)

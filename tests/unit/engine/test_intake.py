@@ -7,6 +7,7 @@ import pytest
 
 from dynaspec.contract.errors import RequestError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.contract.structured_outputs import StructuredOutputsParams
 from dynaspec.engine.intake import Group, Intake
 from unit.engine.texts import ByteTokenizer
 
@@ -129,3 +130,30 @@ def test_bad_words_become_tokens() -> None:
     words = make("abc", bad_words=["stop"]).requests[0].bad_words
     assert (TOKENIZER.encode("stop")[0],) in words
     assert tuple(TOKENIZER.encode(" stop")) in words
+
+
+THREE = StructuredOutputsParams(regex="[0-9]{3}")
+
+
+def test_a_form_is_compiled_once_for_all_continuations() -> None:
+    intake = Intake(TOKENIZER, TOKENIZER.vocab_size, (EOS,), 32, 0)
+    params = SamplingParams(structured_outputs=THREE, n=2)
+    intake.prepare(params)
+    first, second = (intake.make(name, "abc", params) for name in "ab")
+    grammars = {id(request.grammar) for group in (first, second) for request in group.requests}
+    assert len(grammars) == 1
+    assert first.requests[0].grammar is not None
+    assert make("abc").requests[0].grammar is None
+
+
+def test_behind_a_form_nothing_goes_on() -> None:
+    assert make("abc", structured_outputs=THREE, ignore_eos=True).requests[0].stop_ids == {EOS}
+
+
+def test_a_form_that_cannot_be_is_refused() -> None:
+    intake = Intake(TOKENIZER, TOKENIZER.vocab_size, (EOS,), 32, 0)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(a"))
+    for refuse in (lambda: intake.prepare(params), lambda: intake.make("r", "abc", params)):
+        with pytest.raises(RequestError, match=r"structured_outputs cannot be used: .*unclosed group"):
+            refuse()
+    intake.prepare(SamplingParams())

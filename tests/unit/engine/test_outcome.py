@@ -9,7 +9,8 @@ import pytest
 
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.step import StopRule
-from dynaspec.engine.outcome import draft_view
+from dynaspec.engine.outcome import draft_view, how_ended
+from dynaspec.schedule.result import Committed, StepResult
 from unit.engine.fakes import Rig, prompt, request
 
 NAN = float("nan")
@@ -62,3 +63,15 @@ def test_without_a_rule_that_reads_it_there_is_no_evidence() -> None:
     rig = Rig((4, 0, 3), "draft_model", stop=StopRule((0.3,)))
     rig.run([request(f"r{i}", prompt(size, i)) for i, size in enumerate(SIZES)])
     assert {outcome.evidence for outcome in rig.controller.outcomes} == {()}
+
+
+def test_how_runs_of_drafts_ended() -> None:
+    none, columns = np.zeros(0, np.int64), ([0, 4, 4, 4, 4], [0, 4, 2, 2, 2], [1, 5, 2, 3, 3])
+    verified, accepted, emitted = (np.array(column) for column in columns)
+    result = StepResult(
+        verified, verified, accepted, none[None], [], refused=np.array([False, False, True, True, False])
+    )
+    ended = ("none", "all_accepted", "stopped", "invalid", "rejected")
+    assert how_ended(result, Committed(emitted)) == ended
+    result.refused = None
+    assert how_ended(result, Committed(emitted)) == (*ended[:3], "rejected", "rejected")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -15,6 +16,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tokenizer")
     fast = PreTrainedTokenizerFast(tokenizer_object=backend(), eos_token=EOS)
     fast.chat_template = (
+        "{% for t in tools or [] %}{{ t.name }};{% endfor %}{{ mood }}"
         "{% for m in messages %}{{ m.role }}>{{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant>{% endif %}"
     )
@@ -47,6 +49,49 @@ def test_lone_surrogates_are_refused(tokenizer: Tokenizer) -> None:
 def test_a_chat_is_rendered_for_an_answer(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "hi"}]
     assert tokenizer.render_chat(messages) == "user>hi\nassistant>"
+
+
+def test_what_a_template_is_told(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.render_chat(messages, add_generation_prompt=False) == "user>hi\n"
+    assert tokenizer.render_chat(messages, tools=[{"name": "add"}]).startswith("add;user")
+    assert tokenizer.render_chat(messages, variables={"mood": "!"}).startswith("!user")
+    assert tokenizer.render_chat(messages, template="{{ messages[0].content }}") == "hi"
+    continued = tokenizer.render_chat(messages, add_generation_prompt=False, continue_final_message=True)
+    assert continued == "user>hi"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"template": "{{ raise_exception('no chats') }}"}, "no chats"),
+        ({"template": "{% for"}, "refused"),
+        ({"template": "{{ raise_exception('x' * 1000) }}"}, "x" * 300 + "…$"),
+        ({"variables": {"tools": []}}, "'tools' has a meaning of its own"),
+        ({"variables": {"messages": []}}, "'messages' has a meaning of its own"),
+        ({"continue_final_message": True}, "not compatible"),
+    ],
+)
+def test_what_a_template_refuses(tokenizer: Tokenizer, wishes: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        tokenizer.render_chat([{"role": "user", "content": "hi"}], **wishes)
+
+
+def test_the_bytes_of_tokens_make_up_the_text(tokenizer: Tokenizer) -> None:
+    text = "é🙂 €a stop"
+    spelled = [tokenizer.token_bytes(token) for token in tokenizer.encode(text)]
+    assert b"".join(part for part in spelled if part is not None).decode() == text
+    assert "".join(map(tokenizer.spell, tokenizer.encode("a é"))) == "aĠÃ©"
+    assert tokenizer.spell(10**6) == ""
+
+
+def test_the_longest_token(tokenizer: Tokenizer) -> None:
+    assert tokenizer.longest_token == len(EOS)
+
+
+def test_long_texts_are_nothing_to_warn_of(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(tokenizer.encode("q" * 5000)) == 5000
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("messages", [[], ["hi"], [{"content": "hi"}]])

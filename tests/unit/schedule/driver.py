@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dynaspec.contract.step import SpecPlan
 from dynaspec.kv.pool import BlockPool
 from dynaspec.kv.tables import BlockTables
+from dynaspec.sampling.dead_end import DeadEnd
 from dynaspec.schedule.batch import StepBatch
 from dynaspec.schedule.lanes import Lanes
 from dynaspec.schedule.request import Request
@@ -48,7 +49,12 @@ class Driver:
         return batch
 
     def commit(
-        self, batch: StepBatch, accepted: int | Sequence[int] = 0, *, tokens: Sequence[Sequence[int]] | None = None
+        self,
+        batch: StepBatch,
+        accepted: int | Sequence[int] = 0,
+        *,
+        tokens: Sequence[Sequence[int]] | None = None,
+        dead_ends: Mapping[str, DeadEnd] | None = None,
     ) -> Committed:
         """Accepts that many drafts of each request (no more than granted)."""
         size = len(batch.requests)
@@ -59,6 +65,7 @@ class Driver:
             emitted[i, : len(row)] = row
         chunk_tokens = [TOKEN if chunk.completes else None for chunk in batch.chunks]
         result = StepResult(batch.granted.copy(), batch.granted.copy(), column, emitted, chunk_tokens)
+        result.dead_ends.update(dead_ends or {})
         committed = self.scheduler.commit(batch, result)
         self.scheduler.verify_integrity()
         return committed

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from dynaspec.contract.structured_outputs import StructuredOutputsParams
+from dynaspec.sampling.dead_end import DeadEnd
 from dynaspec.schedule.request import Request
+from support.letters import letters_grammar
 from unit.engine.fakes import request
 
 
@@ -93,3 +96,19 @@ def test_ending_lets_the_text_out() -> None:
     one.end("abort", 4.0)
     assert isinstance(one.text, Letters)
     assert (one.finish_reason, one.finished_s, one.text.ended) == ("abort", 4.0, True)
+
+
+def test_where_no_token_may_follow_it_ends() -> None:
+    one = make()
+    assert one.commit([0, 1], 1.0, DeadEnd("error", "why")) == 2
+    assert (one.output, one.finish_reason, one.stop_reason) == ([0, 1], "error", "why")
+    other = make(stop_ids=[1])
+    assert other.commit([0, 1], 1.0, DeadEnd("error", "why")) == 2
+    assert (other.finish_reason, other.stop_reason) == ("stop", 1)
+
+
+def test_a_grammar_ends_it_before_min_tokens() -> None:
+    one = make(stop_ids=[5], min_tokens=3)
+    one.grammar = letters_grammar(StructuredOutputsParams(regex="a"))
+    assert one.commit([0, 5, 5], 1.0) == 2
+    assert one.finish_reason == "stop"

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.contract.structured_outputs import StructuredOutputsParams
 from dynaspec.sampling.draw import draw
 from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 from dynaspec.verify.chain import accept_chain
 from dynaspec.verify.rejection import residual
+from support.letters import letters_grammar
 
 VOCAB = 12
 GREEDY = SamplingParams(temperature=0.0)
@@ -118,3 +121,44 @@ def test_requests_of_all_kinds_in_one_batch_get_what_they_get_alone() -> None:
         )
         assert alone.accepted[0] == together.accepted[b]
         assert alone.tokens[0].tolist() == together.tokens[b].tolist()
+
+
+FORMED = [
+    SamplingParams(structured_outputs=StructuredOutputsParams(regex="a[bc]d"), **options)
+    for options in ({"temperature": 0.0}, {"seed": 1}, {}, {"allowed_token_ids": [0, 1]})
+]
+
+
+def formed_state() -> SamplerState:
+    state = SamplerState(len(FORMED), VOCAB)
+    grammar = letters_grammar(StructuredOutputsParams(regex="a[bc]d"))
+    for lane, one in enumerate(FORMED):
+        state.add(lane, one, seed=lane, n_index=0, eos_token_ids=[5], bad_words=[], prompt=[], grammar=grammar)
+    return state
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["certain drafts", "drawn drafts"])
+def test_what_a_grammar_refuses_is_told_from_what_the_target_rejects(sampled: bool) -> None:
+    """Drafts: one that is refused first, one second, one that is merely improbable, one accepted up to a dead end."""
+    state = formed_state()
+    rows, drafts, lens = chains([[1, 1, 3], [0, 0, 3], [0, 1, 3], [0, 1, 0]], [3, 3, 3, 3])
+    if sampled:
+        drafts.q = torch.full((4, 3, VOCAB), 1 / VOCAB)
+    logits = one_hot([2] * 16)  # c, wherever the grammar lets it
+    accepted = accept_chain(state.process(logits, rows), rows, drafts, lens, state)
+    assert accepted.accepted.tolist() == [0, 1, 1, 2]
+    assert accepted.refused.tolist() == [True, True, False, True]
+    assert accepted.dead_end.tolist() == [False, False, False, True]
+    assert [accepted.tokens[i, n] for i, n in enumerate((0, 1, 1))] == [0, 2, 2]
+
+
+def test_token_0_is_not_accepted_where_there_is_none() -> None:
+    """Drawing from nothing gives 0, on both sides."""
+    for params in (GREEDY, SamplingParams(seed=1), UNSEEDED):
+        allowed = SamplingParams(temperature=params.temperature, seed=params.seed, allowed_token_ids=[0])
+        state = SamplerState(1, VOCAB)
+        state.add(0, allowed, seed=1, n_index=0, eos_token_ids=[], bad_words=[[0, 0]], prompt=[])
+        rows, drafts, lens = chains([[0, 0, 0]], [3])
+        accepted = accept_chain(state.process(torch.zeros(4, VOCAB), rows), rows, drafts, lens, state)
+        assert (accepted.accepted.tolist(), accepted.dead_end.tolist()) == ([1], [True])
+        assert state.grammars.dead_end(0, [0]).finish_reason == "error"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dynaspec import SamplingParams
+from dynaspec import SamplingParams, StructuredOutputsParams
 from dynaspec.contract.outputs import RequestOutput
 from support.checkpoints import Pair
 from support.engines import kv_bytes, open_llm
@@ -77,6 +78,18 @@ def test_runs_are_alike_and_preemption_changes_nothing_that_is_drawn(tiny: Pair)
     assert found[0] == found[1]
     assert preemptions[0] == preemptions[1] == 0 < preemptions[2]
     assert [len(output) for output in found[2]] == [40] * 8
+
+
+def test_a_grammar_is_kept_to_all_the_same(tiny: Pair) -> None:
+    lookup = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+    form = StructuredOutputsParams(regex="([a-z]{2} ){9}[a-z]")
+    asked = [SamplingParams(**kind, max_tokens=60, structured_outputs=form) for kind in KINDS] * 2
+    for changed in ({}, lookup):
+        config = speculation(tiny, (1.0,) * 4) | changed
+        with open_llm(tiny.target, speculative_config=config, max_num_seqs=6) as llm:
+            outputs = llm.generate(["ab cd ab ab cd de de ab"] * len(asked), asked)
+        for output in outputs:
+            assert re.fullmatch(form.regex or "", output.outputs[0].text)
 
 
 def test_it_says_so_loudly(tiny: Pair, caplog: pytest.LogCaptureFixture) -> None:

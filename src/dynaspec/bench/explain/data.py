@@ -209,7 +209,7 @@ class _Collected:
             self._add_verdicts(record, outcome, i, at)
 
     def _add_verdicts(self, record: Record, outcome: StepOutcome, i: int, at: int | None) -> None:
-        tested = outcome.accepted[i] + (outcome.ended[i] == "rejected")
+        tested = outcome.accepted[i] + (outcome.ended[i] in ("rejected", "invalid"))
         index, confidence = self.requests[outcome.ids[i]], outcome.confidence[i]
         evidence = outcome.evidence[i] if outcome.evidence else ()
         expected = _expectation(record.plan, record.estimates, at)
