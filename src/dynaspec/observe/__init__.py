@@ -1,4 +1,4 @@
-"""What the engine tells about itself: counters and log lines. No torch, no clocks."""
+"""What the engine tells about itself: counters, latencies, metrics and log lines. No torch, no clocks."""
 
 from __future__ import annotations
 

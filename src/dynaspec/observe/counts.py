@@ -49,9 +49,12 @@ class SpecCounts:
     kv_redone: int = 0
     """Committed tokens that the drafter processed again, because the first time left no usable KV."""
     proposer_faults: int = 0
+    """Of every kind: see ``faults``."""
     preemptions: int = 0
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Drafts that came to nothing, by reason."""
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """What proposers did wrong: they raised, returned nonsense, or took far too long (``overrun``)."""
 
     @property
     def mean_acceptance_length(self) -> float | None:
@@ -89,7 +92,7 @@ class SpecCounts:
             "rate_per_position": list(self.rate_per_position),
         }
         lists = {name: list(counts[name]) for name in _PER_POSITION}
-        return counts | lists | {"skipped": dict(self.skipped)} | ratios
+        return counts | lists | {name: dict(counts[name]) for name in _BY_NAME} | ratios
 
     def _combine(self, other: SpecCounts, sign: int) -> SpecCounts:
         sums = {name: getattr(self, name) + sign * getattr(other, name) for name in SCALARS}
@@ -97,12 +100,14 @@ class SpecCounts:
             drafted_per_pos=_added(self.drafted_per_pos, other.drafted_per_pos, sign),
             accepted_per_pos=_added(self.accepted_per_pos, other.accepted_per_pos, sign),
             skipped=_merged(self.skipped, other.skipped, sign),
+            faults=_merged(self.faults, other.faults, sign),
             **sums,
         )
 
 
 _PER_POSITION = ("drafted_per_pos", "accepted_per_pos")
-SCALARS = tuple(f.name for f in fields(SpecCounts) if f.name not in (*_PER_POSITION, "skipped"))
+_BY_NAME = ("skipped", "faults")
+SCALARS = tuple(f.name for f in fields(SpecCounts) if f.name not in (*_PER_POSITION, *_BY_NAME))
 
 
 def _added(mine: tuple[int, ...], other: tuple[int, ...], sign: int) -> tuple[int, ...]:

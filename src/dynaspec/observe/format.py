@@ -1,8 +1,26 @@
-"""Speculation counts as people read them, in vLLM's terms."""
+"""Counts as people read them, in vLLM's terms."""
 
 from __future__ import annotations
 
 from .counts import SpecCounts
+from .snapshot import EngineSnapshot
+
+
+def engine_line(before: EngineSnapshot, now: EngineSnapshot, elapsed_s: float) -> str:
+    """One line about load and throughput between two snapshots ``elapsed_s`` seconds apart."""
+    prompt_tokens = now.counts.prefill_rows - before.counts.prefill_rows
+    generated = now.totals.generation_tokens - before.totals.generation_tokens
+    queries = now.prefix_cache_queries - before.prefix_cache_queries
+    hits = now.prefix_cache_hits - before.prefix_cache_hits
+    mode = now.estimates.get("mode")
+    return (
+        f"Avg prompt throughput: {_per_second(prompt_tokens, elapsed_s)} tokens/s, "
+        f"Avg generation throughput: {_per_second(generated, elapsed_s)} tokens/s, "
+        f"Running: {now.running} reqs, Waiting: {now.waiting} reqs, "
+        f"KV cache usage: {_percent(now.kv_blocks_used / now.kv_blocks)}, "
+        f"Prefix cache hit rate: {_percent(hits / queries if queries else None)}, "
+        f"Policy: {now.policy}{f' ({mode})' if mode else ''}"
+    )
 
 
 def log_line(counts: SpecCounts, elapsed_s: float) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from dynaspec.contract.step import StepOutcome
 
 from .counts import SCALARS, SpecCounts
+from .step_meter import StepMeter
 
 
 class SpecStats:
@@ -20,15 +21,19 @@ class SpecStats:
     """
 
     def __init__(self) -> None:
+        self.steps = StepMeter()
+        """Told of every outcome too; not locked."""
         self._lock = Lock()
         self._totals: dict[str, Any] = dict.fromkeys(SCALARS, 0)
         self._drafted_per_pos: list[int] = []
         self._accepted_per_pos: list[int] = []
         self._skipped: Counter[str] = Counter()
+        self._faults: Counter[str] = Counter()
 
     def record(self, outcome: StepOutcome) -> None:
         """A step has been committed."""
         work, totals = outcome.work, self._totals
+        self.steps.record(outcome)
         with self._lock:
             totals["steps"] += 1
             totals["request_steps"] += len(outcome.ids)
@@ -48,10 +53,11 @@ class SpecStats:
         """Drafts came to nothing: a reason for each."""
         self._skipped.update(reasons)
 
-    def proposer_fault(self, count: int = 1) -> None:
-        """The proposer raised or returned nonsense."""
+    def proposer_fault(self, kind: str) -> None:
+        """A proposer failed: see ``SpecCounts.faults``."""
         with self._lock:
-            self._totals["proposer_faults"] += count
+            self._totals["proposer_faults"] += 1
+            self._faults[kind] += 1
 
     def preemption(self, count: int = 1) -> None:
         """Requests lost their KV and wait again."""
@@ -66,6 +72,7 @@ class SpecStats:
             _add(self._drafted_per_pos, other.drafted_per_pos)
             _add(self._accepted_per_pos, other.accepted_per_pos)
             self._skipped.update(other.skipped)
+            self._faults.update(other.faults)
 
     def snapshot(self) -> SpecCounts:
         """The totals so far; later ones minus this are what happened since."""
@@ -75,6 +82,7 @@ class SpecStats:
                 drafted_per_pos=tuple(self._drafted_per_pos),
                 accepted_per_pos=tuple(self._accepted_per_pos),
                 skipped=dict(self._skipped),
+                faults=dict(self._faults),
             )
 
     def _record_drafts(self, outcome: StepOutcome) -> None:

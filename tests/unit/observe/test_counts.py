@@ -130,11 +130,12 @@ def test_merging_adds_another_engines_totals() -> None:
     for stats in (one, other):
         stats.record(outcome())
         stats.skip(["no_match"])
-    other.proposer_fault()
+    other.proposer_fault("raised")
     one.merge(other.snapshot())
     total = one.snapshot()
     assert (total.drafts, total.drafted_per_pos, total.skipped) == (4, (4, 2, 2), {"no_match": 2})
-    assert total.proposer_faults == 1
+    assert (total.proposer_faults, total.faults) == (1, {"raised": 1})
+    assert (total - other.snapshot()).faults == {}
 
 
 @pytest.mark.parametrize("counts", [SpecCounts(), counts_of(outcome())], ids=["empty", "one step"])

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dynaspec.observe import SpecCounts, format_table, log_line
+from dynaspec.observe.format import engine_line
+from unit.observe.snapshots import snapshot
 
 COUNTS = SpecCounts(
     request_steps=10, drafts=8, draft_tokens=32, verified=30, accepted=20, emitted=30, draft_emitted=28,
@@ -41,3 +45,18 @@ def test_gated_writes_are_shown_where_there_are_any() -> None:
     assert "skipped / redone" not in format_table(COUNTS)
     lines = format_table(COUNTS + SpecCounts(kv_skipped=7, kv_redone=2)).splitlines()
     assert any(line.split()[-3:] == ["7", "/", "2"] for line in lines)
+
+
+def test_the_engines_line_is_about_the_span() -> None:
+    before = snapshot()
+    now = replace(
+        snapshot(prefix_cache_queries=500, prefix_cache_hits=180, running=4, waiting=0),
+        counts=before.counts + SpecCounts(steps=5, prefill_rows=100),
+        totals=replace(before.totals, generation_tokens=before.totals.generation_tokens + 50),
+    )
+    assert engine_line(before, now, 4.0) == (
+        "Avg prompt throughput: 25.00 tokens/s, Avg generation throughput: 12.50 tokens/s, "
+        "Running: 4 reqs, Waiting: 0 reqs, KV cache usage: 25.0%, Prefix cache hit rate: 80.0%, "
+        "Policy: auto (speculate)"
+    )
+    assert "Prefix cache hit rate: -" in engine_line(before, before, 4.0)

@@ -1,0 +1,146 @@
+"""How long requests wait and how fast they get their tokens, request by request; no clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sized
+from dataclasses import dataclass
+from typing import Protocol, get_args
+
+from dynaspec.contract.outputs import FinishReason
+
+from .buckets import STEP_S, TOKENS, WAIT_S
+from .histogram import Histogram, HistogramCounts
+
+FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
+
+
+class Timed(Protocol):
+    """What is read of a continuation; times are monotonic seconds of one clock."""
+
+    arrival_s: float
+    scheduled_s: float
+    """When it was seated first."""
+    first_token_s: float
+    last_token_s: float
+    finished_s: float
+    finish_reason: FinishReason | None
+
+    @property
+    def prompt(self) -> Sized: ...
+
+    @property
+    def output(self) -> Sized: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTotals:
+    """Totals over continuations. Those that were aborted count as ``finished``, not in what only an end can tell."""
+
+    prompt_tokens: int
+    """Of prompts whose first token has come."""
+    generation_tokens: int
+    finished: Mapping[FinishReason, int]
+
+    queue_s: HistogramCounts
+    """Arrival to seat."""
+    prefill_s: HistogramCounts
+    """Seat to first token."""
+    first_token_s: HistogramCounts
+    """Arrival to first token."""
+    inter_token_s: HistogramCounts
+    """Between two outputs; each brings one token or, with drafts accepted, several."""
+
+    decode_s: HistogramCounts
+    """First to last token."""
+    inference_s: HistogramCounts
+    """Seat to end."""
+    e2e_s: HistogramCounts
+    """Arrival to end."""
+    per_output_token_s: HistogramCounts
+    """First to last token, by the tokens after the first; outputs of one token have none."""
+    prompt_length: HistogramCounts
+    output_length: HistogramCounts
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What has been seen of a continuation."""
+
+    tokens: int = 0
+    at: float = 0.0
+
+
+class RequestMeter:
+    """Written by the engine's thread only, which takes the snapshots too."""
+
+    def __init__(self) -> None:
+        self._live: dict[Timed, _Progress] = {}
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._finished: dict[FinishReason, int] = dict.fromkeys(FINISH_REASONS, 0)
+        self._queue, self._prefill, self._first_token = Histogram(WAIT_S), Histogram(WAIT_S), Histogram(WAIT_S)
+        self._inter_token, self._per_output_token = Histogram(STEP_S), Histogram(STEP_S)
+        self._decode, self._inference, self._e2e = Histogram(WAIT_S), Histogram(WAIT_S), Histogram(WAIT_S)
+        self._prompt_length, self._output_length = Histogram(TOKENS), Histogram(TOKENS)
+
+    def arrived(self, request: Timed) -> None:
+        """It is followed from now on, until it ends."""
+        self._live[request] = _Progress()
+
+    def step(self, touched: Iterable[Timed]) -> None:
+        """A step was committed that these were part of. Any that had left before are passed over."""
+        for request in touched:
+            progress = self._live.get(request)
+            if progress is None:
+                continue
+            tokens, now = len(request.output), request.last_token_s
+            if tokens > progress.tokens:
+                if progress.tokens:
+                    self._inter_token.observe(now - progress.at)
+                else:
+                    self._begun(request)
+                self._generation_tokens += tokens - progress.tokens
+                progress.tokens, progress.at = tokens, now
+            if request.finish_reason is not None:
+                self.ended(request)
+
+    def ended(self, request: Timed) -> None:
+        """It has a finish reason. One that has ended before does not end again."""
+        if self._live.pop(request, None) is None or request.finish_reason is None:
+            return
+        self._finished[request.finish_reason] += 1
+        if request.finish_reason not in ("stop", "length"):
+            return
+        later = len(request.output) - 1
+        decoding = request.last_token_s - request.first_token_s
+        self._e2e.observe(request.finished_s - request.arrival_s)
+        self._inference.observe(request.finished_s - request.scheduled_s)
+        self._decode.observe(decoding)
+        if later > 0:
+            self._per_output_token.observe(decoding / later)
+        self._prompt_length.observe(len(request.prompt))
+        self._output_length.observe(later + 1)
+
+    def snapshot(self) -> RequestTotals:
+        return RequestTotals(
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            finished=dict(self._finished),
+            queue_s=self._queue.snapshot(),
+            prefill_s=self._prefill.snapshot(),
+            first_token_s=self._first_token.snapshot(),
+            inter_token_s=self._inter_token.snapshot(),
+            decode_s=self._decode.snapshot(),
+            inference_s=self._inference.snapshot(),
+            e2e_s=self._e2e.snapshot(),
+            per_output_token_s=self._per_output_token.snapshot(),
+            prompt_length=self._prompt_length.snapshot(),
+            output_length=self._output_length.snapshot(),
+        )
+
+    def _begun(self, request: Timed) -> None:
+        """Its first tokens have come."""
+        self._prompt_tokens += len(request.prompt)
+        self._queue.observe(request.scheduled_s - request.arrival_s)
+        self._prefill.observe(request.first_token_s - request.scheduled_s)
+        self._first_token.observe(request.first_token_s - request.arrival_s)
