@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestOutput
-from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
+from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from dynaspec.api import LLM, AsyncLLM
@@ -28,6 +28,7 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "SpeculativeConfig",
+    "StructuredOutputsParams",
 ]
 
 _LAZY = {"LLM": "dynaspec.api", "AsyncLLM": "dynaspec.api", "SpeculativeConfig": "dynaspec.control.config"}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from dynaspec import AsyncLLM, SamplingParams
+from dynaspec.api.stream import join
 from dynaspec.contract.errors import DynaspecError, RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind
@@ -53,13 +52,17 @@ async def rest(stream: AsyncGenerator[RequestOutput, None]) -> list[RequestOutpu
 
 async def settled(llm: AsyncLLM) -> None:
     """Waits until nothing runs; then every KV block is free and the books agree."""
-    engine = llm._engine
     async with asyncio.timeout(PATIENCE_S):
-        while engine.unfinished or llm._streams:
+        while (seen := await llm.snapshot()).running or seen.waiting:
             await asyncio.sleep(0.01)
-    tables = engine._scheduler.tables
-    assert tables.pool.free_count == tables.pool.num_blocks
-    engine.verify_integrity()
+    assert seen.kv_blocks_used == 0
+    await llm.verify_integrity()
+    assert not llm._thread._streams
+    assert not llm._engine.unfinished
+
+
+def verifier_of(llm: AsyncLLM) -> Any:
+    return vars(llm._engine._loop)["_step"]._verifier
 
 
 async def test_requests_that_come_together_get_their_own_answers(llm: AsyncLLM, plain: PlainDecoding) -> None:
@@ -86,75 +89,6 @@ async def test_deltas_add_up(llm: AsyncLLM, plain: PlainDecoding) -> None:
             assert sum((part.token_ids for part in parts), ()) == completion.token_ids
             assert sum((part.logprobs or () for part in parts), ()) == completion.logprobs
         assert kind is RequestOutputKind.DELTA or len(outputs) == 1
-
-
-@dataclass(frozen=True)
-class Customer:
-    """What one caller asks for, and how it behaves after its output number ``patience``."""
-
-    prompt: str
-    params: SamplingParams
-    fate: str
-    patience: int
-    delay_s: float
-
-    async def visit(self, llm: AsyncLLM, request_id: str) -> list[RequestOutput]:
-        outputs: list[RequestOutput] = []
-        await asyncio.sleep(self.delay_s)
-        stream = llm.generate(self.prompt, self.params, request_id=request_id)
-        async for output in stream:
-            outputs.append(output)
-            if len(outputs) == self.patience and not output.finished:
-                if self.fate == "abort":
-                    await llm.abort(request_id)
-                elif self.fate == "cancel":
-                    raise asyncio.CancelledError
-                elif self.fate == "leave":
-                    break
-        await stream.aclose()
-        return outputs
-
-
-def customers(count: int) -> list[Customer]:
-    dice = random.Random(0)
-    modes = [MODES[name] for name in ("greedy", "edited", "several", "logprobs")]
-    fates = ("finish", "finish", "abort", "leave", "cancel")
-    return [
-        Customer(PROMPTS[i], dice.choice(modes)(i), dice.choice(fates), dice.randrange(1, 6), dice.random() * 0.3)
-        for i in dice.choices(range(len(PROMPTS)), k=count)
-    ]
-
-
-async def test_a_storm_of_requests_and_cancellations(llm: AsyncLLM, plain: PlainDecoding) -> None:
-    """Each is finished by itself, aborted, or left early; each gets one last answer, and nothing leaks."""
-    visitors = customers(48)
-    expected = plain.outputs([v.prompt for v in visitors], [v.params for v in visitors])
-    async with asyncio.timeout(PATIENCE_S):
-        visits = [v.visit(llm, f"r{number}") for number, v in enumerate(visitors)]
-        streams = await asyncio.gather(*visits, return_exceptions=True)
-    await settled(llm)
-    fates = set()
-    for visitor, outputs, wanted in zip(visitors, streams, expected, strict=True):
-        if isinstance(outputs, BaseException):
-            assert isinstance(outputs, asyncio.CancelledError)
-            assert visitor.fate == "cancel"
-            fates.add("cancelled")
-            continue
-        last = outputs[-1]
-        assert [output.finished for output in outputs[:-1]] == [False] * (len(outputs) - 1)
-        assert last.finished or visitor.fate == "leave"
-        aborted = any(completion.finish_reason == "abort" for completion in last.outputs)
-        fates.add("aborted" if aborted else "finished" if last.finished else "left")
-        if aborted:
-            assert visitor.fate == "abort"
-        elif last.finished:
-            assert_same([last], [wanted])
-    assert fates == {"cancelled", "aborted", "finished", "left"}
-    stats = llm.stats()
-    assert stats.preemptions > 0
-    assert stats.proposer_faults == 0
-    again = await collect(llm, visitors[0].prompt, visitors[0].params, "again")
-    assert_same(again[-1:], expected[:1])
 
 
 async def test_an_abort_before_the_first_token(llm: AsyncLLM) -> None:
@@ -200,41 +134,163 @@ async def test_a_request_larger_than_the_memory_is_refused_while_others_run(
         await settled(llm)
 
 
-async def test_a_dying_engine_ends_every_stream_at_once(
-    tiny: Pair, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_request_that_cannot_be_started_ends_no_other(
+    llm: AsyncLLM, plain: PlainDecoding, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with open_async_llm(tiny.target, **options) as llm:
-        verifier = vars(llm._engine._loop)["_step"]._verifier
+    good = asyncio.create_task(collect(llm, PROMPTS[0], LONG, "good"))
+    make = llm._engine._intake.make
+
+    def fails(request_id: str, *rest: Any) -> Any:
+        if request_id == "bad":
+            raise Injected("a bug")
+        return make(request_id, *rest)
+
+    monkeypatch.setattr(llm._engine._intake, "make", fails)
+    with pytest.raises(Injected):
+        await collect(llm, PROMPTS[1], LONG, "bad")
+    assert_same((await good)[-1:], plain.outputs(PROMPTS[:1], [LONG]))
+    assert any("bad could not be started" in record.getMessage() for record in caplog.records)
+    await settled(llm)
+
+
+@pytest.mark.parametrize("kind", RequestOutputKind)
+async def test_what_a_slow_reader_has_missed_comes_as_one(
+    kind: RequestOutputKind, llm: AsyncLLM, plain: PlainDecoding
+) -> None:
+    params = SamplingParams(temperature=0.8, seed=3, n=2, max_tokens=60, logprobs=1, output_kind=kind)
+    (expected,) = plain.outputs([PROMPTS[2]], [params])
+    stream = llm.generate(PROMPTS[2], params, request_id="slow")
+    outputs = [await anext(stream)]
+    await finished(llm)
+    outputs += await rest(stream)
+    assert len(outputs) == (1 if kind is RequestOutputKind.FINAL_ONLY else 2)
+    if kind is RequestOutputKind.DELTA:
+        outputs = [join(*outputs)]
+    assert_same(outputs[-1:], [expected])
+    await settled(llm)
+
+
+async def finished(llm: AsyncLLM) -> None:
+    """Waits until nothing runs, whoever has read what."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (await llm.snapshot()).running:
+            await asyncio.sleep(0.005)
+
+
+async def test_who_leaves_is_aborted_once_and_the_id_is_free(
+    llm: AsyncLLM, plain: PlainDecoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generator closed before its first output, after it, and at the end."""
+    aborted: list[str] = []
+    abort = llm._engine.abort
+    monkeypatch.setattr(llm._engine, "abort", lambda name: (aborted.append(name), abort(name))[1])
+    unread = llm.generate(PROMPTS[0], LONG, request_id="a")
+    await unread.aclose()  # never started
+    for _ in range(5):
+        stream = llm.generate(PROMPTS[0], LONG, request_id="a")
+        await anext(stream)
+        await stream.aclose()
+        waiting = asyncio.create_task(collect(llm, PROMPTS[0], LONG, "a"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    last = await collect(llm, PROMPTS[0], LONG, "a")
+    assert_same(last[-1:], plain.outputs(PROMPTS[:1], [LONG]))
+    await settled(llm)
+    assert 5 <= len(aborted) <= 10  # those that left before the engine took them up need no abort
+
+
+async def test_requests_of_an_event_loop_that_was_closed_are_given_up(llm: AsyncLLM, plain: PlainDecoding) -> None:
+    """As after a crash: nobody closes the generators, and nobody is there to be told."""
+    streams = [llm.generate(prompt, LONG, request_id=f"lost-{i}") for i, prompt in enumerate(PROMPTS)]
+
+    def crash() -> None:
+        loop = asyncio.new_event_loop()
+        for stream in streams[:4]:
+            loop.run_until_complete(anext(stream))
+        loop.close()
+
+    good = asyncio.create_task(collect(llm, PROMPTS[0], LONG, "good"))
+    await asyncio.to_thread(crash)
+    assert_same((await good)[-1:], plain.outputs(PROMPTS[:1], [LONG]))
+    await settled(llm)
+    assert llm.healthy
+
+
+class Death:
+    """Makes the target pass fail, once it is told to; until then the engine's thread is held there."""
+
+    def __init__(self, llm: AsyncLLM, *, after: int) -> None:
+        self.reached, self.due = threading.Event(), threading.Event()
+        verifier = verifier_of(llm)
         verify, calls = verifier.verify, iter(range(10**6))
 
         def dies(*args: Any) -> Any:
-            if next(calls) == 8:
-                raise Injected("the target pass failed")
-            return verify(*args)
+            if next(calls) < after:
+                return verify(*args)
+            self.reached.set()
+            self.due.wait(PATIENCE_S)
+            raise Injected("the target pass failed")
 
-        monkeypatch.setattr(verifier, "verify", dies, raising=False)
+        verifier.verify = dies
+
+
+async def test_a_dying_engine_answers_everyone_at_once(
+    tiny: Pair, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Open streams, requests and questions still in the queue, those who wait for the end, and those who come late."""
+    with open_async_llm(tiny.target, **options) as llm:
+        death = Death(llm, after=8)
+        impatient = asyncio.create_task(llm.wait_ended())
+        ends = [asyncio.create_task(llm.wait_ended()) for _ in range(3)]
         streams = [asyncio.create_task(collect(llm, prompt, LONG, str(i))) for i, prompt in enumerate(PROMPTS)]
+        await asyncio.to_thread(death.reached.wait, PATIENCE_S)
+        impatient.cancel()
+        queued = [asyncio.create_task(collect(llm, PROMPTS[0], LONG, f"queued-{i}")) for i in range(3)]
+        asked = [asyncio.create_task(llm.snapshot()), asyncio.create_task(llm.verify_integrity())]
+        await asyncio.sleep(0)
+        await llm.abort("0")
+        assert llm.healthy
+        assert not ends[0].done()
+        death.due.set()
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.wait(streams)
-        for stream in streams:
-            error = stream.exception()
+            await asyncio.wait([*streams, *queued, *asked])
+            reasons = [*(await asyncio.gather(*ends)), await llm.wait_ended()]
+        errors = [task.exception() for task in (*streams, *queued, *asked)]
+        assert len(set(map(id, errors + reasons))) == len(errors + reasons)  # no error has two raisers
+        for error in (*errors, *reasons):
             assert isinstance(error, DynaspecError)
             assert "the target pass failed" in str(error)
+            assert isinstance(error.__cause__, Injected)
         assert not llm.healthy
-        with pytest.raises(DynaspecError, match="stopped"):
-            await collect(llm, PROMPTS[0], LONG, "late")
-        with pytest.raises(DynaspecError, match="stopped"):
-            await llm.abort("0")
+        late = [collect(llm, PROMPTS[0], LONG, "late"), llm.abort("0"), llm.snapshot(), llm.verify_integrity()]
+        for call in late:
+            with pytest.raises(DynaspecError, match="stopped"):
+                await call
+        assert llm.stats().emitted > 0
     assert any("the engine has stopped" in record.getMessage() for record in caplog.records)
     assert not any(thread.name.startswith("dynaspec") for thread in threading.enumerate())
 
 
 async def test_closing_ends_what_is_running(tiny: Pair, options: dict[str, Any]) -> None:
+    """From several threads at once, and again."""
     with open_async_llm(tiny.target, **options) as llm:
         stream = llm.generate(PROMPTS[0], LONG, request_id="a")
         await anext(stream)
-        await asyncio.to_thread(llm.close)
+        await asyncio.gather(*(asyncio.to_thread(llm.close) for _ in range(3)))
+        llm.close()
         with pytest.raises(DynaspecError, match="closed"):
             await rest(stream)
         with pytest.raises(DynaspecError, match="stopped"):
             await collect(llm, PROMPTS[0], LONG, "late")
+        assert "closed" in str(await llm.wait_ended())
+        assert not llm.healthy
+
+
+async def test_an_idle_engine_is_closed_at_once(tiny: Pair, options: dict[str, Any]) -> None:
+    with open_async_llm(tiny.target, **options) as llm:
+        ended = asyncio.create_task(llm.wait_ended())
+        await asyncio.to_thread(llm.close)
+        async with asyncio.timeout(PATIENCE_S):
+            assert "closed" in str(await ended)

@@ -17,7 +17,7 @@ from dynaspec.contract.proposer import Drafts
 from dynaspec.engine import build
 from support.checkpoints import VOCAB, Pair
 from support.engines import PlainDecoding, assert_same, open_llm
-from support.faulty import RaisingProposer, Spoil, SpoiltModel, SpoiltProposer
+from support.faulty import RaisingProposer, SlowProposer, Spoil, SpoiltModel, SpoiltProposer
 from support.proposers import ScriptedProposer
 from support.workloads import MODES, PROMPTS
 
@@ -73,6 +73,9 @@ OF_ALL: dict[str, Spoil] = {
     "early_exit_of_another_shape": spoil_all(early_exit=lambda d: d.early_exit[:-1]),
     "q_of_another_vocabulary": spoil_all(q=lambda d: q_like(d, 1 / VOCAB, VOCAB - 1)),
     "q_nan": spoil_all(q=lambda d: q_like(d, np.nan)),
+    "rows_that_are_no_number": spoil_all(rows_per_pass=lambda d: ("many",)),
+    "rows_that_are_negative": spoil_all(rows_per_pass=lambda d: (-1,)),
+    "rows_that_are_none": spoil_all(rows_per_pass=lambda d: None),
     "q_of_fewer_requests": spoil_all(q=lambda d: q_like(d, 1 / VOCAB)[:-1]),
 }
 
@@ -164,7 +167,36 @@ def test_after_three_exceptions_the_proposer_is_not_asked_any_more(
             assert_same(llm.generate(PROMPTS_USED, PARAMS), expected)
         stats = llm.stats()
     assert proposer.calls == stats.proposer_faults == 3
+    assert stats.faults == {"raised": 3}
     assert stats.draft_tokens == 0
+    assert sum("switched off" in message for message in errors(caplog)) == 1
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["serial", "async"])
+def test_a_proposer_that_takes_far_too_long_is_not_asked_any_more(
+    async_scheduling: bool,
+    tiny: Pair,
+    texts: Sequence[tuple[int, ...]],
+    expected: list[RequestOutput],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    proposer = SlowProposer(texts, 0.2, first=12)
+    with open_llm(
+        tiny.target,
+        proposer=proposer,
+        speculative_config=speculation(tiny),
+        async_scheduling=async_scheduling,
+        max_num_seqs=4,
+    ) as llm:
+        outputs = llm.generate(PROMPTS_USED, PARAMS)
+        again = llm.generate(PROMPTS_USED, PARAMS)
+        stats = llm.stats()
+    assert_same([*outputs, *again], [*expected, *expected])
+    assert proposer.calls == 14
+    assert stats.faults == {"overrun": 1}
+    assert stats.accepted > 0
+    assert stats.skipped["proposer_fault"] > 0
+    assert sum("ms; expected" in record.getMessage() for record in caplog.records) == 3
     assert sum("switched off" in message for message in errors(caplog)) == 1
 
 
@@ -181,7 +213,7 @@ def test_nonsense_for_one_request_leaves_the_others_alone(
         outputs = llm.generate(PROMPTS_USED, PARAMS)
         stats = llm.stats()
     assert_same(outputs, expected)
-    assert stats.proposer_faults == 1
+    assert stats.faults == {"nonsense": 1}
     drafted = [output.outputs[0].metrics.drafted for output in outputs]
     assert drafted[0] <= 3 * 4  # until the fault
     assert min(drafted[1:]) > 3 * 4

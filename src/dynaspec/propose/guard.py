@@ -1,14 +1,21 @@
 """Keeps a proposer's faults away from requests: they go on as plain decoding.
 
 A fault that can be laid at a request's door (nonsense in its row) switches speculation off for that request; one that
-cannot (an exception) for all that were to draft. After ``max_faults`` the proposer is switched off for good.
+cannot (an exception) for all that were to draft. After ``max_faults`` the proposer is switched off for good; good
+drafts between make them forgotten.
+
+A draft also has a budget: the time that the target would take to decode, for all requests side by side, what the
+drafter reads and what it may bring. Drafting that takes longer cannot pay, whatever is accepted. One that takes three
+times its budget *overruns*. Once, that is the machine's doing (a pause, code compiled when first used), and its tokens
+are as good as any; three times in short order are a fault that switches the proposer off. A call that never returns
+cannot be ended.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,27 +26,56 @@ from dynaspec.contract.proposer import DecodeBatch, Drafts, Proposer, TargetStep
 from dynaspec.contract.step import SpecPlan
 
 from .none import no_drafts
+from .patience import Strikes, TargetPace
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+Fault = Literal["raised", "nonsense", "overrun"]
+
+_FAULTS_FORGOTTEN_AFTER = 1000
+"""Good drafts in a row."""
+_OVERRUNS = 3
+"""One too many …"""
+_OVERRUNS_FORGOTTEN_AFTER = 50
+"""… unless so many drafts in time are between them."""
+_OVERRUN = 3.0
+"""Budgets that a draft may take."""
+_LEAST_BUDGET_S = 0.05
+"""Page faults and a busy machine must not look like a slow drafter where passes take milliseconds."""
+_FIRST_DRAFTS = 3
+"""Drafts that are not timed: they load compiled code."""
 
 
 class Guard:
     """A proposer's calls, with what they return checked."""
 
     def __init__(
-        self, proposer: Proposer, vocab_size: int, on_fault: Callable[[], None], *, max_faults: int = 3
+        self,
+        proposer: Proposer,
+        vocab_size: int,
+        on_fault: Callable[[Fault], None],
+        pace: TargetPace,
+        clock: Callable[[], float],
+        *,
+        max_faults: int = 3,
     ) -> None:
         """
         Args:
             on_fault: called once a fault, for the metrics.
-            max_faults: faults after which nothing is drafted any more.
+            pace: how long target passes take at present.
+            clock: seconds.
+            max_faults: faults (overruns apart) after which nothing is drafted any more.
         """
         self.proposer = proposer
         self.enabled = True
         self._vocab_size = vocab_size
         self._on_fault = on_fault
-        self._faults_left = max_faults
+        self._pace = pace
+        self._clock = clock
+        self._faults = Strikes(max_faults, _FAULTS_FORGOTTEN_AFTER)
+        self._overruns = Strikes(_OVERRUNS, _OVERRUNS_FORGOTTEN_AFTER)
+        self._untimed = _FIRST_DRAFTS
         self._off: set[int] = set()
         """Lanes whose request is not drafted for any more."""
 
@@ -59,17 +95,45 @@ class Guard:
         if not any(plan.depth):
             return self._with_skipped(no_drafts(len(plan.depth)), barred)
         try:
+            started = self._clock()
             drafts = self.proposer.propose(batch, plan)
+            seconds = self._clock() - started
             bad = self._nonsense(drafts, plan)
         except Exception as error:  # whatever a proposer does, its requests go on
-            self._fault("raised", error)
+            self._fault("raised", "raised", error)
             self._off.update(lane for lane, depth in zip(batch.lanes.tolist(), plan.depth, strict=True) if depth)
             return self._with_skipped(no_drafts(len(plan.depth)), barred)
         if bad.any():
-            self._fault(f"returned nonsense for {', '.join(np.array(batch.ids)[bad])}", None)
+            self._fault("nonsense", f"returned nonsense for {', '.join(np.array(batch.ids)[bad])}")
             self._off.update(batch.lanes[bad].tolist())
             drafts.lens = np.where(bad, 0, drafts.lens)
+        else:
+            self._faults.good()
+        self._judge_time(seconds, plan, drafts)
         return self._with_skipped(drafts, barred)
+
+    def _judge_time(self, seconds: float, plan: SpecPlan, drafts: Drafts) -> None:
+        if self._untimed:
+            self._untimed -= 1
+            return
+        budget = self._budget(plan, drafts) if seconds > _OVERRUN * _LEAST_BUDGET_S else None
+        if budget is None or seconds <= _OVERRUN * budget:
+            self._overruns.good()
+            return
+        name = self.proposer.traits.name
+        _log.warning("the proposer %s took %.0f ms; expected %.0f ms at most", name, 1e3 * seconds, 1e3 * budget)
+        if self._overruns.fault():
+            self._on_fault("overrun")
+            self._switch_off()
+
+    def _budget(self, plan: SpecPlan, drafts: Drafts) -> float | None:
+        """Seconds that a draft may take; None as long as the target's pace is not known."""
+        pass_s = self._pace.seconds
+        if pass_s is None:
+            return None
+        drafting = len(plan.depth) - plan.depth.count(0)
+        read = drafts.rows_per_pass[0] / drafting if drafts.rows_per_pass else 0.0
+        return max(_LEAST_BUDGET_S, (read + max(plan.depth)) * pass_s)
 
     def _bar(self, batch: DecodeBatch, plan: SpecPlan) -> tuple[SpecPlan, dict[str, str]]:
         """The plan without the requests that are not drafted for any more; those, with the reason."""
@@ -114,18 +178,19 @@ class Guard:
             try:
                 return call()
             except Exception as error:
-                self._faults_left = 0
-                self._fault("raised", error)
+                self._fault("raised", "raised", error, last=True)
         return otherwise
 
-    def _fault(self, what: str, error: Exception | None) -> None:
-        self._faults_left -= 1
-        self._on_fault()
+    def _fault(self, kind: Fault, what: str, error: Exception | None = None, *, last: bool = False) -> None:
+        self._on_fault(kind)
         name = self.proposer.traits.name
         _log.error("the proposer %s %s; its requests go on as plain decoding", name, what, exc_info=error)
-        if self._faults_left <= 0:
-            self.enabled = False
-            _log.error("the proposer %s is switched off", name)
+        if self._faults.fault() or last:
+            self._switch_off()
+
+    def _switch_off(self) -> None:
+        self.enabled = False
+        _log.error("the proposer %s is switched off", self.proposer.traits.name)
 
     @staticmethod
     def _with_skipped(drafts: Drafts, barred: dict[str, str]) -> Drafts:
@@ -151,6 +216,9 @@ def _check_form(drafts: Drafts, depth: npt.NDArray[np.int64], vocab_size: int) -
         raise ProposerFault(
             f"drafts have tokens of {drafts.tokens.dtype} and lens of {drafts.lens.dtype}; expected int64"
         )
+    counts = (*drafts.rows_per_pass, drafts.kv_skipped, drafts.kv_redone)
+    if not all(isinstance(count, int) and count >= 0 for count in counts):
+        raise ProposerFault(f"drafts say that {counts} rows were processed, skipped and redone; expected integers")
     expected = {
         "confidence": (requests, width),
         "evidence": (requests, width),

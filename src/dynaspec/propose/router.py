@@ -28,6 +28,11 @@ class Router:
     def __init__(self, proposers: Sequence[Guard]) -> None:
         self._proposers = tuple(proposers)
 
+    @property
+    def enabled(self) -> dict[str, bool]:
+        """Each proposer's name, and whether its guard still lets it draft."""
+        return {guard.proposer.traits.name: guard.enabled for guard in self._proposers}
+
     def lag(self, batch: DecodeBatch) -> tuple[tuple[int, ...], ...]:
         """A column for each proposer: see ``Proposer.lag``."""
         return tuple(proposer.lag(batch) for proposer in self._proposers)

@@ -11,6 +11,7 @@ import torch
 from dynaspec.contract.proposer import DecodeBatch, Drafts, ProposerNeeds
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 from dynaspec.propose.guard import Guard
+from dynaspec.propose.patience import TargetPace
 from unit.propose.batches import batch, plan, target
 
 VOCAB = 8
@@ -66,15 +67,27 @@ class Faulty:
 class Desk:
     def __init__(self, spoil: Callable[[Drafts], Any] = lambda drafts: None, *, max_faults: int = 3) -> None:
         self.proposer = Faulty(spoil)
-        self.faults = 0
-        self.guard = Guard(self.proposer, VOCAB, self._count, max_faults=max_faults)
+        self.kinds: list[str] = []
+        self.now = 100.0
+        self.pace = TargetPace()
+        self.guard = Guard(self.proposer, VOCAB, self.kinds.append, self.pace, lambda: self.now, max_faults=max_faults)
         self.batch = batch([1, 2], [3, 4], [5, 6])
+
+    @property
+    def faults(self) -> int:
+        return len(self.kinds)
 
     def propose(self, *depth: int) -> Drafts:
         return self.guard.propose(self.batch, plan(*depth))
 
-    def _count(self) -> None:
-        self.faults += 1
+    def takes(self, seconds: float, *, rows: tuple[int, ...] = ()) -> None:
+        """From now on, a draft takes this long, and says that its passes had these rows."""
+
+        def spoil(drafts: Drafts) -> None:
+            self.now += seconds
+            drafts.rows_per_pass = rows
+
+        self.proposer.spoil = spoil
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +147,7 @@ def _nan_q(drafts: Drafts) -> None:
 def test_nonsense_in_a_row_costs_that_request_its_speculation(spoil: Callable[[Drafts], None]) -> None:
     desk = Desk(spoil)
     assert desk.propose(3, 2, 3).lens.tolist() == [3, 0, 3]
-    assert (desk.faults, desk.guard.enabled) == (1, True)
+    assert (desk.kinds, desk.guard.enabled) == (["nonsense"], True)
     desk.proposer.spoil = lambda drafts: None
     drafts = desk.propose(3, 2, 3)
     assert (drafts.lens.tolist(), drafts.skipped) == ([3, 0, 3], {"b": "proposer_fault"})
@@ -225,7 +238,7 @@ def _q_of_another_vocabulary(drafts: Drafts) -> None:
 def test_a_fault_of_the_whole_costs_all_that_were_to_draft(spoil: Callable[[Drafts], None]) -> None:
     desk = Desk(spoil)
     drafts = desk.propose(3, 0, 3)
-    assert (drafts.lens.tolist(), drafts.tokens.shape, desk.faults) == ([0, 0, 0], (3, 0), 1)
+    assert (drafts.lens.tolist(), drafts.tokens.shape, desk.kinds) == ([0, 0, 0], (3, 0), ["raised"])
     desk.proposer.spoil = lambda drafts: None
     drafts = desk.propose(3, 2, 3)
     assert (drafts.lens.tolist(), drafts.skipped) == ([0, 2, 0], {"a": "proposer_fault", "c": "proposer_fault"})
@@ -241,6 +254,19 @@ def test_after_some_faults_nothing_is_drafted_any_more() -> None:
     assert (drafts.lens.tolist(), len(desk.proposer.depths), desk.faults) == ([0, 0, 0], 2, 2)
     assert drafts.skipped == dict.fromkeys("abc", "proposer_fault")
     assert (desk.guard.lag(desk.batch), desk.guard.peek(desk.batch)) == ((0, 0, 0), None)
+
+
+def test_faults_with_a_thousand_good_drafts_between_do_not_add_up() -> None:
+    desk = Desk(max_faults=2)
+    for lane, good in enumerate((1000, 999, 0)):
+        desk.proposer.spoil = _raise
+        desk.propose(*(int(i == lane) for i in range(3)))
+        desk.guard.evict(lane)
+        assert desk.guard.enabled == (lane < 2)
+        desk.proposer.spoil = lambda drafts: None
+        for _ in range(good):
+            desk.propose(1, 1, 1)
+    assert desk.faults == 3
 
 
 @pytest.mark.parametrize("name", ["lag", "peek", "advance", "admit", "evict"])
@@ -264,3 +290,90 @@ def test_where_nothing_is_asked_for_the_proposer_is_not_called() -> None:
     desk = Desk(_raise)
     assert desk.propose(0, 0, 0).lens.tolist() == [0, 0, 0]
     assert (desk.proposer.depths, desk.faults) == ([], 0)
+
+
+@pytest.fixture
+def timed() -> Desk:
+    """A target that takes 0.1 s for a pass, and a proposer that has drafted in time so far."""
+    desk = Desk()
+    for _ in range(8):
+        desk.pace.record(0.1)
+    for _ in range(3):
+        desk.propose(1, 1, 1)
+    return desk
+
+
+def is_late(desk: Desk, *depth: int) -> bool:
+    """Whether a third draft like this switches the proposer off, which is on again afterwards."""
+    for _ in range(3):
+        assert desk.guard.enabled
+        desk.propose(*depth)
+    late, desk.guard.enabled = not desk.guard.enabled, True
+    return late
+
+
+def test_a_draft_may_take_three_times_what_decoding_its_tokens_would(timed: Desk) -> None:
+    """The longest of 4 tokens: 0.4 s."""
+    timed.takes(1.19)
+    assert not is_late(timed, 2, 0, 4)
+    timed.takes(1.21)
+    assert is_late(timed, 2, 0, 4)
+
+
+def test_overruns_switch_the_proposer_off_but_their_drafts_are_good(timed: Desk) -> None:
+    timed.takes(1.21)
+    for left in (2, 1, 0):
+        assert timed.propose(2, 0, 4).lens.tolist() == [2, 0, 4]
+        assert timed.guard.enabled == bool(left)
+    assert timed.kinds == ["overrun"]
+    drafts = timed.propose(2, 0, 4)
+    assert (drafts.lens.tolist(), drafts.skipped) == ([0, 0, 0], {"a": "proposer_fault", "c": "proposer_fault"})
+    assert len(timed.proposer.depths) == 6
+
+
+def test_overruns_that_are_rare_are_the_machines(timed: Desk) -> None:
+    for in_time in (50, 50, 49, 49):
+        timed.takes(5.0)
+        timed.propose(1, 1, 1)
+        assert timed.guard.enabled
+        timed.takes(0.0)
+        for _ in range(in_time):
+            timed.propose(1, 1, 1)
+    assert timed.faults == 0
+    timed.takes(5.0)
+    timed.propose(1, 1, 1)
+    assert (timed.guard.enabled, timed.kinds) == (False, ["overrun"])
+
+
+def test_reading_what_it_has_missed_is_work_too(timed: Desk) -> None:
+    """120 rows for two requests take as long as 60 passes."""
+    timed.takes(3 * 0.1 * 62 - 0.01, rows=(120, 2))
+    assert not is_late(timed, 2, 0, 2)
+    timed.takes(3 * 0.1 * 62 + 0.01, rows=(120, 2))
+    assert is_late(timed, 2, 0, 2)
+
+
+def test_however_fast_the_target_a_draft_has_a_least_budget(timed: Desk) -> None:
+    for _ in range(31):
+        timed.pace.record(1e-4)
+    timed.takes(0.149)
+    assert not is_late(timed, 1, 0, 0)
+    timed.takes(0.151)
+    assert is_late(timed, 1, 0, 0)
+
+
+def test_the_first_drafts_are_no_measure() -> None:
+    desk = Desk()
+    desk.takes(100.0)
+    for _ in range(7):
+        desk.pace.record(1e-3)
+    assert not is_late(desk, 1, 1, 1)
+    assert not is_late(desk, 1, 1, 1)  # the target's pace is not known
+    desk.pace.record(1e-3)
+    assert is_late(desk, 1, 1, 1)
+    fresh = Desk()
+    fresh.takes(100.0)
+    for _ in range(8):
+        fresh.pace.record(1e-3)
+    assert not is_late(fresh, 1, 1, 1)
+    assert is_late(fresh, 1, 1, 1)

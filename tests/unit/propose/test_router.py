@@ -12,6 +12,7 @@ from dynaspec.contract.proposer import DecodeBatch, Drafts, ProposerNeeds
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule
 from dynaspec.propose.guard import Guard
+from dynaspec.propose.patience import TargetPace
 from dynaspec.propose.router import Router, merge
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
@@ -74,7 +75,7 @@ class Stub:
 
 
 def router(*stubs: Stub) -> Router:
-    return Router([Guard(stub, VOCAB, lambda: None) for stub in stubs])
+    return Router([Guard(stub, VOCAB, lambda kind: None, TargetPace(), lambda: 0.0) for stub in stubs])
 
 
 def test_each_request_is_drafted_for_by_the_one_named() -> None:
