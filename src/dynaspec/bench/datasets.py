@@ -25,6 +25,8 @@ class BenchPrompt:
 
     text: str
     category: str = ""
+    output_tokens: int | None = None
+    """How long its answer should be; None if the file does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ def load_prompts(path: str | Path, key: str | None = None) -> list[BenchPrompt]:
     """Every prompt of a file, in its order.
 
     A ``.jsonl`` file has one object a line, with ``prompt`` (text), ``turns`` (Spec-Bench: the first turn counts) or
-    ``question`` (GSM8K: rendered as a question to answer), and perhaps ``category``. Any other file has one prompt a
-    line; empty lines do not count.
+    ``question`` (GSM8K: rendered as a question to answer), and perhaps ``category`` and ``output_tokens``. Any other
+    file has one prompt a line; empty lines do not count.
 
     Args:
         key: what every line must have its text under, in a JSON file; None = any of the three.
@@ -123,7 +125,10 @@ def _from_json(line: str, where: str, key: str | None) -> BenchPrompt:
     text = _text(record, key) if isinstance(record, Mapping) else None
     if text is None:
         raise ConfigError(f"{where} has no text; expected an object with {key or 'prompt, turns or question'}")
-    return BenchPrompt(text, str(record.get("category", "")))
+    output_tokens = record.get("output_tokens")
+    if not (output_tokens is None or (isinstance(output_tokens, int) and output_tokens > 0)):
+        raise ConfigError(f"{where} has output_tokens {output_tokens!r}; expected a whole number above 0")
+    return BenchPrompt(text, str(record.get("category", "")), output_tokens)
 
 
 def _text(record: Mapping[str, Any], key: str | None) -> str | None:

@@ -65,8 +65,16 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
+    write_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     try:
-        path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"the results cannot be written: {error}") from None
 

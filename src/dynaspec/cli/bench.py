@@ -7,25 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dynaspec.cli import bench_compare, bench_serve, bench_sweep
 from dynaspec.cli import options as o
+from dynaspec.cli.bench_console import result_console
+from dynaspec.cli.bench_options import SpacedValues
 from dynaspec.cli.console import note, status
 from dynaspec.contract.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dynaspec.bench.oracle import Study, TaskResult
     from dynaspec.bench.session import Session
 
-_FILE_WIDTH = 120
-"""Columns of the table where there is no terminal to fit it into."""
-
-app = typer.Typer(help="Measure speculation policies.", no_args_is_help=True)
+app = typer.Typer(help="Measure speculation policies, and servers under load.", no_args_is_help=True)
+app.command("serve", cls=SpacedValues)(bench_serve.serve)
+app.command("sweep", cls=SpacedValues)(bench_sweep.sweep)
+app.command("compare")(bench_compare.compare)
 
 
 @app.callback()
 def bench() -> None:
-    """Measure speculation policies."""
+    """Measure speculation policies, and servers under load."""
 
 
 @app.command()
@@ -159,7 +160,7 @@ def _show_study(study: Study, results: list[TaskResult], options: dict[str, Any]
     from dynaspec.bench.oracle_plot import plot_iterations, plot_speeds
     from dynaspec.bench.report import write_json
 
-    console = _console()
+    console = result_console()
     if study.left_out:
         note(f"note: {study.left_out} prompts are left out, as their continuation ends with its first token")
     for result in results:
@@ -180,15 +181,8 @@ def _show(session: Session, options: dict[str, Any], output_json: Path | None) -
 
     tokens = session.results[0].runs[-1].output_tokens
     title = f"{options['num_prompts']} prompts, {tokens} tokens, {options['engine']['max_num_seqs']} at a time"
-    console = _console()
+    console = result_console()
     console.print(as_table(session.results, title))
     if output_json is not None:
         write_json(output_json, session.document(options))
         note(f"written to {output_json}")
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)

@@ -1,0 +1,1 @@
+"""Load tests over HTTP: of any server that speaks OpenAI's protocol."""

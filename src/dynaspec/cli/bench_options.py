@@ -1,0 +1,141 @@
+"""Options that the commands which put load on a server share; names and meaning are vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+_SPACED = ("--goodput", "--metadata", "--header")
+
+
+class SpacedValues(TyperCommand):
+    """Takes ``--goodput ttft:200 tpot:20`` as it takes the option given twice."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args))
+
+
+def spread(args: Sequence[str]) -> list[str]:
+    """Arguments in which an option with several values is given once for each of them."""
+    result: list[str] = []
+    option: str | None = None
+    first = False
+    for arg in args:
+        if arg.startswith("-"):
+            option = arg if arg in _SPACED else None
+            first = True
+        elif option is not None and not first:
+            result.append(option)
+        else:
+            first = False
+        result.append(arg)
+    return result
+
+
+def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+_SERVER, _LOAD, _ASKED, _SAMPLING, _SAID = "Server", "Load", "Requests", "Sampling", "Result"
+
+Backend = Annotated[
+    str,
+    _option(
+        _SERVER,
+        "openai (completions), openai-chat; vllm and dynaspec are other words for openai.",
+        *("--backend", "--endpoint-type"),
+    ),
+]
+BaseUrl = Annotated[str | None, _option(_SERVER, "The server's address, instead of host and port.")]
+Host = Annotated[str, _option(_SERVER, "The server's host.")]
+Port = Annotated[int, _option(_SERVER, "The server's port.")]
+Endpoint = Annotated[str | None, _option(_SERVER, "Path of the requests; default: the backend's.")]
+Model = Annotated[str | None, _option(_SERVER, "Model to ask for; default: the first that the server lists.")]
+ServedModelName = Annotated[str | None, _option(_SERVER, "Its name in requests, if that is another.")]
+Tokenizer = Annotated[
+    str | None, _option(_SERVER, "Checkpoint whose tokenizer counts and cuts prompts; default: ask the server.")
+]
+ApiKey = Annotated[
+    str | None, _option(_SERVER, "Key for the server; better in OPENAI_API_KEY, as others see command lines.")
+]
+Header = Annotated[list[str] | None, _option(_SERVER, "Further headers, KEY=VALUE.", metavar="KEY=VALUE…")]
+RequestIdPrefix = Annotated[str | None, _option(_SERVER, "What X-Request-Id begins with; default: one of this run.")]
+ReadyCheck = Annotated[
+    float,
+    _option(
+        _SERVER,
+        "Seconds to wait for the server, and then for a first request; 0 = neither is tried.",
+        "--ready-check-timeout-sec",
+        min=0,
+    ),
+]
+
+NumPrompts = Annotated[int, _option(_LOAD, "Requests to send.", min=1)]
+RequestRate = Annotated[float, _option(_LOAD, "Requests a second; inf = all at once.")]
+Burstiness = Annotated[
+    float, _option(_LOAD, "1 = Poisson arrivals; less = bursts, more = even distances (gamma distribution).")
+]
+MaxConcurrency = Annotated[int | None, _option(_LOAD, "Most requests under way at once; default: no limit.", min=1)]
+NumWarmups = Annotated[int, _option(_LOAD, "Times that the first request is sent beforehand.", min=0)]
+Seed = Annotated[int, _option(_LOAD, "Of the choice of prompts and of arrivals.")]
+
+DatasetName = Annotated[
+    str | None, _option(_ASKED, "random, sharegpt, custom, spec_bench, gsm8k, prompts or demo; default: random.")
+]
+DatasetPath = Annotated[Path | None, _option(_ASKED, "The data set's file; without a name, its lines say their form.")]
+Category = Annotated[
+    str | None, _option(_ASKED, "Only prompts of this category.", "--category", "--spec-bench-category")
+]
+OutputLen = Annotated[
+    int | None,
+    _option(
+        _ASKED,
+        "Most tokens of an answer; default: what the data set says, 128 for random and demo, else 256.",
+        *("--output-len", "--max-tokens", "--random-output-len", "--sharegpt-output-len", "--custom-output-len"),
+        "--spec-bench-output-len",
+        min=1,
+    ),
+]
+InputLen = Annotated[int, _option(_ASKED, "Tokens of random prompts.", "--random-input-len", "--input-len", min=1)]
+RangeRatio = Annotated[
+    float, _option(_ASKED, "Random lengths lie within this share of their mean.", "--random-range-ratio")
+]
+PrefixLen = Annotated[
+    int, _option(_ASKED, "Tokens that random prompts begin with, all the same.", "--random-prefix-len")
+]
+DisableShuffle = Annotated[bool, _option(_ASKED, "Prompts in the order of the file.", "--disable-shuffle")]
+NoOversample = Annotated[bool, _option(_ASKED, "No prompt twice, even if there are too few.", "--no-oversample")]
+IgnoreEos = Annotated[
+    bool, _option(_ASKED, "Go on after the end-of-sequence token; random always does.", "--ignore-eos")
+]
+ExtraBody = Annotated[str | None, _option(_ASKED, "Further fields of every request, as JSON.")]
+Acceptance = Annotated[
+    bool | None,
+    _option(_ASKED, "Ask for what became of each request's drafts; default: if the server is dynaspec's."),
+]
+
+Temperature = Annotated[float | None, _option(_SAMPLING, "0 = greedy; default: the server's.")]
+TopP = Annotated[float | None, _option(_SAMPLING, "Keep a token while the mass before it is below this.")]
+TopK = Annotated[int | None, _option(_SAMPLING, "Keep so many of the most probable tokens.")]
+MinP = Annotated[float | None, _option(_SAMPLING, "Keep tokens with so much of the largest probability.")]
+FrequencyPenalty = Annotated[float | None, _option(_SAMPLING, "Above 0: the more often seen, the less likely.")]
+PresencePenalty = Annotated[float | None, _option(_SAMPLING, "Above 0: tokens seen are less likely.")]
+RepetitionPenalty = Annotated[float | None, _option(_SAMPLING, "Above 1: tokens seen are less likely.")]
+
+PercentileMetrics = Annotated[
+    str, _option(_SAID, "Times to report: ttft, tpot, itl, e2el, client_queue_time, e2el_including_client_queue.")
+]
+MetricPercentiles = Annotated[str, _option(_SAID, "Percentiles of them.")]
+Goodput = Annotated[
+    list[str] | None,
+    _option(
+        _SAID,
+        "Limits in ms, such as ttft:200 tpot:20 e2el:5000: requests within all count as good.",
+        metavar="NAME:MS…",
+    ),
+]
+DisableTqdm = Annotated[bool, _option(_SAID, "No progress.", "--disable-tqdm")]

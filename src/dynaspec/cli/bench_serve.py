@@ -1,0 +1,139 @@
+"""``dynaspec bench serve``: put load on a running server and measure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dynaspec.cli import bench_options as o
+from dynaspec.cli.bench_console import progress, result_console
+from dynaspec.cli.console import note
+
+if TYPE_CHECKING:
+    from dynaspec.bench.serving.run import Finished
+
+_ALL_FAILED = 1
+"""Exit code where no request succeeded."""
+_SAVED = "Result"
+
+
+def serve(
+    *,
+    backend: o.Backend = "openai",
+    base_url: o.BaseUrl = None,
+    host: o.Host = "127.0.0.1",
+    port: o.Port = 8000,
+    endpoint: o.Endpoint = None,
+    model: o.Model = None,
+    served_model_name: o.ServedModelName = None,
+    tokenizer: o.Tokenizer = None,
+    api_key: o.ApiKey = None,
+    header: o.Header = None,
+    request_id_prefix: o.RequestIdPrefix = None,
+    ready_check_timeout_sec: o.ReadyCheck = 0.0,
+    num_prompts: o.NumPrompts = 1000,
+    request_rate: o.RequestRate = math.inf,
+    burstiness: o.Burstiness = 1.0,
+    max_concurrency: o.MaxConcurrency = None,
+    num_warmups: o.NumWarmups = 0,
+    seed: o.Seed = 0,
+    dataset_name: o.DatasetName = None,
+    dataset_path: o.DatasetPath = None,
+    category: o.Category = None,
+    output_len: o.OutputLen = None,
+    input_len: o.InputLen = 1024,
+    range_ratio: o.RangeRatio = 0.0,
+    prefix_len: o.PrefixLen = 0,
+    disable_shuffle: o.DisableShuffle = False,
+    no_oversample: o.NoOversample = False,
+    ignore_eos: o.IgnoreEos = False,
+    extra_body: o.ExtraBody = None,
+    acceptance: o.Acceptance = None,
+    temperature: o.Temperature = None,
+    top_p: o.TopP = None,
+    top_k: o.TopK = None,
+    min_p: o.MinP = None,
+    frequency_penalty: o.FrequencyPenalty = None,
+    presence_penalty: o.PresencePenalty = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    percentile_metrics: o.PercentileMetrics = "ttft,tpot,itl,e2el",
+    metric_percentiles: o.MetricPercentiles = "50,90,95,99",
+    goodput: o.Goodput = None,
+    disable_tqdm: o.DisableTqdm = False,
+    save_result: Annotated[
+        bool, typer.Option("--save-result", help="Write the result to a JSON file.", rich_help_panel=_SAVED)
+    ] = False,
+    save_detailed: Annotated[
+        bool, typer.Option("--save-detailed", help="The same, with a value for every request.", rich_help_panel=_SAVED)
+    ] = False,
+    result_dir: Annotated[Path, typer.Option(help="The file's folder.", rich_help_panel=_SAVED)] = Path(),
+    result_filename: Annotated[
+        str | None,
+        typer.Option(help="Its name; default: LABEL-RATEqps[-concurrencyN]-MODEL-TIME.json.", rich_help_panel=_SAVED),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Name of the run; default: the backend's.", rich_help_panel=_SAVED)
+    ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(help="Remarks for the file, KEY=VALUE.", metavar="KEY=VALUE…", rich_help_panel=_SAVED),
+    ] = None,
+) -> None:
+    """Send requests to a running server that speaks OpenAI's protocol: throughput, latencies, goodput, acceptance.
+
+    Flags and figures are those of vllm bench serve. The exit code is 1 if no request succeeded.
+    """
+    options = dict(locals())
+    import asyncio
+
+    from dynaspec.bench.serving.run import run_load_test
+    from dynaspec.cli.bench_settings import pairs, settings_of, target_of
+
+    settings = settings_of(options, target_of(options))
+    saving = _Saving(result_dir, result_filename, label, pairs("--metadata", metadata), save_detailed)
+    wanted = save_result or save_detailed
+    if wanted:
+        saving.prepare()
+    with progress(hidden=disable_tqdm) as tell:
+        finished = asyncio.run(run_load_test(settings, tell))
+    _show(finished)
+    if wanted:
+        saving.save(finished)
+    if not finished.measured.completed:
+        raise typer.Exit(_ALL_FAILED)
+
+
+def _show(finished: Finished) -> None:
+    from dynaspec.bench.serving.report import as_report
+
+    result_console().print(as_report(finished))
+
+
+@dataclass(frozen=True, slots=True)
+class _Saving:
+    """Where the result goes."""
+
+    folder: Path
+    name: str | None
+    label: str | None
+    metadata: Mapping[str, str]
+    detailed: bool
+
+    def prepare(self) -> None:
+        from dynaspec.bench.report import make_folder
+
+        make_folder(self.folder)
+
+    def save(self, finished: Finished) -> None:
+        from dynaspec.bench.report import write_json
+        from dynaspec.bench.serving.document import as_document, details, result_name
+
+        document = as_document(finished, label=self.label, metadata=self.metadata)
+        path = self.folder / (self.name or result_name(finished, self.label))
+        write_json(path, document | (details(finished) if self.detailed else {}))
+        note(f"written to {path}")

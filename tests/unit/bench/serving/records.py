@@ -1,0 +1,28 @@
+"""Records with chosen times."""
+
+from __future__ import annotations
+
+from dynaspec.bench.serving.load import Load
+from dynaspec.bench.serving.protocol import Usage
+from dynaspec.bench.serving.records import Failure, Record
+
+
+def answered(start: float, chunks: list[float], tokens: int, *, prompt: int = 10, queued: float = 0.0) -> Record:
+    """Sent at ``start``; its chunks came so many seconds later."""
+    times = tuple(start + after for after in chunks)
+    return Record(
+        start_s=start,
+        end_s=times[-1],
+        chunks_s=times,
+        usage=Usage(prompt, tokens, cached_tokens=3),
+        output_tokens=tokens,
+        queued_s=queued,
+    )
+
+
+def failed(kind: str, message: str = "no") -> Record:
+    return Record(start_s=0.0, end_s=1.0, failure=Failure(kind, message))
+
+
+def load(*records: Record, duration: float = 4.0) -> Load:
+    return Load(records, duration_s=duration, client_cpu_s=1.0, send_lag_s=0.01)
