@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test check audit clean
 
 demo: .venv/ready
 	$(BIN)/dynaspec demo
@@ -17,6 +17,9 @@ check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+audit: .venv/ready
+	@$(BIN)/python deploy/audit.py constraints.txt
 
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 14) else f"dynaspec needs Python 3.11-3.13, but {sys.executable} is {v[0]}.{v[1]}; choose another with make PYTHON=...")'

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dynaspec import __version__
-from dynaspec.cli import bench, collect_env, demo, explain, generate, profile, simulate, train
+from dynaspec.cli import bench, collect_env, demo, explain, generate, profile, serve, simulate, train
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import DynaspecError
 
@@ -23,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("generate")(generate.generate)
+app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("demo")(demo.demo)
 app.command("collect-env")(collect_env.collect_env)
 app.command("profile", cls=profile.SpacedLists)(profile.profile)

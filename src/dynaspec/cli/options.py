@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any
 
@@ -82,7 +83,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def speculation(
-    speculative_config: str | None, *, draft_model: str | None = None, **options: Any
+    speculative_config: str | Mapping[str, Any] | None, *, draft_model: str | None = None, **options: Any
 ) -> SpeculativeConfig | None:
     """The speculation asked for, as JSON or by single options; the environment decides what they leave open.
 

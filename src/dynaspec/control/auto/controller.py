@@ -363,7 +363,7 @@ class AutoController:
 
     def _learn(self, outcome: StepOutcome, pending: Pending | None) -> None:
         """Accepted tokens and first rejections, to the models of the proposers that they came from."""
-        tested = [a + (end == "rejected") for a, end in zip(outcome.accepted, outcome.ended, strict=True)]
+        tested = [a + (end in ("rejected", "invalid")) for a, end in zip(outcome.accepted, outcome.ended, strict=True)]
         drafted, verdicts, accepted = np.array((outcome.drafted, tested, outcome.accepted))
         seen = Verdicts(self._places.find(outcome.ids), drafted, verdicts, accepted)
         evidence = evidence_of(outcome, outcome.drafted)

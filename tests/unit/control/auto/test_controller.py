@@ -9,7 +9,7 @@ import pytest
 
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
-from dynaspec.contract.step import DraftView, Limits, ProposerTraits
+from dynaspec.contract.step import DraftView, Limits, ProposerTraits, StepOutcome
 from dynaspec.control.auto import AutoController
 from dynaspec.control.constant import Constant
 from dynaspec.control.length_policy import LengthController
@@ -160,3 +160,15 @@ def test_a_step_is_trimmed_by_its_own_requests_though_the_next_is_planned_alread
         trimmed = controller.trim(first, plan, DraftView(lens, confidence))
         assert len(trimmed.depth) == len(first.ids)
         assert all(cut <= n for cut, n in zip(trimmed.depth, lens, strict=True))
+
+
+class Refused(AutoController):
+    """Is told of every rejection that a grammar refused the token."""
+
+    def observe(self, outcome: StepOutcome) -> None:
+        super().observe(replace(outcome, ended=tuple("invalid" if e == "rejected" else e for e in outcome.ended)))
+
+
+def test_a_token_that_a_grammar_refused_was_rejected() -> None:
+    refused = Loop(4, 5).run(Refused(LIMITS, longest=LONGEST, costs=COSTS), 200)
+    assert refused.goodput == Loop(4, 5).run(auto(), 200).goodput

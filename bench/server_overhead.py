@@ -1,0 +1,228 @@
+"""What the way through HTTP costs: ``dynaspec serve`` against the same engine used offline.
+
+1  tokens/s of streamed completions, 16 at once, over ``LLM.generate`` of the same prompts
+2  time to the first token of one request on an idle server, less that of the engine alone
+
+The server is a process of its own on the loopback; the load comes from this one. Client, server and engine share the
+machine's cores, and a real client has its own: so the client's processor time is taken off the server's time, and the
+figure without that is shown too. The sides alternate; a figure is the median over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import dynaspec  # first: it sets what torch's threads read when they start
+
+# isort: split
+from dynaspec.bench.datasets import demo_prompts
+from dynaspec.bench.policies import PolicySpec, parse_policy
+from dynaspec.bench.provenance import provenance
+from dynaspec.bench.report import make_folder, write_json
+from dynaspec.bench.serving.client import send
+from dynaspec.bench.serving.launch import HOST, free_port, launched, serve_command
+from dynaspec.bench.serving.load import put_load
+from dynaspec.bench.serving.server import Server, ServerError, connect
+from dynaspec.bench.serving.settings import Target
+from dynaspec.cli.console import print_error
+from dynaspec.contract.errors import DynaspecError
+from dynaspec.engine.tokenizer import Tokenizer
+
+LEAST_RATIO = 0.9
+MOST_EXTRA_MS = 5.0
+FIRST_TOKENS = 20
+"""Requests whose first token is waited for in a round, on each side."""
+IDLE_S = 0.005
+"""Before each of them, on each side: an engine that has slept needs longer for its first pass, whoever asks."""
+START_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of one policy."""
+
+    offline_tokens_per_s: float
+    server_tokens_per_s: float
+    """Without the client's processor time."""
+    raw_tokens_per_s: float
+    """With it."""
+    client_cpu_share: float
+    """Of the time that the server took."""
+    engine_first_token_ms: float
+    server_first_token_ms: float
+
+    @property
+    def ratio(self) -> float:
+        return self.server_tokens_per_s / self.offline_tokens_per_s
+
+    @property
+    def raw_ratio(self) -> float:
+        return self.raw_tokens_per_s / self.offline_tokens_per_s
+
+    @property
+    def extra_ms(self) -> float:
+        """Of the first token."""
+        return self.server_first_token_ms - self.engine_first_token_ms
+
+
+class Offline:
+    """The engine alone."""
+
+    def __init__(self, model: str, spec: PolicySpec, prompts: Sequence[list[int]], max_tokens: int) -> None:
+        self._llm = dynaspec.LLM(model, speculative_config=spec.config, max_num_seqs=len(prompts))
+        self._prompts = prompts
+        self._params = dynaspec.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+
+    def rate(self) -> float:
+        started = time.perf_counter()
+        outputs = self._llm.generate(self._prompts, self._params)
+        return sum(len(output.outputs[0].token_ids) for output in outputs) / (time.perf_counter() - started)
+
+    def first_token_ms(self) -> float:
+        one, found = dynaspec.SamplingParams(temperature=0, max_tokens=1), []
+        for i in range(FIRST_TOKENS):
+            time.sleep(IDLE_S)
+            started = time.perf_counter()
+            self._llm.generate([first_prompt(self._prompts, i)], one)
+            found.append(1e3 * (time.perf_counter() - started))
+        return median(found)
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+class Online:
+    """The server, as a client sees it."""
+
+    def __init__(self, server: Server, name: str, prompts: Sequence[list[int]], max_tokens: int) -> None:
+        self._server = server
+        self._bodies = [self._body(name, prompt, max_tokens) for prompt in prompts]
+        self._firsts = [self._body(name, first_prompt(prompts, i), 1) for i in range(FIRST_TOKENS)]
+
+    @staticmethod
+    def _body(name: str, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+        fields = {"model": name, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0}
+        return fields | {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+
+    async def rate(self) -> tuple[float, float, float]:
+        """(tokens/s without the client's processor time, tokens/s with it, share of that time)."""
+
+        async def one(index: int) -> Any:
+            target = self._server.target
+            return await send(self._server.session, target.url, target.api, self._bodies[index], {})
+
+        load = await put_load(one, [0.0] * len(self._bodies), None, lambda: None)
+        failed = next((record.failure for record in load.records if record.failure is not None), None)
+        if failed is not None:
+            raise ServerError(f"a request failed: {failed.kind}: {failed.message}")
+        tokens = sum(record.output_tokens for record in load.records)
+        share = load.client_cpu_s / load.duration_s
+        return tokens / (load.duration_s - load.client_cpu_s), tokens / load.duration_s, share
+
+    async def first_token_ms(self) -> float:
+        target, found = self._server.target, []
+        for body in self._firsts:
+            await asyncio.sleep(IDLE_S)
+            record = await send(self._server.session, target.url, target.api, body, {})
+            if record.failure is not None:
+                raise ServerError(f"a request failed: {record.failure.kind}: {record.failure.message}")
+            found.append(1e3 * record.ttft_s)
+        return median(found)
+
+
+def first_prompt(prompts: Sequence[list[int]], i: int) -> list[int]:
+    """Too short for the prefix cache, so that every request takes the same pass."""
+    return prompts[i % len(prompts)][:8]
+
+
+async def measure(args: argparse.Namespace, policy: str) -> list[Round]:
+    """Loads both sides and lets them take turns; the first round warms them up and does not count."""
+    spec = parse_policy(policy, args.draft_model)
+    texts = [prompt.text for prompt in demo_prompts()]
+    tokenizer = Tokenizer(args.model)
+    prompts = [tokenizer.encode(texts[i % len(texts)]) for i in range(args.requests)]
+    offline = Offline(args.model, spec, prompts, args.max_tokens)
+    port = free_port()
+    root = f"http://{HOST}:{port}"
+    command = serve_command(args.model, spec, port, ["--max-num-seqs", str(args.requests)])
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            async with (
+                launched(policy, command, root, Path(folder) / "server.log", START_S),
+                connect(Target(root=root)) as server,
+            ):
+                online = Online(server, (await server.served()).name, prompts, args.max_tokens)
+                return [await one_round(offline, online, number, args.rounds) for number in range(args.rounds + 1)][1:]
+    finally:
+        offline.close()
+
+
+async def one_round(offline: Offline, online: Online, number: int, rounds: int) -> Round:
+    """Both sides; they take turns at being first."""
+    if number % 2:
+        alone, alone_ms = offline.rate(), offline.first_token_ms()
+        served, served_ms = await online.rate(), await online.first_token_ms()
+    else:
+        served, served_ms = await online.rate(), await online.first_token_ms()
+        alone, alone_ms = offline.rate(), offline.first_token_ms()
+    print(f"round {number} of {rounds} is done", file=sys.stderr, flush=True)
+    return Round(alone, *served, alone_ms, served_ms)
+
+
+def show(policy: str, rounds: Sequence[Round]) -> None:
+    def middle(name: str) -> float:
+        return median(getattr(one, name) for one in rounds)
+
+    found = [one.ratio for one in rounds]
+    print(
+        f"{policy:<10} {middle('offline_tokens_per_s'):8.0f} {middle('server_tokens_per_s'):8.0f} "
+        f"{middle('ratio'):6.3f} [{min(found):.2f} … {max(found):.2f}] {middle('raw_ratio'):9.3f} "
+        f"{middle('client_cpu_share'):8.0%} {middle('engine_first_token_ms'):9.2f} {middle('extra_ms'):+7.2f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    args = _arguments()
+    try:
+        if args.json is not None:
+            make_folder(args.json.parent)
+        print(f"{args.requests} requests at once, {args.max_tokens} tokens each, {args.rounds} rounds; tokens/s, ms")
+        print("policy      offline   server  ratio                 as it is   client  1st token   extra")
+        measured = {}
+        for policy in args.policies.split(","):
+            measured[policy] = asyncio.run(measure(args, policy))
+            show(policy, measured[policy])
+        if args.json is not None:
+            sides = {policy: [asdict(one) for one in rounds] for policy, rounds in measured.items()}
+            options = {name: value for name, value in vars(args).items() if name != "json"}
+            write_json(args.json, {"provenance": provenance(), "options": options, "policies": sides})
+    except DynaspecError as error:
+        print_error(str(error))
+        sys.exit(2)
+    print(f"to be reached: a ratio of {LEAST_RATIO} at least, {MOST_EXTRA_MS} ms extra at most")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="models/target", help="the target's checkpoint folder")
+    parser.add_argument("--draft-model", default="models/draft", help="the drafter's checkpoint folder")
+    parser.add_argument("--policies", default="plain,auto", help="as in dynaspec bench, separated by commas")
+    parser.add_argument("--requests", type=int, default=16, help="requests at once (16)")
+    parser.add_argument("--max-tokens", type=int, default=96, help="tokens of each (96)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count (5)")
+    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""``dynaspec serve``: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from typer.core import TyperCommand
+
+import dynaspec
+from dynaspec.cli import options as o
+from dynaspec.cli.banner import announce
+from dynaspec.cli.config_file import read_config_file
+from dynaspec.cli.console import note
+from dynaspec.cli.fields import with_fields
+from dynaspec.cli.vllm_flags import translate_arguments
+from dynaspec.contract.errors import ConfigError
+from dynaspec.engine.config import EngineConfig
+from dynaspec.server.config import ServerConfig
+
+_SPECULATION = frozenset(
+    {"speculative_config", "draft_model", "method", "policy", "num_speculative_tokens", "draft_confidence_threshold"}
+)
+_ENGINE = frozenset(EngineConfig.model_fields) - {"model", "speculative_config"}
+_SERVER = frozenset(ServerConfig.model_fields)
+
+_DEMO_NAME = "demo"
+_Built = TypeVar("_Built")
+
+
+class ServeCommand(TyperCommand):
+    """Takes what vLLM's scripts pass."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, translate_arguments(args))
+
+
+@with_fields(ServerConfig, "Server")
+@with_fields(EngineConfig, "Engine", leave_out=("model", "speculative_config"))
+def serve(
+    checkpoint: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Checkpoint folder or hub id of the target model.")
+    ] = None,
+    *,
+    model: Annotated[str | None, typer.Option(help="The same as the argument.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Serve the demonstration's pair of models as 'demo'.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file of options under their long names; options given here win over it.")
+    ] = None,
+    speculative_config: o.SpeculativeJson = None,
+    method: o.Method = None,
+    draft_model: o.DraftModel = None,
+    policy: o.Policy = None,
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    draft_confidence_threshold: o.DraftConfidenceThreshold = None,
+    **fields: Any,
+) -> None:
+    """Serve a model over HTTP with OpenAI's endpoints, until Ctrl-C or SIGTERM."""
+    given = o.given(
+        model=_one_model(checkpoint, model),
+        speculative_config=speculative_config,
+        method=method,
+        draft_model=draft_model,
+        policy=policy,
+        num_speculative_tokens=num_speculative_tokens,
+        draft_confidence_threshold=draft_confidence_threshold,
+        **{name: value or None if isinstance(value, list) else value for name, value in fields.items()},
+    )
+    in_file = {} if config is None else read_config_file(config, _SPECULATION | _ENGINE | _SERVER | {"model"})
+    options = _with_demo(in_file | given) if demo else in_file | given
+    engine, server = _configure(options, _Source(config, in_file.keys() - given.keys()))
+    if server.log_format == "text":
+        note(f"loading {engine.model}")
+    from dynaspec.server.run import run  # brings torch, which takes seconds to import
+
+    raise typer.Exit(run(engine, server, partial(announce, engine)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Which options come from a file, for errors to say so."""
+
+    file: Path | None
+    names: Collection[str]
+
+    def told(self, build: Callable[[], _Built], about: Collection[str] = ()) -> _Built:
+        """What ``build`` returns; its errors name the file if they begin with one of its options.
+
+        Args:
+            about: options that errors are about whatever they begin with.
+        """
+        try:
+            return build()
+        except ConfigError as error:
+            from_file = all(name in self.names for name in about) if about else _first_word(error) in self.names
+            raise ConfigError(f"{self.file}: {error}" if from_file else str(error)) from None
+
+
+def _configure(options: Mapping[str, Any], source: _Source) -> tuple[EngineConfig, ServerConfig]:
+    """
+    Raises:
+        ConfigError: no model, or a value that cannot work.
+    """
+    if "model" not in options:
+        raise ConfigError("no model was given; expected 'dynaspec serve MODEL', a key 'model' in --config, or --demo")
+    speculative = _only(options, _SPECULATION)
+    names, whole = tuple(speculative), speculative.pop("speculative_config", None)
+    speculation = source.told(lambda: o.speculation(whole, **speculative), about=names)
+    engine = source.told(
+        lambda: EngineConfig.build(
+            os.environ, model=options["model"], speculative_config=speculation, **_only(options, _ENGINE)
+        )
+    )
+    return engine, source.told(lambda: ServerConfig.build(os.environ, **_only(options, _SERVER)))
+
+
+def _one_model(argument: str | None, option: str | None) -> str | None:
+    if argument is not None and option is not None and argument != option:
+        raise ConfigError(f"the model is {argument!r} and --model is {option!r}; expected one of the two")
+    return argument if option is None else option
+
+
+def _with_demo(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The demonstration's target, and its drafter unless something else is to draft."""
+    if "model" in options:
+        raise ConfigError(f"--demo was given together with the model {options['model']!r}; expected one or the other")
+    folder = _demo_folder()
+    pair = {"model": str(folder / "target"), "served_model_name": [_DEMO_NAME]}
+    if not options.keys() & {"speculative_config", "method", "draft_model"}:
+        pair["draft_model"] = str(folder / "draft")
+    return pair | dict(options)
+
+
+def _demo_folder() -> Path:
+    candidates = (Path("models"), Path(dynaspec.__file__).parents[2] / "models")
+    for folder in candidates:
+        if all((folder / name / "config.json").is_file() for name in ("target", "draft")):
+            return folder
+    raise ConfigError(
+        "the demonstration's models are not here; expected the folders models/target and models/draft in the working "
+        "directory or in the project's own folder"
+    )
+
+
+def _only(options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in names}
+
+
+def _first_word(error: ConfigError) -> str:
+    return str(error).partition(":")[0].partition(" ")[0]

@@ -1,0 +1,111 @@
+"""The application: endpoints, what stands before them, and how errors are told."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as RouterException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from dynaspec import __version__
+from dynaspec.contract.errors import DynaspecError, RequestError
+
+from .asgi import BelowRootPath, as_response
+from .auth import ApiKeys
+from .body import BoundedBody
+from .errors import ApiError, bad_request, engine_stopped
+from .exchange import REQUEST_ID, Exchanges
+from .logs import request_log
+from .metrics import CountedExchanges
+from .routes import chat, completions, dashboard, health, metrics, models, tokenize
+from .state import ServerState
+from .validation import unreadable_body, validation_error
+
+_DESCRIPTION = "OpenAI-compatible, with exact speculative decoding. Errors are OpenAI's error objects."
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """The endpoints over one engine; the caller opens and closes the engine."""
+    config = state.config
+    app = FastAPI(
+        title="dynaspec",
+        version=__version__,
+        description=_DESCRIPTION,
+        docs_url=None if config.disable_docs else "/docs",
+        redoc_url=None,
+        openapi_url=None if config.disable_docs else "/openapi.json",
+        redirect_slashes=False,
+        middleware=_middleware(state),
+    )
+    app.state.dynaspec = state
+    for kind in (ApiError, RequestError, DynaspecError, RequestValidationError, RouterException):
+        app.add_exception_handler(kind, _tell)
+    for family in (completions, chat, models, tokenize, health, metrics):
+        app.include_router(family.router)
+    if config.enable_dashboard:
+        app.include_router(dashboard.router)
+    return app
+
+
+def _middleware(state: ServerState) -> list[Middleware]:
+    """Outermost first. What refuses a request without its body stands before what reads it."""
+    config = state.config
+    stack = [
+        Middleware(BelowRootPath, root_path=config.root_path),
+        Middleware(CountedExchanges, metrics=state.http),
+        Middleware(Exchanges, access_log=config.access_log, quote=config.log_requests),
+    ]
+    if config.allowed_origins:
+        stack.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.allowed_origins,
+                allow_methods=config.allowed_methods,
+                allow_headers=config.allowed_headers,
+                allow_credentials=config.allow_credentials,
+                expose_headers=[REQUEST_ID],
+            )
+        )
+    if config.api_key:
+        stack.append(Middleware(ApiKeys, keys=config.api_key))
+    stack.append(
+        Middleware(
+            BoundedBody, limit=config.max_request_bytes, timeout_s=config.read_timeout_s, seen=request_log(config)
+        )
+    )
+    return stack
+
+
+async def _tell(request: Request, error: Exception) -> Response:
+    return as_response(_as_api_error(request, error))
+
+
+def _as_api_error(request: Request, error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError):
+        return bad_request(str(error))
+    if isinstance(error, RequestValidationError):
+        return validation_error(error)
+    if isinstance(error, RouterException):
+        return unreadable_body(error) or _http_error(request, error)
+    return engine_stopped(str(error))
+
+
+def _http_error(request: Request, error: RouterException) -> ApiError:
+    """What the router itself refuses: no such path, no such method."""
+    asked = f"{request.method} {request.url.path}"
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        return ApiError(
+            404,
+            f"there is no {asked} here; expected an endpoint, such as /v1/models",
+            type="not_found_error",
+            code="not_found",
+        )
+    if error.status_code == 405:
+        message = f"{asked} is not allowed; expected {headers.get('Allow', 'another method')}"
+        return ApiError(405, message, code="method_not_allowed", headers=headers)
+    return ApiError(error.status_code, f"{asked}: {error.detail}", headers=headers)

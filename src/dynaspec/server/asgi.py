@@ -1,0 +1,46 @@
+"""What the middlewares share: they stand between uvicorn and the app, and speak ASGI."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .errors import ApiError
+
+
+def header(scope: Scope, name: str) -> str | None:
+    """A header of the request; None if it is not there."""
+    return Headers(scope=scope).get(name)
+
+
+def route_path(scope: Scope) -> str:
+    """The path as the endpoints are written, whether or not a proxy in front has cut off the root path."""
+    path: str = scope["path"]
+    root = scope.get("root_path", "")
+    inside = bool(root) and (path == root or path.startswith(root + "/"))
+    return path[len(root) :] if inside else path
+
+
+class BelowRootPath:
+    """Tells the application under which path a proxy offers it.
+
+    uvicorn could say so too, but it takes it for granted that the proxy has cut the path off.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, "root_path": self._root_path}, receive, send)
+
+
+async def answer(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers a request that the app never sees."""
+    await as_response(error)(scope, receive, send)
+
+
+def as_response(error: ApiError) -> JSONResponse:
+    """OpenAI's error object, with status and headers."""
+    return JSONResponse(error.body(), error.status, error.headers)

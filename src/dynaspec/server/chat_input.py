@@ -1,0 +1,102 @@
+"""From a conversation to a prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dynaspec.contract.errors import RequestError
+from dynaspec.engine.tokenizer import Tokenizer
+
+from .errors import bad_request
+from .protocol.chat import TemplateFields
+from .protocol.messages import AssistantMessage, Content, Message, Tool, ToolCall
+
+
+def render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    fields: TemplateFields,
+    *,
+    tools: Sequence[Tool],
+    template: str | None,
+) -> str:
+    """The prompt that the chat template makes. May take long: not for the event loop.
+
+    Args:
+        tools: those that the model may call.
+        template: instead of the checkpoint's.
+
+    Raises:
+        RequestError: the template refuses, or does not show tools.
+        ApiError: messages that do not hold together.
+    """
+    told = [_told(message, i) for i, message in enumerate(messages)]
+    add_generation_prompt = fields.add_generation_prompt
+    options: dict[str, Any] = {
+        "template": template,
+        "add_generation_prompt": not fields.continue_final_message
+        if add_generation_prompt is None
+        else add_generation_prompt,
+        "continue_final_message": fields.continue_final_message,
+        "variables": fields.chat_template_kwargs,
+    }
+    if not tools:
+        return tokenizer.render_chat(told, **options)
+    offered = [tool.model_dump(exclude_unset=True) for tool in tools]
+    prompt = tokenizer.render_chat(told, tools=offered, **options)
+    if prompt == tokenizer.render_chat(told, **options):
+        raise RequestError("the model's chat template does not show tools; expected a request without them")
+    return prompt
+
+
+def _told(message: Message, index: int) -> Mapping[str, Any]:
+    """A message as templates know it: text in one piece, arguments as an object, nothing that is null."""
+    told: dict[str, Any] = {
+        # "developer" is a newer word for it that few templates know.
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _text(message.content),
+    }
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        value = getattr(message, name, None)
+        if value is not None:
+            told[name] = value
+    if isinstance(message, AssistantMessage):
+        if message.tool_calls:
+            told["tool_calls"] = [
+                _call(call, f"messages.{index}.tool_calls.{k}") for k, call in enumerate(message.tool_calls)
+            ]
+        elif message.content is None:
+            raise bad_request(
+                f"message {index} has neither content nor tool calls; expected one of them",
+                param=f"messages.{index}.content",
+            )
+    return told
+
+
+def _text(content: Content | None) -> str:
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _call(call: ToolCall, path: str) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments, path)},
+    }
+
+
+def _arguments(text: str, path: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise bad_request(
+            'a tool call\'s arguments are no JSON object; expected text such as \'{"city": "Oslo"}\'',
+            param=f"{path}.function.arguments",
+        )
+    return arguments

@@ -1,0 +1,1 @@
+"""The page at ``/``: what an engine does, drawn while it does it."""

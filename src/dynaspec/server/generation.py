@@ -1,0 +1,163 @@
+"""Runs the engine's requests behind one HTTP request, and ends them when nobody waits for them any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from starlette.types import Receive
+
+from dynaspec.api import AsyncLLM
+from dynaspec.contract.errors import DynaspecError, RequestError
+from dynaspec.contract.outputs import RequestOutput
+from dynaspec.contract.sampling_params import SamplingParams
+
+from .errors import ApiError, bad_request, engine_stopped
+from .prompts import EncodedPrompt
+from .tracing import NoTracing, Trace
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client has closed the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What an HTTP request asks the engine for.
+
+    Args:
+        id: of the answer; the engine's requests have it too, numbered if there are several prompts.
+        prompts: each is continued ``params.n`` times.
+        timeout_s: seconds after which it is given up; None = never.
+        trace: follows the engine's requests.
+    """
+
+    id: str
+    prompts: Sequence[EncodedPrompt]
+    params: SamplingParams
+    timeout_s: float | None
+    trace: Trace = field(default_factory=NoTracing)
+
+
+class Generation:
+    """The outputs of a job's prompts, as they come."""
+
+    def __init__(self, llm: AsyncLLM, job: Job) -> None:
+        self._llm = llm
+        self._job = job
+        # Short, so that what a slow client does not take is merged where it comes from instead of piling up here.
+        self._arrived: asyncio.Queue[tuple[int, RequestOutput] | Exception] = asyncio.Queue(maxsize=1)
+        self._early: deque[tuple[int, RequestOutput]] = deque()
+        """Taken from the queue, but not yet handed out."""
+        self._deadline = None if job.timeout_s is None else asyncio.get_running_loop().time() + job.timeout_s
+
+    async def started(self) -> None:
+        """Waits for a first output of every prompt: from then on nothing can be refused.
+
+        Raises:
+            ApiError: the engine refuses a prompt, or cannot serve any.
+        """
+        seen: set[int] = set()
+        while len(seen) < len(self._job.prompts):
+            index, output = await self._next()
+            self._early.append((index, output))
+            seen.add(index)
+
+    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """(prompt's index, output) until all prompts are done.
+
+        Raises:
+            ApiError: the engine refuses a prompt or has stopped, or time is up.
+        """
+        running = len(self._job.prompts)
+        while running:
+            index, output = self._early.popleft() if self._early else await self._next()
+            running -= output.finished
+            yield index, output
+
+    async def final(self) -> list[RequestOutput]:
+        """Each prompt's last output, in the order of the prompts; for errors see ``outputs``."""
+        last = {index: output async for index, output in self.outputs()}
+        return [last[index] for index in range(len(self._job.prompts))]
+
+    async def pump(self, index: int) -> None:
+        """Runs one prompt; its outputs and its error go to the queue. Cancelling it aborts the engine's request."""
+        job, several = self._job, len(self._job.prompts) > 1
+        request_id = f"{job.id}-{index}" if several else job.id
+        try:
+            prompt = {"prompt_token_ids": job.prompts[index].tokens}
+            generated = self._llm.generate(prompt, job.params, request_id=request_id)
+            async with aclosing(job.trace.follow(generated, job.params, request_id)) as outputs:
+                async for output in outputs:
+                    await self._arrived.put((index, output))
+        except Exception as error:  # whoever reads the queue raises it
+            await self._arrived.put(error)
+
+    async def _next(self) -> tuple[int, RequestOutput]:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                item = await self._arrived.get()
+        except TimeoutError:
+            raise _too_slow(self._job.timeout_s) from None
+        if isinstance(item, RequestError):
+            raise bad_request(str(item)) from item
+        if isinstance(item, DynaspecError):
+            raise engine_stopped(str(item)) from item
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+
+@asynccontextmanager
+async def running(llm: AsyncLLM, job: Job) -> AsyncIterator[Generation]:
+    """Runs a job; what is unfinished when it is left is aborted."""
+    generation = Generation(llm, job)
+    pumps = [asyncio.create_task(generation.pump(index)) for index in range(len(job.prompts))]
+    try:
+        yield generation
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """Waits for work, but no longer than the client does.
+
+    Args:
+        receive: the request's channel, of which the body has been read.
+
+    Raises:
+        ClientGone: the client left first; the work has been cancelled.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_slow(timeout_s: float | None) -> ApiError:
+    return ApiError(
+        504,
+        f"the answer was not complete after {timeout_s} s; expected a shorter one, or a less busy server",
+        type="server_error",
+        code="request_timeout",
+    )

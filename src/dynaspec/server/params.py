@@ -1,0 +1,123 @@
+"""From a request's fields to sampling parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynaspec.contract.errors import RequestError
+from dynaspec.contract.sampling_params import (
+    RequestOutputKind,
+    SamplingParams,
+    SpeculationMetrics,
+    StructuredOutputsParams,
+)
+
+from .errors import bad_request
+from .forms import form_of
+from .protocol.chat import ChatRequest
+from .protocol.completions import CompletionRequest
+from .protocol.generation import GenerationRequest, SamplingFields
+
+
+def completion_params(body: CompletionRequest) -> SamplingParams:
+    """
+    Raises:
+        ApiError: values that contradict each other.
+    """
+    n, max_tokens = body.n or 1, 16 if body.max_tokens is None else body.max_tokens
+    if body.best_of is not None and body.best_of != n:
+        raise bad_request(
+            f"best_of is {body.best_of} but n is {n}; expected the same, as all continuations are returned",
+            param="best_of",
+        )
+    if max_tokens == 0 and not body.echo:
+        raise bad_request("max_tokens is 0 without echo; expected at least 1, or echo", param="max_tokens")
+    of_prompt = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        of_prompt = max(body.logprobs, of_prompt or 0)
+    # A prompt cannot be read without a token being generated; what was not asked for is left out of the answer.
+    return _params(
+        body,
+        form_of(body),
+        max_tokens=max(max_tokens, 1),
+        logprobs=body.logprobs,
+        prompt_logprobs=of_prompt,
+    )
+
+
+def chat_params(body: ChatRequest, calls: StructuredOutputsParams | None) -> SamplingParams:
+    """
+    Args:
+        calls: the form of the tool calls that must be made, if any must.
+
+    Raises:
+        ApiError: values that contradict each other.
+    """
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request(
+            f"top_logprobs is {body.top_logprobs} without logprobs; expected logprobs to be true", param="top_logprobs"
+        )
+    form = form_of(body)
+    if form is not None and calls is not None:
+        raise bad_request("a form of output is given beside tools that must be called; expected one of the two")
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if body.max_tokens not in (None, max_tokens):
+        raise bad_request(
+            f"max_completion_tokens is {max_tokens} but max_tokens is {body.max_tokens}; expected one of them",
+            param="max_tokens",
+        )
+    return _params(
+        body,
+        calls or form,
+        max_tokens=max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+
+
+def reported_speculation(body: GenerationRequest) -> SpeculationMetrics:
+    """What the answer says of the drafts."""
+    return (body.speculation and body.speculation.metrics) or "off"
+
+
+def _params(body: GenerationRequest, form: StructuredOutputsParams | None, **others: Any) -> SamplingParams:
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options is given without stream; expected stream to be true", param="stream_options")
+    given = {name: getattr(body, name) for name in SamplingFields.model_fields}
+    values = {
+        **{name: value for name, value in given.items() if value is not None},
+        "output_kind": RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
+        "structured_outputs": form,
+        "truncate_prompt_tokens": body.truncate_prompt_tokens,
+        **_draft_wishes(body),
+        **others,
+    }
+    try:
+        return SamplingParams(**values)
+    except RequestError as error:
+        raise bad_request(str(error), param=_named(error, values)) from None
+
+
+def _draft_wishes(body: GenerationRequest) -> dict[str, Any]:
+    wishes = body.speculation
+    if wishes is None:
+        return {"max_draft_tokens": body.max_draft_tokens}
+    limits = {wishes.max_draft_tokens, body.max_draft_tokens} - {None}
+    if len(limits) > 1:
+        raise bad_request(
+            f"max_draft_tokens is {body.max_draft_tokens}, but {wishes.max_draft_tokens} in speculation; "
+            "expected one of them",
+            param="max_draft_tokens",
+        )
+    return {
+        "max_draft_tokens": next(iter(limits), None),
+        "expected_acceptance": wishes.expected_acceptance,
+        # Unless the caller objects, totals are counted: the live page shows them, and they cost next to nothing.
+        "speculation_metrics": wishes.metrics or "summary",
+    }
+
+
+def _named(error: RequestError, values: dict[str, Any]) -> str | None:
+    """The parameter that the sentence begins with."""
+    first = str(error).split(maxsplit=1)[0]
+    return first if first in values else None

@@ -1,0 +1,90 @@
+"""What all requests and answers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+
+def _integral(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _integrals(values: object) -> object:
+    if isinstance(values, list) and float in set(map(type, values)):
+        return [_integral(value) for value in values]
+    return values
+
+
+Whole = BeforeValidator(_integral)
+"""Marks an integer. JSON knows one kind of number: 3.0 is an integer too."""
+Natural = Annotated[int, Field(ge=0, lt=2**31), Whole]
+Positive = Annotated[int, Field(ge=1, lt=2**31), Whole]
+Integers = BeforeValidator(_integrals)
+"""Marks a list of integers in which 3.0 counts as one; quick where there is none."""
+TEXT, LIST, OBJECT = "<text>", "<list>", "<object>"
+"""Tags of the branches of a union; the brackets tell ``validation`` that they are no fields."""
+
+
+class RequestModel(BaseModel):
+    """Part of a request's body: JSON's types as they are, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class ReplyModel(BaseModel):
+    """Part of an answer."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+
+def extra(description: str) -> Any:
+    """A field of an answer that is left out where there is nothing to say."""
+    return Field(None, description=description, exclude_if=_is_none)
+
+
+def json_kind(value: object) -> str:
+    """Chooses the branch of a union by the kind of JSON value, so that only that branch's errors are told."""
+    if isinstance(value, list):
+        return LIST
+    return OBJECT if isinstance(value, dict | BaseModel) else TEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """Marks a field of OpenAI's or vLLM's that may only say what happens anyway.
+
+    Args:
+        why: the sentence that a caller gets who asks for more.
+    """
+
+    why: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), "description": f"Only to be compatible: {self.why}."}
+
+    def _check(self, value: object, inner: Callable[[object], object]) -> object:
+        try:
+            return inner(value)
+        except ValidationError:
+            raise PydanticCustomError("unsupported", "{why}", {"why": self.why}) from None
+
+
+def _is_none(value: object) -> bool:
+    return value is None

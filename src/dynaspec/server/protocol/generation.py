@@ -1,0 +1,163 @@
+"""What completions and chats have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from .base import LIST, TEXT, Integers, Natural, Positive, ReplyModel, RequestModel, Unsupported, Whole, json_kind
+from .speculation import DraftLength, SpeculationOptions
+from .structured import Choices, JsonSchema, ResponseFormat, StructuredOutputs
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+MAX_SEED = 2**63 - 1
+TopLogprobs = Annotated[int, Field(ge=0, le=20), Whole]
+Copies = Annotated[int, Field(ge=1, le=128), Whole]
+
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+"""``abort``: the server ended it, such as to shut down."""
+StopReason = int | str | None
+
+Stop = Annotated[
+    Annotated[str, Tag(TEXT), Field(min_length=1, max_length=1024)]
+    | Annotated[list[StopString], Tag(LIST), Field(max_length=64)],
+    Discriminator(json_kind),
+]
+
+
+class StreamOptions(RequestModel):
+    """What a stream says besides the text."""
+
+    include_usage: bool | None = Field(None, description="End with a chunk that has the usage and no choices.")
+    continuous_usage_stats: bool | None = Field(None, description="Say the usage so far in every chunk.")
+    include_obfuscation: bool | None = Field(None, description="Of no effect: chunks are not padded.")
+
+
+class SamplingFields(RequestModel):
+    """How tokens are chosen, and when to stop. Null stands for the default everywhere."""
+
+    n: Copies | None = Field(None, description="Independent continuations of each prompt; default 1.")
+    temperature: float | None = Field(None, ge=0, le=100, description="0 = greedy; default 1.")
+    top_p: float | None = Field(None, gt=0, le=1, description="Keep tokens while the mass before them is below this.")
+    top_k: Annotated[int, Field(ge=-1, lt=2**31), Whole] | None = Field(
+        None, description="Keep the k most probable tokens; 0 or -1 = all."
+    )
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="Keep tokens with at least this share of the largest probability."
+    )
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="Against tokens that the output contains.")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="The same for each time they occur.")
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=100, description="Against tokens of prompt and output; 1 = none."
+    )
+    logit_bias: (
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
+    ) = Field(None, max_length=1024, description="Added to logits, by token id.")
+    seed: Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED), Whole] | None = Field(
+        None, description="Makes sampling a function of prompt, parameters and seed alone, with or without speculation."
+    )
+    stop: Stop | None = Field(None, description="The output ends before the first of these texts.")
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024), Integers] | None = Field(
+        None, description="The output ends with any of them."
+    )
+    include_stop_str_in_output: bool = Field(False, description="The output ends behind the stop text instead.")
+    ignore_eos: bool = Field(False, description="Go on after the model's end-of-sequence token.")
+    min_tokens: Natural = Field(0, description="No end before this many tokens.")
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
+        None, max_length=256, description="Texts that may not be produced."
+    )
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=2**18), Integers] | None = Field(
+        None, description="Only these tokens may be produced."
+    )
+    skip_special_tokens: bool = Field(True, description="Leave special tokens out of the text.")
+
+
+class FormFields(RequestModel):
+    """What form the output must have: at most one of these fields."""
+
+    response_format: ResponseFormat | None = Field(None, description="OpenAI's way to ask for JSON.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's way to ask for any form.")
+    guided_json: JsonSchema | None = Field(None, description="vLLM's older name of structured_outputs.json.")
+    guided_regex: str | None = Field(None, min_length=1, description="Older name of structured_outputs.regex.")
+    guided_choice: Choices | None = Field(None, description="Older name of structured_outputs.choice.")
+    guided_grammar: str | None = Field(None, min_length=1, description="Older name of structured_outputs.grammar.")
+    guided_whitespace_pattern: str | None = Field(
+        None, description="Older name of structured_outputs.whitespace_pattern; with guided_json alone."
+    )
+    guided_decoding_backend: Annotated[
+        Literal["auto"] | None, Unsupported("there is only one grammar engine; expected 'auto' or null")
+    ] = None
+
+
+class ExtraFields(RequestModel):
+    """vLLM's and dynaspec's additions to OpenAI's fields."""
+
+    prompt_logprobs: TopLogprobs | None = Field(
+        None, description="Report this many most probable tokens at the prompt's positions."
+    )
+    truncate_prompt_tokens: Positive | None = Field(
+        None, description="Keep only the last this many tokens of the prompt."
+    )
+    return_token_ids: bool | None = Field(None, description="Answers carry the ids of prompt and output tokens.")
+    request_id: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._:-]{1,128}$",
+        description="What the answer's id ends with; one of its own at a time.",
+    )
+    speculation: SpeculationOptions | None = Field(None, description="Wishes about this request's drafts.")
+    max_draft_tokens: DraftLength | None = Field(None, description="Most tokens drafted at once; 0 = no speculation.")
+
+
+class WithoutMeaning(RequestModel):
+    """Accepted, so that clients need not be changed: nothing here depends on them, or they only allow the default."""
+
+    user: str | None = Field(None, description="Of no effect.")
+    metadata: dict[str, str] | None = Field(None, description="Of no effect.")
+    store: bool | None = Field(None, description="Of no effect: nothing is stored.")
+    service_tier: str | None = Field(None, description="Of no effect.")
+    safety_identifier: str | None = Field(None, description="Of no effect.")
+    prompt_cache_key: str | None = Field(None, description="Of no effect: prompts that begin alike share their cache.")
+    prompt_cache_retention: str | None = Field(None, description="Of no effect.")
+    prompt_cache_options: dict[str, Any] | None = Field(None, description="Of no effect.")
+
+    spaces_between_special_tokens: Annotated[
+        Literal[True] | None, Unsupported("text is what the tokenizer decodes; expected true or null")
+    ] = None
+    use_beam_search: Annotated[
+        Literal[False] | None, Unsupported("there is no beam search here; expected false or null")
+    ] = None
+    length_penalty: Annotated[
+        Annotated[float, Field(ge=1, le=1)] | None,
+        Unsupported("it belongs to beam search, which is not offered; expected 1 or null"),
+    ] = None
+    priority: Annotated[Literal[0] | None, Unsupported("requests are served as they come; expected 0 or null")] = None
+    cache_salt: Annotated[None, Unsupported("the prefix cache is one for all requests; expected null")] = None
+    return_tokens_as_token_ids: Annotated[
+        Literal[False] | None, Unsupported("ids come with return_token_ids; expected false or null")
+    ] = None
+    logits_processors: Annotated[None, Unsupported("requests cannot bring code; expected null")] = None
+    kv_transfer_params: Annotated[None, Unsupported("KV is not moved between servers; expected null")] = None
+    mm_processor_kwargs: Annotated[None, Unsupported("the model reads text alone; expected null")] = None
+    vllm_xargs: Annotated[None, Unsupported("there is nothing that they could set; expected null")] = None
+
+
+class GenerationRequest(SamplingFields, FormFields, ExtraFields, WithoutMeaning):
+    """All fields that both kinds of request have."""
+
+    model: str | None = Field(None, max_length=4096, description="A served model's name; null = the one there is.")
+    stream: bool | None = Field(False, description="Answer in chunks, as server-sent events.")
+    stream_options: StreamOptions | None = Field(None, description="Only with stream.")
+
+
+class PromptLogprob(ReplyModel):
+    """One candidate at a position of the prompt."""
+
+    logprob: float
+    rank: int = Field(description="1 = the most probable token.")
+    decoded_token: str | None
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""Token id → candidate, for each position; null for the first."""

@@ -1,0 +1,46 @@
+"""``/tokenize`` and ``/detokenize``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import Integers, ReplyModel, RequestModel, extra
+from .chat import Messages, TemplateFields
+from .completions import MAX_PROMPT_TOKENS
+from .generation import TokenId
+
+
+class TokenizeRequest(TemplateFields):
+    """A text or a conversation: either ``prompt`` or ``messages``."""
+
+    model: str | None = Field(None, max_length=4096, description="A served model's name; null = the one there is.")
+    prompt: str | None = Field(None, description="Text.")
+    messages: Messages | None = Field(None, description="A conversation, as for /v1/chat/completions.")
+    add_special_tokens: bool | None = Field(
+        None, description="Let the tokenizer add what it adds to prompts; default: true for prompt alone."
+    )
+    return_token_strs: bool | None = Field(False, description="Also say how the vocabulary spells each token.")
+
+
+class TokenizeReply(ReplyModel):
+    """A prompt's tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = extra("With return_token_strs.")
+
+
+class DetokenizeRequest(RequestModel):
+    """Token ids."""
+
+    model: str | None = Field(None, max_length=4096, description="A served model's name; null = the one there is.")
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS), Integers]
+
+
+class DetokenizeReply(ReplyModel):
+    """The text that they stand for."""
+
+    prompt: str

@@ -1,0 +1,68 @@
+"""From a checked request to its answer, whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+from fastapi import Request, Response
+
+from .errors import unknown_model
+from .generation import ClientGone, Job, running, unless_gone
+from .protocol.generation import GenerationRequest
+from .state import ServerState
+from .streaming import EventStream, Replies, events
+
+
+async def respond(
+    request: Request,
+    state: ServerState,
+    *,
+    continuations: int,
+    stream: bool,
+    prepare: Callable[[], Awaitable[tuple[Job, Replies]]],
+) -> Response:
+    """Runs a request from its admission to the end of its answer.
+
+    Everything that is wrong with it is told before an answer begins. When the client leaves, the engine's requests
+    are aborted at once.
+
+    Args:
+        continuations: that it asks for: prompts times ``n``.
+        prepare: encodes its prompts; called when it has been admitted.
+
+    Raises:
+        ApiError: it cannot be served.
+    """
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(state.admission.slot(continuations))
+        try:
+            job, replies = await unless_gone(request.receive, prepare())
+            stack.callback(lambda: setattr(request.state, "usage", replies.usage()))
+            generation = await stack.enter_async_context(running(state.llm, job))
+            if stream:
+                await unless_gone(request.receive, generation.started())
+                return EventStream(events(generation, replies), stack.pop_all().aclose)
+            outputs = await unless_gone(request.receive, generation.final())
+        except ClientGone:
+            return Response(status_code=499)
+        if job.params.logprobs is None and job.params.prompt_logprobs is None:
+            content = replies.whole(outputs).model_dump_json()
+        else:  # thousands of numbers: not in the event loop
+            content = await asyncio.to_thread(lambda: replies.whole(outputs).model_dump_json())
+        return Response(content, media_type="application/json")
+
+
+def check_model(asked: str | None, state: ServerState) -> None:
+    """
+    Raises:
+        ApiError: 404, another model.
+    """
+    if asked is not None and asked not in state.served_names:
+        raise unknown_model(asked, state.served_names)
+
+
+def answer_id(kind: str, body: GenerationRequest, request: Request) -> str:
+    """``cmpl-…``; the request's own id, unless the body brings one."""
+    return f"{kind}-{body.request_id or request.state.request_id}"

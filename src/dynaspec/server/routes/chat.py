@@ -1,0 +1,43 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from dynaspec.server.chat_input import render
+from dynaspec.server.chat_replies import ChatReplies
+from dynaspec.server.generation import Job
+from dynaspec.server.params import chat_params
+from dynaspec.server.prompts import check_length, encode_text, in_thread
+from dynaspec.server.protocol.chat import ChatReply, ChatRequest
+from dynaspec.server.protocol.errors import EVENTS, GENERATION_ERRORS
+from dynaspec.server.respond import answer_id, check_model, respond
+from dynaspec.server.state import State
+from dynaspec.server.tools import tool_use
+
+router = APIRouter(tags=["generation"])
+
+
+@router.post("/v1/chat/completions", response_model=ChatReply, responses={200: EVENTS, **GENERATION_ERRORS})
+async def create_chat_completion(body: ChatRequest, request: Request, state: State) -> Response:
+    """Answer a conversation."""
+    check_model(body.model, state)
+    use = tool_use(body)
+    params = chat_params(body, use.form())
+    llm = state.llm
+
+    async def prepare() -> tuple[Job, ChatReplies]:
+        text = await in_thread(
+            lambda: render(llm.tokenizer, body.messages, body, tools=use.offered, template=state.config.chat_template),
+            param="messages",
+        )
+        truncated = params.truncate_prompt_tokens is not None
+        prompt = await encode_text(
+            llm, text, special_tokens=body.add_special_tokens, truncated=truncated, param="messages"
+        )
+        check_length(prompt, params, llm.max_model_len, asked=params.max_tokens, param="messages")
+        trace = state.tracing.trace("chat", body.model or state.served_names[0], request.headers)
+        job = Job(answer_id("chatcmpl", body, request), [prompt], params, state.config.request_timeout_s, trace)
+        return job, ChatReplies(body, job, llm.tokenizer, state.served_names[0], use)
+
+    return await respond(request, state, continuations=params.n, stream=bool(body.stream), prepare=prepare)

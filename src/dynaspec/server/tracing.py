@@ -1,0 +1,71 @@
+"""Traces of generation requests, if they are wanted: what the endpoints see of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Literal, Protocol
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.outputs import RequestOutput
+from dynaspec.contract.sampling_params import SamplingParams
+
+Operation = Literal["chat", "text_completion"]
+"""``gen_ai.operation.name``."""
+Outputs = AsyncGenerator[RequestOutput, None]
+
+
+class Trace(Protocol):
+    """Follows the engine's requests behind one HTTP request."""
+
+    def follow(self, outputs: Outputs, params: SamplingParams, request_id: str) -> Outputs:
+        """The same outputs; closing these closes those."""
+        ...
+
+
+class Tracing(Protocol):
+    """Where traces go."""
+
+    def trace(self, operation: Operation, model: str, headers: Mapping[str, str]) -> Trace:
+        """
+        Args:
+            model: as the client has named it.
+            headers: of the HTTP request; ``traceparent`` and ``tracestate`` say what trace it belongs to.
+        """
+        ...
+
+    def close(self) -> None:
+        """Sends what is left, for some seconds at most."""
+        ...
+
+
+class NoTracing:
+    """Traces nothing."""
+
+    def trace(self, operation: Operation, model: str, headers: Mapping[str, str]) -> Trace:
+        return self
+
+    def follow(self, outputs: Outputs, params: SamplingParams, request_id: str) -> Outputs:
+        return outputs
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+
+def open_tracing(endpoint: str | None) -> Tracing:
+    """
+    Args:
+        endpoint: URL that takes traces by OTLP over HTTP; None = no traces.
+
+    Raises:
+        ConfigError: there is an endpoint, but OpenTelemetry is not installed.
+    """
+    if endpoint is None:
+        return NoTracing()
+    try:
+        from .tracing_otel import OtelTracing
+    except ImportError as error:
+        raise ConfigError(
+            f"otlp_traces_endpoint is {endpoint!r}, but OpenTelemetry is not installed ({error.name} is missing); "
+            "expected it: pip install 'dynaspec[otel]'"
+        ) from None
+    return OtelTracing.to(endpoint)

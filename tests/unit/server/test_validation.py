@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from unit.server.serving import Client, error_of
+
+PATH = "/v1/completions"
+
+BODIES: list[tuple[bytes, str | None, str]] = [
+    (b"", None, "no body"),
+    (b"null", None, "no body"),
+    (b"{", None, "not JSON at character 1"),
+    (b'{"prompt": "a",}', None, "not JSON"),
+    (b"[1]", None, "a list of 1"),
+    (b'"text"', None, "'text'"),
+    (b"\xff\xfe{", None, "not UTF-8"),
+    (b'{"prompt": "\xc3"}', None, "not UTF-8 at byte 12"),
+    (b"[" * 100_000, None, "nested too deeply"),
+    (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", None, "too many digits"),
+    (b'{"prompt": "a", "seed": ' + b"9" * 200 + b"}", "seed", "a very large number"),
+    (b'{"prompt": "a", "\\ud800": 1}', None, "not valid Unicode"),
+    (b'{"prompt": "a", "temperature": Infinity}', "temperature", "finite"),
+    (b'{"prompt": "a", "temperature": "1"}', "temperature", "is '1'; expected a number"),
+    (b'{"prompt": "a", "stream": "yes"}', "stream", "true or false"),
+    (b'{"prompt": "a", "n": 1.5}', "n", "1.5; expected an integer"),
+    (b'{"prompt": "a", "stop": {"a": 1}}', "stop", "an object; expected text or list"),
+    (b'{"prompt": "a", "stop": [1]}', "stop.0", "1; expected text"),
+    (b'{"prompt": "a", "response_format": {"type": "json_schema"}}', "response_format.json_schema", "lacks the field"),
+    (b'{"prompt": "a", "speculation": 3}', "speculation", "3; expected an object"),
+    (b'{"prompt": "a", "user": "' + b"u" * 100 + b'", "frob": 1}', "frob", "unknown field"),
+    (b'{"prompt": "a", "logit_bias": {"1": "' + b"b" * 100 + b'"}}', "logit_bias.1", "bbb…;"),
+    (b'{"prompt": "a", "guided_choice": []}', "guided_choice", "a list of 0; expected at least 1"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "words"), BODIES, ids=lambda value: str(value)[:40])
+async def test_what_is_wrong_with_a_body_is_told(client: Client, body: bytes, param: str | None, words: str) -> None:
+    response = await client.send(PATH, body)
+    assert response.status_code == 400
+    error = error_of(response)
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert words in error["message"]
+    assert len(error["message"]) < 300
+
+
+async def test_a_body_must_be_declared_as_json(client: Client) -> None:
+    response = await client.send(PATH, b'{"prompt": "a"}', **{"Content-Type": "text/plain"})
+    assert response.status_code == 400
+    assert "Content-Type: application/json" in error_of(response)["message"]
+
+
+async def test_json_may_be_declared_more_closely(client: Client) -> None:
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    response = await client.send(PATH, '{"prompt": "é", "max_tokens": 1}'.encode(), **headers)
+    assert response.status_code == 200
+
+
+async def test_no_error_is_fastapis_own(client: Client) -> None:
+    document = (await client.get("/openapi.json")).json()
+    operations = [
+        operation for path in document["paths"].values() for operation in path.values() if "requestBody" in operation
+    ]
+    assert operations
+    for operation in operations:
+        response = operation["responses"]["400"]["content"]["application/json"]["schema"]
+        assert response == {"$ref": "#/components/schemas/ErrorReply"}
