@@ -5,10 +5,9 @@ cannot (an exception) for all that were to draft. After ``max_faults`` the propo
 drafts between make them forgotten.
 
 A draft also has a budget: the time that the target would take to decode, for all requests side by side, what the
-drafter reads and what it may bring. Drafting that takes longer cannot pay, whatever is accepted. One that takes three
-times its budget *overruns*. Once, that is the machine's doing (a pause, code compiled when first used), and its tokens
-are as good as any; three times in short order are a fault that switches the proposer off. A call that never returns
-cannot be ended.
+drafter reads and what it may bring. Drafting that takes longer cannot pay, whatever is accepted. It is late when it
+takes three times its budget, and if most of the latest drafts were, that is a fault that switches the proposer off: one
+alone may be the machine's doing, and its tokens are as good as any. A call that never returns cannot be ended.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from dynaspec.contract.proposer import DecodeBatch, Drafts, Proposer, TargetStep
 from dynaspec.contract.step import SpecPlan
 
 from .none import no_drafts
-from .patience import Strikes, TargetPace
+from .patience import Lateness, Strikes, TargetPace
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -35,12 +34,8 @@ Fault = Literal["raised", "nonsense", "overrun"]
 
 _FAULTS_FORGOTTEN_AFTER = 1000
 """Good drafts in a row."""
-_OVERRUNS = 3
-"""One too many …"""
-_OVERRUNS_FORGOTTEN_AFTER = 50
-"""… unless so many drafts in time are between them."""
-_OVERRUN = 3.0
-"""Budgets that a draft may take."""
+_LATE = 3.0
+"""Budgets."""
 _LEAST_BUDGET_S = 0.05
 """Page faults and a busy machine must not look like a slow drafter where passes take milliseconds."""
 _FIRST_DRAFTS = 3
@@ -65,7 +60,7 @@ class Guard:
             on_fault: called once a fault, for the metrics.
             pace: how long target passes take at present.
             clock: seconds.
-            max_faults: faults (overruns apart) after which nothing is drafted any more.
+            max_faults: faults, being late apart, after which nothing is drafted any more.
         """
         self.proposer = proposer
         self.enabled = True
@@ -74,7 +69,7 @@ class Guard:
         self._pace = pace
         self._clock = clock
         self._faults = Strikes(max_faults, _FAULTS_FORGOTTEN_AFTER)
-        self._overruns = Strikes(_OVERRUNS, _OVERRUNS_FORGOTTEN_AFTER)
+        self._lateness = Lateness()
         self._untimed = _FIRST_DRAFTS
         self._off: set[int] = set()
         """Lanes whose request is not drafted for any more."""
@@ -116,14 +111,11 @@ class Guard:
         if self._untimed:
             self._untimed -= 1
             return
-        budget = self._budget(plan, drafts) if seconds > _OVERRUN * _LEAST_BUDGET_S else None
-        if budget is None or seconds <= _OVERRUN * budget:
-            self._overruns.good()
-            return
-        name = self.proposer.traits.name
-        _log.warning("the proposer %s took %.0f ms; expected %.0f ms at most", name, 1e3 * seconds, 1e3 * budget)
-        if self._overruns.fault():
+        budget = self._budget(plan, drafts) if seconds > _LATE * _LEAST_BUDGET_S else None
+        if self._lateness.add(budget is not None and seconds > _LATE * budget):
             self._on_fault("overrun")
+            name = self.proposer.traits.name
+            _log.error("the proposer %s keeps taking too long, at last %.0f ms for a draft", name, 1e3 * seconds)
             self._switch_off()
 
     def _budget(self, plan: SpecPlan, drafts: Drafts) -> float | None:

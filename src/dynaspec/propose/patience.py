@@ -7,6 +7,7 @@ from statistics import median
 
 _PASSES = 31
 _LEAST_PASSES = 8
+_DRAFTS = 15
 
 
 class TargetPace:
@@ -26,6 +27,18 @@ class TargetPace:
     def seconds(self) -> float | None:
         """None until a few passes are known; the first ones load compiled code and are no measure."""
         return median(self._latest) if len(self._latest) >= _LEAST_PASSES else None
+
+
+class Lateness:
+    """Whether drafts are late as a rule. Single ones are where the machine is busy, or compiles what is used first."""
+
+    def __init__(self) -> None:
+        self._latest: deque[bool] = deque(maxlen=_DRAFTS)
+
+    def add(self, late: bool) -> bool:
+        """Counts a draft; returns whether most of the latest have been late."""
+        self._latest.append(late)
+        return late and 2 * sum(self._latest) > _DRAFTS
 
 
 class Strikes:

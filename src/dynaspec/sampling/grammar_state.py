@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 import numpy as np
 from llguidance import LLMatcher
@@ -45,7 +44,10 @@ class GrammarState:
         self._ends = frozenset(ends)
         self._min_tokens = min_tokens
         self._end_bits = _bits_of(grammar, self._ends)
-        self._foreign_bits = _bits_of(grammar, {*grammar.eos_tokens} - self._ends)
+        self._other_bits = ~self._end_bits
+        foreign = {*grammar.eos_tokens} - self._ends
+        self._foreign_bits = _bits_of(grammar, foreign) if foreign else None
+        """Ends that the request has not."""
         self._anything = Allowed(~_bits_of(grammar, ()))
         self._matcher: LLMatcher | None = grammar.matcher()
         """Has consumed the output and the path; None if it is no longer good for anything."""
@@ -112,11 +114,12 @@ class GrammarState:
         if matcher.is_stopped():
             bits[:] = 0
         complete = matcher.is_accepting()
-        bits &= ~self._foreign_bits
+        if self._foreign_bits is not None:
+            bits &= ~self._foreign_bits
         if complete:
             bits |= self._end_bits
-        if len(self._output) + len(self._path) < self._min_tokens and (bits & ~self._end_bits).any():
-            bits &= ~self._end_bits
+        if len(self._output) + len(self._path) < self._min_tokens and (bits & self._other_bits).any():
+            bits &= self._other_bits
         return Allowed(bits, complete)
 
     def _go_back(self, depth: int) -> None:
@@ -136,7 +139,12 @@ class GrammarState:
 
 def _shared(path: Sequence[int], tokens: Sequence[int]) -> int:
     """How many tokens both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, tokens, strict=False)))
+    shared = 0
+    for ours, theirs in zip(path, tokens, strict=False):
+        if ours != theirs:
+            break
+        shared += 1
+    return shared
 
 
 def _bits_of(grammar: Grammar, tokens: Iterable[int]) -> Bits:

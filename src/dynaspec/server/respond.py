@@ -39,7 +39,7 @@ async def respond(
         await stack.enter_async_context(state.admission.slot(continuations))
         try:
             job, replies = await unless_gone(request.receive, prepare())
-            stack.callback(lambda: setattr(request.state, "usage", replies.usage()))
+            stack.callback(_note_usage, request, replies)
             generation = await stack.enter_async_context(running(state.llm, job))
             if stream:
                 await unless_gone(request.receive, generation.started())
@@ -52,6 +52,13 @@ async def respond(
         else:  # thousands of numbers: not in the event loop
             content = await asyncio.to_thread(lambda: replies.whole(outputs).model_dump_json())
         return Response(content, media_type="application/json")
+
+
+def _note_usage(request: Request, replies: Replies) -> None:
+    """For the log; whole answers that were never made have none."""
+    usage = replies.usage()
+    if usage.prompt_tokens:
+        request.state.usage = usage
 
 
 def check_model(asked: str | None, state: ServerState) -> None:

@@ -66,12 +66,10 @@ def test_without_a_rule_that_reads_it_there_is_no_evidence() -> None:
 
 
 def test_how_runs_of_drafts_ended() -> None:
-    none, columns = np.zeros(0, np.int64), ([0, 4, 4, 4, 4], [0, 4, 2, 2, 2], [1, 5, 2, 3, 3])
-    verified, accepted, emitted = (np.array(column) for column in columns)
-    result = StepResult(
-        verified, verified, accepted, none[None], [], refused=np.array([False, False, True, True, False])
-    )
+    columns = ([0, 4, 4, 4, 4], [0, 4, 2, 2, 2], [1, 5, 2, 3, 3], [0, 0, 1, 1, 0])
+    verified, accepted, emitted, refused = (np.array(column) for column in columns)
+    result = StepResult(verified, verified, accepted, np.zeros((5, 5), np.int64), [], refused=refused.astype(bool))
     ended = ("none", "all_accepted", "stopped", "invalid", "rejected")
-    assert how_ended(result, Committed(emitted)) == ended
+    assert how_ended(result, Committed(emitted, [])) == ended
     result.refused = None
-    assert how_ended(result, Committed(emitted)) == (*ended[:3], "rejected", "rejected")
+    assert how_ended(result, Committed(emitted, [])) == (*ended[:3], "rejected", "rejected")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dynaspec.propose.patience import Strikes, TargetPace
+from dynaspec.propose.patience import Lateness, Strikes, TargetPace
 
 
 def test_the_pace_is_a_median_of_the_latest_passes() -> None:
@@ -33,3 +33,11 @@ def test_good_drafts_make_strikes_forgotten_only_in_a_row() -> None:
     strikes.good()
     strikes.good()
     assert not strikes.fault()
+
+
+def test_late_as_a_rule_is_most_of_the_latest_drafts() -> None:
+    lateness = Lateness()
+    assert [lateness.add(True) for _ in range(9)] == [False] * 7 + [True] * 2
+    assert not any(lateness.add(False) for _ in range(15))
+    assert not any(lateness.add(late) for late in [True, False, False] * 30)
+    assert any(lateness.add(late) for late in [True, True, False] * 5)

@@ -28,11 +28,11 @@ def test_the_accepted_tokens_are_its_last(accepted: int) -> None:
 
 def test_a_request_may_end_before_its_dead_end() -> None:
     driver = Driver()
-    one = request("a", prompt(9), most=3)
+    one = request("a", prompt(9), most=40, stop_ids=[9])
     driver.add(one)
     driver.step()
-    assert driver.commit(driver.plan(2), 2, dead_ends={"a": STUCK}).emitted.tolist() == [2]
-    assert (one.finish_reason, one.stop_reason) == ("length", None)
+    driver.commit(driver.plan(2), 2, tokens=[[4, 9]], dead_ends={"a": STUCK})
+    assert (one.output, one.finish_reason, one.stop_reason) == ([TOKEN, 4, 9], "stop", 9)
 
 
 @pytest.mark.parametrize("in_flight", [False, True])

@@ -255,3 +255,18 @@ async def test_one_id_at_a_time(app: FastAPI, llm: AsyncLLM) -> None:
             gate.open = True
             assert "already running" in (await refused)["message"]
     await client.close()
+
+
+async def test_the_log_learns_how_many_tokens_there_were(
+    app: FastAPI, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "dynaspec.server.access")
+    client = Client(app)
+    for stream in (False, True):
+        await client.post(path, stream=stream, **PATHS[path], **LONG)
+    await client.refused("/v1/completions", prompt=[320])
+    whole, streamed, refused = (vars(record)["dynaspec_fields"] for record in caplog.records)
+    assert whole["completion_tokens"] == streamed["completion_tokens"] == 200
+    assert whole["prompt_tokens"] == streamed["prompt_tokens"] > 0
+    assert "prompt_tokens" not in refused
+    await client.close()

@@ -109,6 +109,8 @@ def test_says_what_it_believes_in_plain_values() -> None:
     found = json.loads(json.dumps(dict(controller.estimates())))
     assert found["mode"] in ("plain", "speculate", "probe_plain", "probe_draft")
     assert 0 < found["predicted_step_s"] < 0.1
+    assert found["plain_goodput"] == pytest.approx(2 / found["plain_step_s"])
+    assert found["speculation_goodput"] > 0
     assert 0.5 < found["proposers"]["draft_model"]["acceptance"][0] < 0.95
 
 

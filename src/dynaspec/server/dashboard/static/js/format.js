@@ -12,7 +12,7 @@ export function number(value) {
   if (value == null || !Number.isFinite(value)) return NONE;
   const size = Math.abs(value);
   if (size >= 100) return whole.format(value);
-  return value.toFixed(size >= 10 ? 1 : 2);
+  return size === 0 ? "0" : value.toFixed(size >= 10 ? 1 : 2);
 }
 
 /** The same with few characters: 1.2k, 3.4M. */
@@ -27,6 +27,7 @@ export const count = (value) => (value == null ? NONE : whole.format(value));
 
 export function percent(share) {
   if (share == null) return NONE;
+  if (share > 0 && share < 0.001) return "<0.1 %";
   return `${share > 0 && share < 0.01 ? (100 * share).toFixed(1) : Math.round(100 * share)} %`;
 }
 
