@@ -122,7 +122,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--longest-prompt", type=int, default=200, help="tokens (200)")
     parser.add_argument("--most-tokens", type=int, default=96, help="of an answer (96)")
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (0)")
-    parser.add_argument("--output-dir", type=Path, default=Path("soak-out"), help="for what is found (soak-out)")
+    parser.add_argument("--output-dir", type=Path, default=Path("out/soak"), help="for what is found (out/soak)")
     args = parser.parse_args()
     if args.minutes <= 0 or min(args.concurrency, args.wishes, args.longest_prompt, args.most_tokens) < 1:
         parser.error("a number is too small; expected --minutes above 0 and the others at least 1")

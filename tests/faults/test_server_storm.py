@@ -36,7 +36,7 @@ def llm(tiny: Pair) -> Iterator[AsyncLLM]:
         tiny.target,
         speculative_config={"model": tiny.drafter, "policy": "constant", "num_speculative_tokens": 3},
         max_num_seqs=16,
-        kv_cache_memory=kv_bytes(12, tiny.target, tiny.drafter),
+        kv_cache_memory=kv_bytes(7, tiny.target, tiny.drafter),
     )
     yield engine
     engine.close()

@@ -6,9 +6,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from .calls import Blunder, Call
-from .client import Caller, Result
+from .client import Result
 from .wishes import Answer
 
 _KEPT = 20
@@ -57,8 +58,14 @@ def _right(result: Result, known: Answer) -> bool:
     return all(found.begins(whole) for found, whole in zip(result.choices, known, strict=True))
 
 
+class MakesCalls(Protocol):
+    """``client.Caller``."""
+
+    async def call(self, call: Call) -> Result: ...
+
+
 async def drive(
-    caller: Caller, calls: Iterator[Call], known: Sequence[Answer], concurrency: int, go_on: Callable[[], bool]
+    caller: MakesCalls, calls: Iterator[Call], known: Sequence[Answer], concurrency: int, go_on: Callable[[], bool]
 ) -> Tally:
     """Makes calls until there are no more, or no more are wanted.
 
