@@ -8,7 +8,7 @@ import json
 import socket
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http.client import HTTPResponse
 from typing import Any, cast
 
@@ -23,10 +23,8 @@ class RawClient:
         self._loop = asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
-        try:
+        with suppress(ConnectionError):  # the server has had enough; what it said can still be read
             await self._loop.sock_sendall(self._socket, data)
-        except ConnectionError:
-            pass  # the server has had enough; what it said can still be read
 
     async def read(self) -> bytes:
         """What comes next; empty if nothing comes any more."""

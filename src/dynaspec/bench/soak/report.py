@@ -19,6 +19,8 @@ from .watch import Load, Sample, growth_mb_per_min
 WARM_UP_S = 120.0
 """Until then memory may grow: caches fill and code is compiled."""
 MOST_MB_PER_MIN = 1.0
+_LEAST_MB = 10.0
+"""Shown above and below, so that a memory that stays does not look as if it moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def plot(soak: Soak, path: Path, title: str) -> None:
     minutes = np.array([sample.at_s / 60 for sample in soak.samples])
     memory = np.array([sample.memory_mb for sample in soak.samples])
     upper.plot(minutes, memory, color=BLUE, linewidth=1.6)
+    upper.set_ylim(memory.min() - _LEAST_MB, memory.max() + _LEAST_MB)
     growth, warm = soak.growth_mb_per_min, minutes >= WARM_UP_S / 60
     if growth is not None:
         fitted = memory[warm].mean() + growth * (minutes[warm] - minutes[warm].mean())
