@@ -34,7 +34,7 @@ class AsyncLLM:
         **options: Any,
     ) -> None:
         self._engine = open_engine(model, backend, speculative_config, options)
-        self._thread = EngineThread(self._engine)
+        self._thread = EngineThread(self._engine, self._engine.config.stream_interval_s)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -20,7 +20,7 @@ from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.engine.engine import Engine
 from dynaspec.engine.intake import Prompt
 
-from .stream import Stream, wake
+from .stream import Alarm, Stream, wake
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -30,10 +30,15 @@ _Command = Callable[[BaseException | None], None]
 
 
 class EngineThread:
-    """Any thread may call the public methods; those below the line run in the engine's."""
+    """Any thread may call the public methods; those below the line run in the engine's.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        stream_interval_s: least time between two outputs of a stream (``Alarm``).
+    """
+
+    def __init__(self, engine: Engine, stream_interval_s: float) -> None:
         self._engine = engine
+        self._alarm = Alarm(stream_interval_s, time.monotonic)
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         """None: end."""
         self._streams: dict[str, Stream] = {}
@@ -190,15 +195,16 @@ class EngineThread:
         self._engine.abort(request_id)
 
     def _hand_out(self, outputs: list[RequestOutput]) -> None:
-        ready = []
+        filled, urgent = [], []
         for output in outputs:
             stream = self._streams[output.request_id]
             if output.finished:
                 del self._streams[output.request_id]
+            if output.finished or not stream.begun:
+                urgent.append(stream)
             if stream.put(output):
-                ready.append(stream)
-        if ready:
-            wake(ready)
+                filled.append(stream)
+        self._alarm.ring(filled, urgent)
 
     def _answer_all(self, ended: BaseException) -> None:
         """Everyone who waits learns of the end, those whose command is still in the queue too."""
@@ -209,6 +215,7 @@ class EngineThread:
             command = self._commands.get()
             if command is not None:
                 command(ended)
+        self._alarm.flush()
         wake([stream for stream in self._streams.values() if stream.fail(_stopped(ended))])
         self._streams.clear()
         for told in waiting:

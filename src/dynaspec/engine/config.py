@@ -36,6 +36,13 @@ class EngineConfig(BaseModel):
     )
     enable_prefix_caching: bool = Field(True, description="Reuse the KV of prompts that begin alike.")
     async_scheduling: bool = Field(False, description="Schedule each step while the one before is running.")
+    stream_interval_s: float = Field(
+        0.02,
+        ge=0,
+        allow_inf_nan=False,
+        description="Least seconds between two pieces of a streamed answer, but for its first and last; 0 = a piece "
+        "a step. For AsyncLLM and servers.",
+    )
     decision_log: str | None = Field(None, min_length=1, description="Write every decision to this file, JSON lines.")
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs a model is split over; 1 is what this engine has.")
     speculative_config: SpeculativeConfig | None = Field(None, description="How to speculate; None = plain decoding.")

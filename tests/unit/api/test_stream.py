@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from dynaspec.api.stream import Stream, join, wake
+from dynaspec.api.stream import Alarm, Stream, join, wake
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
@@ -128,3 +128,40 @@ async def test_who_has_left_is_gone() -> None:
     assert not stream.deserted
     stream.leave()
     assert stream.deserted
+
+
+class Bell:
+    """An alarm, its clock, and who has been woken."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, interval_s: float) -> None:
+        self.now_s = 0.0
+        self.woken: list[set[Stream]] = []
+        monkeypatch.setattr("dynaspec.api.stream.wake", lambda streams: self.woken.append(set(streams)))
+        self.alarm = Alarm(interval_s, lambda: self.now_s)
+
+    def ring(self, at_s: float, filled: list[Stream], urgent: list[Stream]) -> set[Stream]:
+        """Who is woken."""
+        self.now_s, self.woken = at_s, []
+        self.alarm.ring(filled, urgent)
+        return set().union(*self.woken)
+
+
+def test_readers_are_woken_together_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.new_event_loop()
+    a, b, c = (Stream(loop) for _ in range(3))
+    bell = Bell(monkeypatch, interval_s=0.02)
+    assert bell.ring(0.0, [a, b], []) == {a, b}
+    assert bell.ring(0.01, [a], []) == set()
+    assert bell.ring(0.015, [b, c], [c]) == {c}, "the first output of c does not wait"
+    assert bell.ring(0.018, [], [a]) == {a}, "neither does the last of a, which comes to what was waiting"
+    assert bell.ring(0.021, [], []) == {b}
+    assert bell.ring(0.045, [a, c], [c]) == {a, c}
+    loop.close()
+
+
+def test_without_an_interval_every_step_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.new_event_loop()
+    stream = Stream(loop)
+    bell = Bell(monkeypatch, interval_s=0.0)
+    assert bell.ring(1.0, [stream], []) == bell.ring(1.0, [stream], []) == {stream}
+    loop.close()

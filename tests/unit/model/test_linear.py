@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from dynaspec.model.kernels import gemm
+from dynaspec.model.kernels.team import dissolve, team_size
 from dynaspec.model.linear import LinearFactory, PlainLinear, row_invariant
 from dynaspec.model.packed import PackedLinear
 
@@ -39,6 +44,18 @@ def test_large_products_are_shared_by_the_team() -> None:
     x = torch.randn(64, 512)
     weight = _weight((1024, 512), torch.bfloat16)
     assert torch.equal(PackedLinear(weight, None, 2)(x), PackedLinear(weight, None, 1)(x))
+
+
+@pytest.mark.skipif(team_size(2) < 2 or not Path("/proc/self/task").is_dir(), reason="no GNU OpenMP, or no Linux")
+def test_a_dissolved_team_lets_another_thread_compute_and_gathers_again() -> None:
+    layer, x = PackedLinear(_weight((1024, 512), torch.float32), None, 2), torch.randn(64, 512)
+    before = layer(x)
+    members = len(os.listdir("/proc/self/task"))
+    dissolve()
+    assert len(os.listdir("/proc/self/task")) < members
+    with ThreadPoolExecutor(1) as other:
+        assert torch.equal(other.submit(layer, x).result(), before)
+    assert torch.equal(layer(x), before)
 
 
 def test_bfloat16_weights_take_half_the_memory_and_float32_weights_lose_nothing() -> None:

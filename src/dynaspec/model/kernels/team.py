@@ -20,6 +20,8 @@ from numba.extending import intrinsic
 
 logger = logging.getLogger(__name__)
 
+_PAUSE_HARD = 2
+"""``omp_pause_hard`` of OpenMP 5.0: threads may be ended too."""
 _PARALLEL, _NUMBER = "GOMP_parallel", "omp_get_thread_num"
 _POINTER, _I32, _I64 = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)
 
@@ -54,6 +56,18 @@ def _register() -> bool:
 
 
 _available = _register()
+_pause = getattr(_runtime(), "omp_pause_resource_all", None)
+
+
+def dissolve() -> None:
+    """Ends the team that the calling thread has gathered; its next product gathers another.
+
+    Every thread that computes has a team of its own, and as soon as all teams together have more members than there are
+    cores, none of them spins any more: each product then waits for threads to be woken, and a step takes up to half as
+    long again. So who has built an engine that another thread will step must not keep a team.
+    """
+    if _pause is not None:
+        _pause(_PAUSE_HARD)
 
 
 def team_size(threads: int) -> int:
