@@ -16,7 +16,7 @@ def test_output_is_that_of_plain_decoding(family: str, tmp_path_factory: pytest.
     plain = PlainDecoding(pair.target)
     params = [MODES[mode](i) for i, mode in enumerate(("greedy", "truncated", "logprobs", "greedy"))]
     expected = plain.outputs(PROMPTS[:4], params)
-    speculation = {"method": "draft_model", "model": pair.drafter, "num_speculative_tokens": 4}
+    speculation = {"model": pair.drafter, "policy": "constant", "num_speculative_tokens": 4}
     for proposer in (None, ScriptedProposer(plain.texts(expected), VOCAB)):
         with open_llm(
             pair.target,

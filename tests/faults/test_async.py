@@ -14,6 +14,7 @@ from dynaspec.api.stream import join
 from dynaspec.contract.errors import DynaspecError, RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind
+from dynaspec.engine.loop import OverlappedLoop
 from support.checkpoints import Pair
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_async_llm
 from support.faulty import Injected
@@ -223,17 +224,31 @@ class Death:
 
     def __init__(self, llm: AsyncLLM, *, after: int) -> None:
         self.reached, self.due = threading.Event(), threading.Event()
-        verifier = verifier_of(llm)
+        verifier, loop = verifier_of(llm), llm._engine._loop
         verify, calls = verifier.verify, iter(range(10**6))
+        engine_waits = threading.Event()
+        """Its thread takes no more commands. Where a step runs in another one, that is so only a moment later."""
 
         def dies(*args: Any) -> Any:
             if next(calls) < after:
                 return verify(*args)
+            engine_waits.wait(PATIENCE_S)
             self.reached.set()
             self.due.wait(PATIENCE_S)
             raise Injected("the target pass failed")
 
         verifier.verify = dies
+        if isinstance(loop, OverlappedLoop):
+            finish, finishes = loop._finish, iter(range(10**6))
+
+            def waits(*args: Any) -> Any:
+                if next(finishes) == after:
+                    engine_waits.set()
+                return finish(*args)
+
+            loop._finish = waits  # type: ignore[method-assign]
+        else:
+            engine_waits.set()
 
 
 async def test_a_dying_engine_answers_everyone_at_once(
