@@ -1,6 +1,6 @@
 """What the way through HTTP costs: ``dynaspec serve`` against the same engine used offline.
 
-1  tokens/s of streamed completions, 16 at once, over ``LLM.generate`` of the same prompts
+1  tokens/s of completions, 16 at once, over ``LLM.generate`` of the same prompts: answered whole, and streamed
 2  time to the first token of one request on an idle server, less that of the engine alone
 
 The server is a process of its own on the loopback; the load comes from this one. Client, server and engine share the
@@ -47,26 +47,26 @@ START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One round of one policy."""
+class Rate:
+    """What the server gave, in tokens/s."""
 
-    offline_tokens_per_s: float
-    server_tokens_per_s: float
+    tokens_per_s: float
     """Without the client's processor time."""
     raw_tokens_per_s: float
     """With it."""
     client_cpu_share: float
     """Of the time that the server took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of one policy."""
+
+    offline_tokens_per_s: float
+    whole: Rate
+    streamed: Rate
     engine_first_token_ms: float
     server_first_token_ms: float
-
-    @property
-    def ratio(self) -> float:
-        return self.server_tokens_per_s / self.offline_tokens_per_s
-
-    @property
-    def raw_ratio(self) -> float:
-        return self.raw_tokens_per_s / self.offline_tokens_per_s
 
     @property
     def extra_ms(self) -> float:
@@ -105,33 +105,36 @@ class Online:
 
     def __init__(self, server: Server, name: str, prompts: Sequence[list[int]], max_tokens: int) -> None:
         self._server = server
-        self._bodies = [self._body(name, prompt, max_tokens) for prompt in prompts]
-        self._firsts = [self._body(name, first_prompt(prompts, i), 1) for i in range(FIRST_TOKENS)]
+        self._name = name
+        self._prompts = prompts
+        self._max_tokens = max_tokens
 
-    @staticmethod
-    def _body(name: str, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
-        fields = {"model": name, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0}
-        return fields | {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+    def _body(self, prompt: Sequence[int], max_tokens: int, *, stream: bool) -> dict[str, Any]:
+        fields = {"model": self._name, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0}
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        return fields | {"ignore_eos": True} | (streamed if stream else {})
 
-    async def rate(self) -> tuple[float, float, float]:
-        """(tokens/s without the client's processor time, tokens/s with it, share of that time)."""
+    async def rate(self, *, stream: bool) -> Rate:
+        """Of all prompts at once."""
+        bodies = [self._body(prompt, self._max_tokens, stream=stream) for prompt in self._prompts]
 
         async def one(index: int) -> Any:
             target = self._server.target
-            return await send(self._server.session, target.url, target.api, self._bodies[index], {})
+            return await send(self._server.session, target.url, target.api, bodies[index], {})
 
-        load = await put_load(one, [0.0] * len(self._bodies), None, lambda: None)
+        load = await put_load(one, [0.0] * len(bodies), None, lambda: None)
         failed = next((record.failure for record in load.records if record.failure is not None), None)
         if failed is not None:
             raise ServerError(f"a request failed: {failed.kind}: {failed.message}")
         tokens = sum(record.output_tokens for record in load.records)
         share = load.client_cpu_s / load.duration_s
-        return tokens / (load.duration_s - load.client_cpu_s), tokens / load.duration_s, share
+        return Rate(tokens / (load.duration_s - load.client_cpu_s), tokens / load.duration_s, share)
 
     async def first_token_ms(self) -> float:
         target, found = self._server.target, []
-        for body in self._firsts:
+        for i in range(FIRST_TOKENS):
             await asyncio.sleep(IDLE_S)
+            body = self._body(first_prompt(self._prompts, i), 1, stream=True)
             record = await send(self._server.session, target.url, target.api, body, {})
             if record.failure is not None:
                 raise ServerError(f"a request failed: {record.failure.kind}: {record.failure.message}")
@@ -168,27 +171,36 @@ async def measure(args: argparse.Namespace, policy: str) -> list[Round]:
 
 async def one_round(offline: Offline, online: Online, number: int, rounds: int) -> Round:
     """Both sides; they take turns at being first."""
+
+    async def served() -> tuple[Rate, Rate, float]:
+        return await online.rate(stream=False), await online.rate(stream=True), await online.first_token_ms()
+
     if number % 2:
         alone, alone_ms = offline.rate(), offline.first_token_ms()
-        served, served_ms = await online.rate(), await online.first_token_ms()
+        whole, streamed, served_ms = await served()
     else:
-        served, served_ms = await online.rate(), await online.first_token_ms()
+        whole, streamed, served_ms = await served()
         alone, alone_ms = offline.rate(), offline.first_token_ms()
     print(f"round {number} of {rounds} is done", file=sys.stderr, flush=True)
-    return Round(alone, *served, alone_ms, served_ms)
+    return Round(alone, whole, streamed, alone_ms, served_ms)
 
 
 def show(policy: str, rounds: Sequence[Round]) -> None:
-    def middle(name: str) -> float:
-        return median(getattr(one, name) for one in rounds)
-
-    found = [one.ratio for one in rounds]
-    print(
-        f"{policy:<10} {middle('offline_tokens_per_s'):8.0f} {middle('server_tokens_per_s'):8.0f} "
-        f"{middle('ratio'):6.3f} [{min(found):.2f} … {max(found):.2f}] {middle('raw_ratio'):9.3f} "
-        f"{middle('client_cpu_share'):8.0%} {middle('engine_first_token_ms'):9.2f} {middle('extra_ms'):+7.2f}",
-        flush=True,
-    )
+    offline = median(one.offline_tokens_per_s for one in rounds)
+    engine_ms = median(one.engine_first_token_ms for one in rounds)
+    extra_ms = median(one.server_first_token_ms - one.engine_first_token_ms for one in rounds)
+    print(f"{policy}: offline {offline:.0f} tokens/s, first token after {engine_ms:.2f} ms; served {extra_ms:+.2f} ms")
+    for form in ("whole", "streamed"):
+        rates: list[Rate] = [getattr(one, form) for one in rounds]
+        alone = [one.offline_tokens_per_s for one in rounds]
+        found = [rate.tokens_per_s / base for rate, base in zip(rates, alone, strict=True)]
+        raw = median(rate.raw_tokens_per_s / base for rate, base in zip(rates, alone, strict=True))
+        share = median(rate.client_cpu_share for rate in rates)
+        print(
+            f"  {form:<9} {median(rate.tokens_per_s for rate in rates):6.0f} tokens/s, ratio {median(found):.3f} "
+            f"[{min(found):.2f} … {max(found):.2f}]; {raw:.3f} with the client's processor time, {share:.0%}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -196,8 +208,7 @@ def main() -> None:
     try:
         if args.json is not None:
             make_folder(args.json.parent)
-        print(f"{args.requests} requests at once, {args.max_tokens} tokens each, {args.rounds} rounds; tokens/s, ms")
-        print("policy      offline   server  ratio                 as it is   client  1st token   extra")
+        print(f"{args.requests} requests at once, {args.max_tokens} tokens each, {args.rounds} rounds; medians")
         measured = {}
         for policy in args.policies.split(","):
             measured[policy] = asyncio.run(measure(args, policy))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -18,7 +18,7 @@ from dynaspec.contract.sampling_params import SamplingParams
 
 from .errors import ApiError, bad_request, engine_stopped
 from .prompts import EncodedPrompt
-from .tracing import NoTracing, Trace
+from .tracing import NoTracing, Outputs, Trace
 
 T = TypeVar("T")
 
@@ -46,15 +46,17 @@ class Job:
 
 
 class Generation:
-    """The outputs of a job's prompts, as they come."""
+    """The outputs of a job's prompts, as they come.
 
-    def __init__(self, llm: AsyncLLM, job: Job) -> None:
-        self._llm = llm
+    Args:
+        source: (prompt's index, output), until all prompts are done.
+    """
+
+    def __init__(self, job: Job, source: AsyncIterator[tuple[int, RequestOutput]]) -> None:
         self._job = job
-        # Short, so that what a slow client does not take is merged where it comes from instead of piling up here.
-        self._arrived: asyncio.Queue[tuple[int, RequestOutput] | Exception] = asyncio.Queue(maxsize=1)
+        self._source = source
         self._early: deque[tuple[int, RequestOutput]] = deque()
-        """Taken from the queue, but not yet handed out."""
+        """Taken from the source, but not yet handed out."""
         self._deadline = None if job.timeout_s is None else asyncio.get_running_loop().time() + job.timeout_s
 
     async def started(self) -> None:
@@ -86,45 +88,66 @@ class Generation:
         last = {index: output async for index, output in self.outputs()}
         return [last[index] for index in range(len(self._job.prompts))]
 
-    async def pump(self, index: int) -> None:
-        """Runs one prompt; its outputs and its error go to the queue. Cancelling it aborts the engine's request."""
-        job, several = self._job, len(self._job.prompts) > 1
-        request_id = f"{job.id}-{index}" if several else job.id
-        try:
-            prompt = {"prompt_token_ids": job.prompts[index].tokens}
-            generated = self._llm.generate(prompt, job.params, request_id=request_id)
-            async with aclosing(job.trace.follow(generated, job.params, request_id)) as outputs:
-                async for output in outputs:
-                    await self._arrived.put((index, output))
-        except Exception as error:  # whoever reads the queue raises it
-            await self._arrived.put(error)
-
     async def _next(self) -> tuple[int, RequestOutput]:
         try:
             async with asyncio.timeout_at(self._deadline):
-                item = await self._arrived.get()
+                return await anext(self._source)
         except TimeoutError:
             raise _too_slow(self._job.timeout_s) from None
-        if isinstance(item, RequestError):
-            raise bad_request(str(item)) from item
-        if isinstance(item, DynaspecError):
-            raise engine_stopped(str(item)) from item
-        if isinstance(item, Exception):
-            raise item
-        return item
+        except RequestError as error:
+            raise bad_request(str(error)) from error
+        except DynaspecError as error:
+            raise engine_stopped(str(error)) from error
 
 
 @asynccontextmanager
 async def running(llm: AsyncLLM, job: Job) -> AsyncIterator[Generation]:
     """Runs a job; what is unfinished when it is left is aborted."""
-    generation = Generation(llm, job)
-    pumps = [asyncio.create_task(generation.pump(index)) for index in range(len(job.prompts))]
+    async with aclosing(_merged([_outputs_of(llm, job, index) for index in range(len(job.prompts))])) as source:
+        yield Generation(job, source)
+
+
+def _outputs_of(llm: AsyncLLM, job: Job, index: int) -> Outputs:
+    request_id = f"{job.id}-{index}" if len(job.prompts) > 1 else job.id
+    generated = llm.generate({"prompt_token_ids": job.prompts[index].tokens}, job.params, request_id=request_id)
+    return job.trace.follow(generated, job.params, request_id)
+
+
+async def _merged(sources: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """(index, output) as they come. Closing it closes the sources, which aborts the engine's requests.
+
+    Raises:
+        Exception: a source's, the first that has one.
+    """
+    if len(sources) == 1:  # nearly always, so without the detour
+        async with aclosing(sources[0]) as only:
+            async for output in only:
+                yield 0, output
+        return
+    # Short, so that what a slow client does not take is merged where it comes from instead of piling up here.
+    arrived: asyncio.Queue[tuple[int, RequestOutput] | Exception] = asyncio.Queue(maxsize=1)
+    pumps = [asyncio.create_task(_pump(index, source, arrived)) for index, source in enumerate(sources)]
     try:
-        yield generation
+        unfinished = len(sources)
+        while unfinished:
+            item = await arrived.get()
+            if isinstance(item, Exception):
+                raise item
+            unfinished -= item[1].finished
+            yield item
     finally:
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(index: int, source: Outputs, arrived: asyncio.Queue[tuple[int, RequestOutput] | Exception]) -> None:
+    try:
+        async with aclosing(source) as outputs:
+            async for output in outputs:
+                await arrived.put((index, output))
+    except Exception as error:  # whoever reads the queue raises it
+        await arrived.put(error)
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
