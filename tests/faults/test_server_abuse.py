@@ -184,8 +184,8 @@ NO_HTTP: dict[str, bytes] = {
     "a length in other digits": head(PATH, "Content-Length: 0x10"),
     "another coding": head(PATH, "Transfer-Encoding: gzip, chunked") + b"0\r\n\r\n",
     "a bad chunk": head(PATH, "Transfer-Encoding: chunked") + b"zz\r\n{}\r\n0\r\n\r\n",
-    "endless headers": head("/health", *[f"X-{i}: {'x' * 1000}" for i in range(100)], method="GET"),
-    "an endless path": head("/" + "x" * 100_000, method="GET"),
+    "endless headers": head("/health", *[f"X-{i}: {'x' * 1000}" for i in range(70)], method="GET")[:-10],
+    "an endless path": head("/" + "x" * 70_000, method="GET")[:-10],
 }
 
 
@@ -194,8 +194,11 @@ async def test_what_is_no_http_is_a_bad_request(llm: AsyncLLM, caplog: pytest.Lo
     async with serving(llm) as server:
         async with raw_client(server.port) as client, asyncio.timeout(PATIENCE_S):
             await client.send(NO_HTTP[kind])
-            status, headers, _ = answer_of(await client.rest())
-        assert (status, headers["connection"]) == (400, "close")
+            answers = await client.rest()
+        last = answers[answers.rindex(b"HTTP/1.1 4") :]  # HTTP/2 begins with what looks like a request of its own
+        status, headers, body = answer_of(last)
+        assert (status, headers.get("connection")) == (400, "close"), answers
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
         await assert_serves(server)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 

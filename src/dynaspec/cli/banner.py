@@ -45,7 +45,7 @@ def addresses(config: ServerConfig, url: str) -> list[tuple[str, str]]:
     """The pages that there are, with their names."""
     pages = [("API", f"{url}/v1")]
     if not config.disable_docs:
-        pages.append(("docs", f"{url}/docs"))
+        pages.append(("docs", f"{url}/openapi.json"))
     if config.enable_dashboard:
         pages.append(("dashboard", f"{url}/dashboard"))
     return [*pages, ("metrics", f"{url}/metrics")]

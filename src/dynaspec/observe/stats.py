@@ -65,7 +65,7 @@ class SpecStats:
             self._totals["preemptions"] += count
 
     def merge(self, other: SpecCounts) -> None:
-        """Adds another engine's totals."""
+        """Adds another engine's totals. ``steps`` is left as it is: it says what this engine's own steps are like."""
         with self._lock:
             for name in SCALARS:
                 self._totals[name] += getattr(other, name)

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from dynaspec import __version__
 from dynaspec.contract.errors import DynaspecError, RequestError
 
-from .asgi import BelowRootPath, as_response
+from .asgi import BelowRootPath, ExactPaths, as_response
 from .auth import ApiKeys
 from .body import BoundedBody
-from .errors import ApiError, bad_request, engine_stopped
+from .errors import ApiError, bad_request, engine_stopped, not_found
 from .exchange import REQUEST_ID, Exchanges
 from .logs import request_log
 from .metrics import CountedExchanges
@@ -33,7 +33,7 @@ def create_app(state: ServerState) -> FastAPI:
         title="dynaspec",
         version=__version__,
         description=_DESCRIPTION,
-        docs_url=None if config.disable_docs else "/docs",
+        docs_url=None,  # FastAPI's pages load their scripts from elsewhere
         redoc_url=None,
         openapi_url=None if config.disable_docs else "/openapi.json",
         redirect_slashes=False,
@@ -56,6 +56,7 @@ def _middleware(state: ServerState) -> list[Middleware]:
         Middleware(BelowRootPath, root_path=config.root_path),
         Middleware(CountedExchanges, metrics=state.http),
         Middleware(Exchanges, access_log=config.access_log, quote=config.log_requests),
+        Middleware(ExactPaths),
     ]
     if config.allowed_origins:
         stack.append(
@@ -96,15 +97,10 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
 
 def _http_error(request: Request, error: RouterException) -> ApiError:
     """What the router itself refuses: no such path, no such method."""
+    if error.status_code == 404:
+        return not_found(request.method, request.url.path)
     asked = f"{request.method} {request.url.path}"
     headers = dict(error.headers or {})
-    if error.status_code == 404:
-        return ApiError(
-            404,
-            f"there is no {asked} here; expected an endpoint, such as /v1/models",
-            type="not_found_error",
-            code="not_found",
-        )
     if error.status_code == 405:
         message = f"{asked} is not allowed; expected {headers.get('Allow', 'another method')}"
         return ApiError(405, message, code="method_not_allowed", headers=headers)

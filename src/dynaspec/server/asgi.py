@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .errors import ApiError
+from .errors import ApiError, not_found
 
 
 def header(scope: Scope, name: str) -> str | None:
@@ -34,6 +34,19 @@ class BelowRootPath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app({**scope, "root_path": self._root_path}, receive, send)
+
+
+class ExactPaths:
+    """Answers 404 to a path that ends with a line feed, which the router would take for the path without it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("\n"):
+            await answer(not_found(scope["method"], repr(scope["path"])), scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 async def answer(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .asgi import answer, header, route_path
 from .errors import ApiError
 
-_OPEN = frozenset({"/health", "/ready", "/ping", "/version", "/metrics", "/docs", "/openapi.json", "/", "/dashboard"})
+_OPEN = frozenset({"/health", "/ready", "/ping", "/version", "/metrics", "/openapi.json", "/", "/dashboard"})
 """Paths that need no key: what supervisors and Prometheus ask for, and pages without any data. Every other does, known
 or not."""
 _OPEN_FOLDER = "/dashboard/static/"

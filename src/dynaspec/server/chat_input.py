@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynaspec.contract.errors import RequestError
+from jinja2 import TemplateSyntaxError
+
+from dynaspec.contract.errors import ConfigError, RequestError
 from dynaspec.engine.tokenizer import Tokenizer
 
 from .errors import bad_request
@@ -49,6 +51,20 @@ def render(
     if prompt == tokenizer.render_chat(told, **options):
         raise RequestError("the model's chat template does not show tools; expected a request without them")
     return prompt
+
+
+def check_template(tokenizer: Tokenizer, template: str) -> None:
+    """
+    Raises:
+        ConfigError: it is no Jinja. What else it may refuse depends on the conversation.
+    """
+    try:
+        tokenizer.render_chat([{"role": "user", "content": ""}], template=template)
+    except RequestError as error:
+        fault = error.__cause__
+        if isinstance(fault, TemplateSyntaxError):
+            where = f"line {fault.lineno}: {fault.message}"
+            raise ConfigError(f"chat_template is wrong at {where}; expected a Jinja template") from None
 
 
 def _told(message: Message, index: int) -> Mapping[str, Any]:

@@ -57,6 +57,16 @@ def unknown_model(given: str, served: tuple[str, ...]) -> ApiError:
     )
 
 
+def not_found(method: str, path: str) -> ApiError:
+    """404: no endpoint has this path."""
+    return ApiError(
+        404,
+        f"there is no {method} {path} here; expected an endpoint, such as /v1/models",
+        type="not_found_error",
+        code="not_found",
+    )
+
+
 def overloaded(retry_after_s: int) -> ApiError:
     """503: the queue is full."""
     return ApiError(

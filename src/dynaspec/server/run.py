@@ -17,6 +17,7 @@ from dynaspec.engine.config import EngineConfig
 
 from .admission import Admission
 from .app import create_app
+from .chat_input import check_template
 from .config import ServerConfig
 from .connection import BoundedConnection
 from .lifecycle import DrainingServer
@@ -52,6 +53,8 @@ def run(engine: EngineConfig, config: ServerConfig, announce: Callable[[ServerSt
         bind(config) as bound,
         closing(_open(engine)) as llm,
     ):
+        if config.chat_template is not None:
+            check_template(llm.tokenizer, config.chat_template)
         state = make_state(llm, config, tracing)
         server = make_server(state, context)
         allow_many_connections()

@@ -13,11 +13,12 @@ from unit.server.serving import Client, make_app
 
 @pytest.fixture(scope="module")
 def llm(tiny: Pair) -> Iterator[AsyncLLM]:
-    """Drafts three tokens in every step."""
+    """Drafts three tokens in every step, each of which is told."""
     engine = AsyncLLM(
         tiny.target,
         speculative_config={"model": tiny.drafter, "policy": "constant", "num_speculative_tokens": 3},
         max_num_seqs=8,
+        stream_interval_s=0,
     )
     yield engine
     engine.close()

@@ -92,7 +92,7 @@ async def test_a_closed_engine_is_neither(tiny):
     [
         *[("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("POST", "/tokenize")],
         *[("POST", "/detokenize"), ("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), ("GET", "/version")],
-        *[("GET", "/dashboard"), ("GET", "/docs"), ("GET", "/openapi.json")],
+        *[("GET", "/dashboard"), ("GET", "/openapi.json")],
     ],
 )
 async def test_every_endpoint_is_there(client, method, path):
@@ -115,6 +115,13 @@ async def test_an_unknown_path_is_an_error_object(client):
 
 async def test_a_slash_at_the_end_is_not_followed(client):
     assert (await client.get("/v1/models/")).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/%0A", "/health%0A", "/v1/models%0A", "/dashboard%0A", "/docs"])
+async def test_a_path_that_only_looks_like_an_endpoint_s_is_none(client, path):
+    response = await client.get(path)
+    assert response.status_code == 404
+    assert error_of(response)["code"] == "not_found"
 
 
 async def test_a_wrong_method_is_an_error_object(client):
@@ -206,7 +213,7 @@ async def test_without_origins_there_are_none(client):
 
 async def test_docs_and_dashboard_can_be_left_out(llm):
     async with client_of(llm, disable_docs=True, enable_dashboard=False) as client:
-        for path in ("/docs", "/openapi.json", "/dashboard", "/dashboard/feed", "/"):
+        for path in ("/openapi.json", "/dashboard", "/dashboard/feed", "/"):
             assert (await client.get(path)).status_code == 404
 
 

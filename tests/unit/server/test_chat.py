@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from dynaspec import LLM, AsyncLLM, SamplingParams
+from dynaspec.contract.errors import ConfigError
+from dynaspec.server.chat_input import check_template
 from support.engines import PlainDecoding
 from unit.server.serving import Client, make_app, texts_of
 
@@ -239,6 +241,25 @@ async def test_arguments_that_are_no_object(templated: Client) -> None:
     messages = [{"role": "assistant", "tool_calls": [{"id": "1", "function": function}]}]
     error = await templated.refused(PATH, messages=messages)
     assert error["param"] == "messages.0.tool_calls.0.function.arguments"
+
+
+@pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ messages[0] }", "x\n{% frobnicate %}"])
+def test_a_template_that_is_none_is_told_beforehand(llm: AsyncLLM, template: str) -> None:
+    with pytest.raises(ConfigError, match=r"chat_template is wrong at line .*; expected a Jinja template") as caught:
+        check_template(llm.tokenizer, template)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('no') }}",
+        "{{ messages[1].content + nothing }}",
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}",
+    ],
+)
+def test_what_a_template_refuses_is_seen_with_a_conversation(llm: AsyncLLM, template: str) -> None:
+    check_template(llm.tokenizer, template)
 
 
 async def test_a_template_that_refuses(llm: AsyncLLM) -> None:

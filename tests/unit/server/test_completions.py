@@ -228,6 +228,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": "a", "logit_bias": {"1000": 1}}, None, "1000"),
     ({"prompt": "a", "stop": [""]}, "stop.0", "at least 1"),
     ({"prompt": "a", "top_p": 0}, "top_p", "above 0"),
+    ({"prompt": "a", "repetition_penalty": 1e-9}, "repetition_penalty", "at least 0.01"),
     ({"prompt": "a", "temperature": float("nan")}, "temperature", "finite"),
     ({"prompt": "a", "stream": False, "stream_options": {"include_usage": True}}, "stream_options", "stream"),
     ({"prompt": "a", "use_beam_search": True}, "use_beam_search", "beam search"),

@@ -245,15 +245,19 @@ async def test_a_request_that_is_refused_leaves_no_trace(app: FastAPI, llm: Asyn
     await client.close()
 
 
-async def test_one_id_at_a_time(app: FastAPI, llm: AsyncLLM) -> None:
+@pytest.mark.parametrize("headers", [{}, {"X-Request-Id": "same"}], ids=["in the body", "in a header"])
+async def test_one_id_at_a_time(app: FastAPI, llm: AsyncLLM, headers: dict[str, str]) -> None:
     client = Client(app)
+    again = json.dumps({"prompt": "x"} | LONG | ({} if headers else {"request_id": "same"})).encode()
     with gated(llm) as gate:
         async with connected(app, "/v1/completions", prompt="x", stream=True, request_id="same", **LONG) as wire:
             gate.allow(1)
             await wire.chunk()
-            refused = asyncio.ensure_future(client.refused("/v1/completions", prompt="x", request_id="same", **LONG))
+            refused = asyncio.ensure_future(client.send("/v1/completions", again, **headers))
             gate.open = True
-            assert "already running" in (await refused)["message"]
+            response = await refused
+            assert response.status_code == 400
+            assert "already running" in error_of(response)["message"]
     await client.close()
 
 

@@ -50,7 +50,7 @@ class SamplingFields(RequestModel):
     presence_penalty: float | None = Field(None, ge=-2, le=2, description="Against tokens that the output contains.")
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="The same for each time they occur.")
     repetition_penalty: float | None = Field(
-        None, gt=0, le=100, description="Against tokens of prompt and output; 1 = none."
+        None, ge=0.01, le=100, description="Against tokens of prompt and output; 1 = none."
     )
     logit_bias: (
         dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
