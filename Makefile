@@ -4,13 +4,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check audit clean
+.PHONY: demo test test-hosts check audit clean
 
 demo: .venv/ready
 	$(BIN)/dynaspec demo
 
 test: check
 	$(BIN)/pytest
+
+# vLLM has an environment of its own, for its requirements are not ours. Not part of `make test`: it is 4 GB.
+test-hosts: .venv-vllm/ready
+	.venv-vllm/bin/python -m pytest -c tests/hosts/pytest.ini --rootdir=. tests/hosts
 
 check: .venv/ready
 	$(BIN)/ruff check .
@@ -27,5 +31,8 @@ audit: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+.venv-vllm/ready: tests/hosts/vllm/setup.sh pyproject.toml
+	tests/hosts/vllm/setup.sh $(PYTHON)
+
 clean:
-	rm -rf .venv build dist demo-out .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-vllm build dist demo-out .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

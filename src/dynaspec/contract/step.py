@@ -31,6 +31,8 @@ class ProposerTraits:
     """Model passes for a draft of k tokens: 0 (lookup), 1 (parallel heads), k (autoregressive)."""
     has_confidence: bool = True
     trees: bool = False
+    idle_pass: bool = False
+    """The first pass runs in every step, drafts or not, over the rows of the target's pass: every step pays for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,7 @@ class StepOutcome:
     work: Work = field(default_factory=Work)
     draft_s: float = 0.0
     verify_s: float = 0.0
+    """Hosts that cannot tell drafting from verifying leave both at 0; then ``work`` explains ``step_s`` as a whole."""
     step_s: float = 0.0
     evidence: tuple[tuple[float, ...], ...] = ()
     """See ``DraftView``."""

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.contract.step import DraftView, StepOutcome, StepView
+from dynaspec.contract.step import DraftView, ProposerTraits, StepOutcome, StepView, Work
 
 from .acceptance import logits
 from .agreement import Pending
@@ -30,6 +30,30 @@ def drafting_of(outcome: StepOutcome) -> Drafting | None:
     ingested = max(0, work.rows_per_pass[0] - drafting) if work.rows_per_pass else 0
     drawn = sum(work.rows_per_pass) - ingested
     return Drafting(used.pop(), len(work.rows_per_pass), drawn, ingested, outcome.draft_s)
+
+
+def drafting_in(work: Work, traits: Sequence[ProposerTraits]) -> Drafting | None:
+    """The drafting in a step whose seconds are known as a whole only; None where there was none of its own.
+
+    It may have been for another plan than the one whose tokens the step verified, so only a host's single proposer can
+    be told. A pass that runs in any case is not counted: it belongs to the target's, with the same rows.
+    """
+    passes = work.rows_per_pass
+    if len(traits) != 1:
+        return None
+    if traits[0].idle_pass:
+        return Drafting(0, len(passes) - 1, sum(passes[1:]), 0, 0.0) if len(passes) > 1 else None
+    return Drafting(0, len(passes), sum(passes), 0, 0.0) if passes else None
+
+
+def drafting_before(outcome: StepOutcome, traits: Sequence[ProposerTraits]) -> Drafting | None:
+    """What drafting for an outcome's plan was, if a step before did it; see ``drafting_in``."""
+    deepest = max(outcome.requested, default=0)
+    if not deepest or len(traits) != 1 or traits[0].passes_per_draft == "none":
+        return None
+    rows = len(outcome.requested) - outcome.requested.count(0)
+    passes = deepest if traits[0].passes_per_draft == "per_token" else 1
+    return drafting_in(Work(rows_per_pass=(rows,) * passes), traits)
 
 
 def matches_of(view: StepView) -> tuple[tuple[int, ...] | None, ...]:

@@ -18,7 +18,7 @@ from ..planner import ChainPlanner
 from ..profile import Profile
 from .acceptance import Places, Verdicts
 from .agreement import Agreement, Pending
-from .columns import drafting_of, echo_of, evidence_of, match_of, matches_of
+from .columns import drafting_before, drafting_in, drafting_of, echo_of, evidence_of, match_of, matches_of
 from .costs import StepCosts, row_s
 from .drafter import Drafter, LookupDrafter, ModelDrafter, Situation, Wish
 from .guard import PlainGuard, Prediction
@@ -343,18 +343,25 @@ class AutoController:
 
     def _weigh(self, outcome: StepOutcome, pending: Pending | None) -> None:
         """What a step cost, against what was expected of it."""
-        work = outcome.work
-        ran = bool(work.rows_per_pass)
+        work, whole = outcome.work, outcome.verify_s == 0.0
+        drafting = drafting_in(work, self._limits.proposers) if whole else None
+        ran = drafting is not None if whole else bool(work.rows_per_pass)
         self._since_change = self._since_change + 1 if ran == self._drafter_ran else 0
         self._drafter_ran = ran
         if pending is not None and pending.mode == "probe_draft" and any(outcome.requested) and not work.prefill_rows:
-            self._guard.tried(_steps_lost(pending.prediction, outcome))
+            # Where a plan is drafted in the step before the one that verifies it, the trial took part of that one too.
+            before = drafting_before(outcome, self._limits.proposers) if whole and not ran else None
+            before_s = 0.0 if before is None else self._costs.draft_s(before)
+            self._guard.tried(_steps_lost(pending.prediction, outcome, outcome.step_s + before_s))
         if self._since_change < _SETTLED_AFTER:
             return
         rows = work.verify_rows + work.prefill_rows
-        self._costs.observe(rows, work.kv_tokens, outcome.verify_s, drafting_of(outcome))
+        if whole:
+            self._costs.observe_whole(rows, work.kv_tokens, outcome.step_s, drafting)
+        else:
+            self._costs.observe(rows, work.kv_tokens, outcome.verify_s, drafting_of(outcome))
         if outcome.ids and not work.prefill_rows and outcome.step_s > 0.0:
-            host = max(0.0, outcome.step_s - outcome.draft_s - outcome.verify_s)
+            host = 0.0 if whole else max(0.0, outcome.step_s - outcome.draft_s - outcome.verify_s)
             limit = 3.0 * self._host_s if self._host_s else host
             self._host_s = _HOST_FORGET * self._host_s + (1 - _HOST_FORGET) * min(host, limit) if limit else host
             if pending is not None and pending.mode != "probe_draft":
@@ -376,9 +383,9 @@ class AutoController:
             drafter.observe(seen, evidence, match_of(pending, index, len(tested)))
 
 
-def _steps_lost(plain: Prediction, outcome: StepOutcome) -> float:
+def _steps_lost(plain: Prediction, outcome: StepOutcome, seconds: float) -> float:
     """What a step took beyond what its tokens would have taken plain decoding, in steps of that."""
-    return outcome.step_s / plain.seconds - sum(outcome.emitted) / plain.emitted
+    return seconds / plain.seconds - sum(outcome.emitted) / plain.emitted
 
 
 def _with_profile(costs: PassCosts, profile: Profile | None) -> PassCosts:

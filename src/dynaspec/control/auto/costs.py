@@ -164,6 +164,29 @@ def _observe(
         _correct(start, paced, state, covariance, parts, features, draft_seconds)
 
 
+@njit(cache=True, nogil=True)
+def _observe_whole(
+    start: Floats,
+    paced: Floats,
+    state: Floats,
+    covariance: Floats,
+    prior: Floats,
+    parts: Floats,
+    rows: float,
+    context: float,
+    at: int,
+    passes: float,
+    drawn: float,
+    seconds: float,
+) -> None:
+    """One step whose seconds are those of its target pass and of its drafting together; 0 passes = no drafting."""
+    _age(state, covariance, prior)
+    features = _pass_features(parts.size, rows, context)
+    if passes > 0.0:
+        features[at], features[at + 1], features[at + 2] = 1.0, passes, drawn
+    _correct(start, paced, state, covariance, parts, features, seconds)
+
+
 @dataclass(slots=True)
 class Drafting:
     """What a step did to draft, with one proposer alone."""
@@ -191,6 +214,7 @@ class StepCosts:
         self._start: Floats = np.concatenate([target, *(values for values, _ in drafters)])
         self._known = [known, *(drafter_known for _, drafter_known in drafters)]
         self._drafted = [False] * len(drafters)
+        self._stepped = False
         size = self._start.size
         self._prior: Floats = np.array([_PACE_PRIOR, *_TARGET_PRIOR, *(_DRAFT_PRIOR * len(drafters))])
         for group, is_known in enumerate(self._known):
@@ -236,8 +260,7 @@ class StepCosts:
             at, passes, drawn = self._first(1 + drafting.proposer), drafting.passes, drafting.drawn
             ingested, draft_s = drafting.ingested, drafting.seconds
             if not self._known[1 + drafting.proposer] and draft_s > 0.0:
-                start, one, row, late, _ = self.drafters[drafting.proposer].tolist()
-                self._rescale(1 + drafting.proposer, draft_s / (start + one * passes + row * drawn + late * ingested))
+                self._rescale(1 + drafting.proposer, draft_s / self.draft_s(drafting))
         _observe(
             self._start,
             self._paced,
@@ -254,6 +277,47 @@ class StepCosts:
             ingested,
             draft_s,
         )
+
+    def observe_whole(self, rows: int, context: int, seconds: float, drafting: Drafting | None) -> None:
+        """A step was measured by a host that cannot tell its parts apart: they are learnt from how steps differ.
+
+        Args:
+            rows, context: of the target's pass.
+            seconds: of the step.
+            drafting: what was drafted in it; its own seconds are not looked at. None = nothing.
+        """
+        new = not self._stepped or (drafting is not None and not self._drafted[drafting.proposer])
+        self._stepped = True
+        if drafting is not None:
+            self._drafted[drafting.proposer] = True
+        if new or not rows or seconds <= 0.0:
+            return  # the first time loads what it needs: that is no measure
+        at, passes, drawn = 0, 0, 0
+        expected = self.pass_s(rows, context)
+        if drafting is not None:
+            at, passes, drawn = self._first(1 + drafting.proposer), drafting.passes, drafting.drawn
+            expected += self.draft_s(drafting)
+        if not self._known[0]:
+            self._rescale(0, seconds / expected)
+        _observe_whole(
+            self._start,
+            self._paced,
+            self._state,
+            self._covariance,
+            self._prior,
+            self._parts,
+            rows,
+            context,
+            at,
+            passes,
+            drawn,
+            seconds,
+        )
+
+    def draft_s(self, drafting: Drafting) -> float:
+        """Seconds that drafting is expected to take."""
+        start, one, row, late, _ = self.drafters[drafting.proposer].tolist()
+        return float(start + one * drafting.passes + row * drafting.drawn + late * drafting.ingested)
 
     def _first(self, group: int) -> int:
         """Index of the first part of the target (0) or of a proposer (1 …)."""

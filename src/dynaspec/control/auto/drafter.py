@@ -142,6 +142,7 @@ class ModelDrafter:
         self.stops = can_stop and traits.has_confidence and traits.passes_per_draft == "per_token"
         self._confident = traits.has_confidence
         self._single_pass = traits.passes_per_draft == "one"
+        self._idle_pass = traits.idle_pass
         self._index = index
         self._cost, self._target = costs.drafters[index], costs.target
         self._prior = AcceptanceModel(weight=0.0, bias=_MODEL_BIAS)
@@ -183,7 +184,7 @@ class ModelDrafter:
             _HORIZON,
             situation.context,
             situation.value,
-            self._cost,
+            self._marginal_cost(),
             self._single_pass,
             self._target,
             situation.base_rows,
@@ -191,6 +192,14 @@ class ModelDrafter:
             wish.worth,
         )
         return wish
+
+    def _marginal_cost(self) -> Floats:
+        """The parts of what drafting costs beyond a step without it."""
+        if not self._idle_pass:
+            return self._cost
+        cost = self._cost.copy()
+        cost[0] -= cost[1]
+        return cost
 
     def rule(self, situation: Situation) -> StopRule | None:
         if not self.stops:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from dynaspec.contract.step import DraftView, Ended, Limits, ProposerTraits, StepOutcome, StepView, Work
@@ -9,11 +10,13 @@ from dynaspec.contract.step import DraftView, Ended, Limits, ProposerTraits, Ste
 from .controller import AutoController
 
 _REQUESTS, _LONGEST = 8, 4
+_WHOLE_STEPS = 4
+"""The first ones are no measure."""
 
 
 @cache
 def load_kernels() -> None:
-    """Once a process: takes a scratch controller through one step with drafts of a model and of a lookup."""
+    """Once a process: takes a scratch controller through steps with drafts of a model and of a lookup."""
     lookup = ProposerTraits("lookup", passes_per_draft="none", has_confidence=False)
     limits = Limits(draft_lens=tuple(range(_LONGEST + 1)), proposers=(ProposerTraits("model"), lookup))
     controller = AutoController(limits, longest=_LONGEST)
@@ -22,25 +25,27 @@ def load_kernels() -> None:
     rejected: Ended = "rejected"
     confidence = tuple((0.9,) * depth for depth in plan.depth)
     controller.trim(view, plan, DraftView(plan.depth, confidence, evidence=confidence))
-    controller.observe(
-        StepOutcome(
-            plan_step=view.step,
-            ids=view.ids,
-            proposer=plan.proposer,
-            requested=plan.depth,
-            drafted=plan.depth,
-            verified=plan.depth,
-            accepted=(0,) * _REQUESTS,
-            emitted=(1,) * _REQUESTS,
-            ended=(rejected,) * _REQUESTS,
-            early_exit=(False,) * _REQUESTS,
-            confidence=confidence,
-            work=Work(rows_per_pass=(_REQUESTS,), verify_rows=2 * _REQUESTS, kv_tokens=_REQUESTS),
-            draft_s=1e-4,
-            verify_s=1e-3,
-            step_s=2e-3,
-        )
+    outcome = StepOutcome(
+        plan_step=view.step,
+        ids=view.ids,
+        proposer=plan.proposer,
+        requested=plan.depth,
+        drafted=plan.depth,
+        verified=plan.depth,
+        accepted=(0,) * _REQUESTS,
+        emitted=(1,) * _REQUESTS,
+        ended=(rejected,) * _REQUESTS,
+        early_exit=(False,) * _REQUESTS,
+        confidence=confidence,
+        work=Work(rows_per_pass=(_REQUESTS,), verify_rows=2 * _REQUESTS, kv_tokens=_REQUESTS),
+        draft_s=1e-4,
+        verify_s=1e-3,
+        step_s=2e-3,
     )
+    controller.observe(outcome)
+    whole = replace(outcome, draft_s=0.0, verify_s=0.0)  # as from hosts that know a step's seconds only as a whole
+    for _ in range(_WHOLE_STEPS):
+        controller.observe(whole)
 
 
 def _view(limits: Limits) -> StepView:

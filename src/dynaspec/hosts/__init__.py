@@ -1,0 +1,1 @@
+"""Other engines that dynaspec's controllers drive: one package a host."""

@@ -1,0 +1,209 @@
+"""Puts a controller in charge of vLLM's draft lengths. Knows vLLM's order of events, but nothing of vLLM itself.
+
+vLLM drafts at the end of a step and verifies in the next one::
+
+    step i      target pass: verifies what step i−1 drafted  │ drafter: drafts for plan i
+    step i + 1  target pass: verifies what step i drafted    │ drafter: drafts for plan i + 1
+
+So plan i, made when step i is scheduled, is about tokens that step i + 1 verifies, and its outcome is told when that
+step's output is there. Under asynchronous scheduling step i + 1 is scheduled before step i has ended, so that feedback
+comes one step later still. Either way the view of plan i foresees the state after step i: each request's length and
+room as if step i brought it a single token.
+
+The outcome of plan i says two things, each of them true by itself: ``drafted`` … ``emitted`` are those of plan i's
+tokens, and ``work`` is all the work of the step that took ``step_s`` seconds, step i + 1: its target pass over plan i's
+tokens and its drafting for plan i + 1. vLLM does not say how long each of them took, so ``draft_s`` and ``verify_s``
+are 0, and a controller learns its cost model from how the seconds of whole steps follow their work. Steps that change
+from plain decoding to drafting do the one's verification and the other's drafting; controllers tell them by their work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dynaspec.contract.controller import Controller
+from dynaspec.contract.step import Limits, StepOutcome, StepView, Work
+from dynaspec.observe.stats import SpecStats
+
+from .methods import Drafter
+from .step import Draft, Row, Step, Verified, draft_view, how_ended
+
+
+class Driver:
+    """One engine's controller, and the drafts whose fate is still open. Called from one thread."""
+
+    def __init__(self, controller: Controller, drafter: Drafter, limits: Limits, *, fixed: bool) -> None:
+        """
+        Args:
+            limits: of the host; their proposers are the drafter alone.
+            fixed: every step drafts the longest length; only rows are saved.
+        """
+        self._controller = controller
+        self._drafter = drafter
+        self._limits = limits
+        self._fixed = fixed
+        self._drafts: dict[str, Draft] = {}
+        self._next_step = 0
+        self._measured: tuple[StepOutcome, float, float] | None = None
+        """The latest outcome without its seconds, when its step began, and when it ended."""
+        self._last_end = 0.0
+        self.stats = SpecStats()
+        """Of all outcomes."""
+        self.k = 0
+        """Draft length of the latest step."""
+
+    # --- scheduling ---------------------------------------------------------------------------------------------
+
+    def schedule(self, rows: Sequence[Row], waiting: int, started_s: float, *, drafts: bool = True) -> Step:
+        """Decides how much is drafted at the end of a step.
+
+        Args:
+            rows: of the requests that the step runs, in its order.
+            waiting: requests in the queue.
+            started_s: when the step began to be scheduled.
+            drafts: whether the drafter can run; where it cannot, the step teaches nothing.
+        """
+        self._tell()
+        tested = {row.id: self._drafts.pop(row.id) for row in rows if row.id in self._drafts}
+        view = self._view(rows, waiting) if drafts else None
+        plan = None if view is None else self._controller.plan(view)
+        deepest = 0 if plan is None else max(plan.depth)
+        self.k = self._limits.draft_lens[-1] if self._fixed else deepest
+        step = Step(started_s, rows, self.k, view, plan, drafts, tested)
+        for request, depth in step.depths:
+            # Asynchronous hosts never learn how many tokens a drafter has found: as many as it was asked for.
+            self._drafts[request] = Draft(
+                step=self._next_step - 1, granted=depth, drafted=depth, kept=depth, valid=depth
+            )
+        return step
+
+    def _view(self, rows: Sequence[Row], waiting: int) -> StepView | None:
+        """The requests that the step drafts for, as they will be after it; None if there are none."""
+        going = [row for row in rows if row.goes_on]
+        if not going:
+            return None
+        room = tuple([max(0, row.room) for row in going])
+        step, self._next_step = self._next_step, self._next_step + 1
+        return StepView(
+            step=step,
+            ids=tuple([row.id for row in going]),
+            context_len=tuple([row.length for row in going]),
+            room_depth=room,
+            room_nodes=room,
+            max_draft=tuple([row.max_draft for row in going]),
+            temperature=tuple([row.temperature for row in going]),
+            lag=((0,) * len(going),),
+            offers=(None,),
+            # What still reads its prompt will go on doing so.
+            prefill_tokens=sum([row.rows for row in rows if not row.goes_on]),
+            waiting=waiting,
+            limits=self._limits,
+        )
+
+    # --- after the step -----------------------------------------------------------------------------------------
+
+    def commit(self, step: Step, verified: Mapping[str, Verified], ended_s: float) -> None:
+        """The step's output is there.
+
+        Args:
+            verified: of the decoding requests that are still there.
+            ended_s: when.
+        """
+        self._tell()
+        rows = [row for row in step.rows if row.decoding and row.id in verified]
+        tested = [step.tested.get(row.id) for row in rows]
+        plans = [draft.step for draft in tested if draft is not None]
+        if not plans or not step.counts:
+            self._last_end = ended_s
+            return
+        got = [verified[row.id] for row in rows]
+        rows_tested = [row.drafts - result.invalid for row, result in zip(rows, got, strict=True)]
+        accepted = [min(max(0, result.sampled - 1), result.emitted) for result in got]
+        columns = zip(tested, rows_tested, got, strict=True)
+        outcome = StepOutcome(
+            plan_step=max(plans),
+            ids=tuple([row.id for row in rows]),
+            proposer=(0,) * len(rows),
+            requested=tuple([0 if draft is None else draft.granted for draft in tested]),
+            drafted=tuple([0 if draft is None else draft.drafted for draft in tested]),
+            verified=tuple(rows_tested),
+            accepted=tuple(accepted),
+            emitted=tuple([result.emitted for result in got]),
+            ended=tuple([how_ended(d, n, max(0, r.sampled - 1), r.emitted, r.invalid) for d, n, r in columns]),
+            early_exit=(False,) * len(rows),
+            confidence=((),) * len(rows),
+            work=self._work(step),
+        )
+        self._measured = outcome, step.started_s, ended_s
+
+    def drafted(self, step: Step, lengths: Mapping[str, int], ended_s: float) -> Mapping[str, int]:
+        """The step's drafts are there (synchronous hosts); how many of them to verify, by request.
+
+        Args:
+            lengths: tokens drafted for each request.
+            ended_s: when they were: the step's true end.
+        """
+        if self._measured is not None:
+            self._measured = (*self._measured[:2], ended_s)
+        self._tell()
+        if step.view is None or step.plan is None:
+            return {}
+        plan = self._controller.trim(step.view, step.plan, draft_view(step.view, lengths))
+        for request, depth in zip(step.view.ids, plan.depth, strict=True):
+            draft = self._drafts.get(request)
+            if draft is not None:
+                draft.drafted = min(draft.granted, lengths.get(request, 0))
+                draft.kept = draft.valid = min(depth, draft.drafted)
+        return dict(zip(step.view.ids, plan.depth, strict=True))
+
+    def checked(self, lengths: Mapping[str, int]) -> None:
+        """Grammars have looked at the drafts: tokens that they left, by request."""
+        for request, length in lengths.items():
+            draft = self._drafts.get(request)
+            if draft is not None:
+                draft.valid = min(draft.kept, length)
+
+    def forget(self, ended: Sequence[str], preempted: Sequence[str] = ()) -> None:
+        """These requests have ended; drafts of these preempted ones are lost, while what was learnt of them stays."""
+        for request in (*ended, *preempted):
+            self._drafts.pop(request, None)
+        if ended:
+            self._tell()
+            self._controller.forget(ended)
+
+    # --- telling ------------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """The latest outcome, once its seconds are known."""
+        if self._measured is None:
+            return
+        outcome, started_s, ended_s = self._measured
+        self._measured = None
+        outcome = replace(outcome, step_s=max(0.0, ended_s - max(started_s, self._last_end)))
+        self._last_end = ended_s
+        self._controller.observe(outcome)
+        self.stats.record(outcome)
+
+    def _work(self, step: Step) -> Work:
+        decoding = sum([row.rows for row in step.rows if row.decoding])
+        total = sum([row.rows for row in step.rows])
+        return Work(
+            rows_per_pass=self._drafter.rows_per_pass(step.k, total, len(step.rows)),
+            verify_rows=decoding,
+            kv_tokens=sum([row.rows * row.computed + row.rows * (row.rows + 1) // 2 for row in step.rows]),
+            prefill_rows=total - decoding,
+        )
+
+
+def limits_for(drafter: Drafter, menu: Sequence[int], *, asynchronous: bool) -> Limits:
+    """What vLLM can carry out."""
+    return Limits(
+        draft_lens=tuple(menu),
+        proposers=(drafter.traits,),
+        ragged=True,
+        can_stop=False,
+        can_trim=not asynchronous,
+        can_gate=False,
+        plan_lag=2 if asynchronous else 1,
+    )

@@ -1,0 +1,156 @@
+"""Divides dynaspec's ``speculative_config`` between vLLM, which drafts, and the scheduler, which says how much."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.environment import fill_in
+from dynaspec.control.keys import ALIASES, canonical
+from dynaspec.control.resolve import DEFAULT_CAP, METHODS, SCHEDULE_KEY, infer_method, infer_policy
+
+POLICY_KEYS = frozenset(
+    {
+        "policy",
+        "num_speculative_tokens_per_batch_size",
+        "dynamic_config_path",
+        "draft_length_options",
+        "kv_write_gating_threshold",
+        "disable_by_batch_size",
+        "draft_confidence_threshold",
+        "draft_confidence_scope",
+        "signal",
+        SCHEDULE_KEY,
+    }
+)
+"""Keys that say how much to draft."""
+
+VLLM_KEYS = frozenset(
+    {
+        "attention_backend",
+        "code_revision",
+        "disable_eagle_block_drop",
+        "disable_padded_drafter_batch",
+        "draft_load_config",
+        "draft_tensor_parallel_size",
+        "dspark_draft_topk",
+        "enable_adaptive_verification",
+        "enforce_eager",
+        "index_share_for_mtp_iteration",
+        "kv_cache_dtype",
+        "moe_backend",
+        "parallel_drafting",
+        "quantization",
+        "suffix_decoding_max_cached_requests",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_max_tree_depth",
+        "suffix_decoding_min_token_prob",
+        "use_heterogeneous_vocab",
+        "use_local_argmax_reduction",
+    }
+)
+"""Keys that only vLLM honours. Where it is installed, whatever else it knows passes too."""
+
+_KEYS = frozenset({*SpeculativeConfig.model_fields, SCHEDULE_KEY})
+_ONLY_VLLMS = (("rejection_sample_method", "block"),)
+"""Values that only vLLM has, of keys that dynaspec has too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """One ``speculative_config``, divided."""
+
+    drafting: Mapping[str, Any]
+    """vLLM's ``speculative_config``: who drafts, and the longest draft."""
+    policy: Mapping[str, Any]
+    """What dynaspec's scheduler is told, the policy's name always among it."""
+
+    @property
+    def lengths(self) -> frozenset[int]:
+        """Draft lengths that the policy names."""
+        ranges = self.policy.get("num_speculative_tokens_per_batch_size") or ()
+        return frozenset((*(k for _, _, k in ranges), *(self.policy.get("draft_length_options") or ())))
+
+
+def divide(value: Any, environ: Mapping[str, str], vllms: Collection[str] = ()) -> Speculation | None:
+    """
+    Args:
+        value: mapping, JSON text or ``SpeculativeConfig``; None = no speculation. A mapping leaves what it does not
+            name to vLLM, but for the length; an object says everything.
+        environ: environment variables, which decide what the value leaves open.
+        vllms: the keys of vLLM's own ``speculative_config``, where it is installed.
+
+    Raises:
+        ConfigError: an unknown key, a value out of range, or keys that contradict each other.
+    """
+    if value is None:
+        return None
+    given, passed = _split(_mapping(value), frozenset(vllms) | VLLM_KEYS)
+    named = fill_in(canonical(given, _KEYS), environ)
+    if infer_method(named) in METHODS:
+        return _own_method(named, passed)
+    return _divided(named, passed, policy=infer_policy(named))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, SpeculativeConfig):
+        return {name: getattr(value, name) for name in value.model_fields_set}
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"speculative_config is {value!r}, which is not JSON ({error.msg})") from None
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"speculative_config is {value!r}; expected a mapping, or a JSON object")
+    return given
+
+
+def _split(given: Mapping[str, Any], vllms: frozenset[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What dynaspec reads, as it is spelled; what only vLLM does, under vLLM's names."""
+    read: dict[str, Any] = {}
+    passed: dict[str, Any] = {}
+    for spelling, value in given.items():
+        alias = str(spelling).lstrip("-").replace("-", "_")
+        name = ALIASES.get(alias, alias)
+        if (name in vllms and name not in _KEYS) or (name, value) in _ONLY_VLLMS:
+            passed[name] = value
+        else:
+            read[spelling] = value
+    return read, {name: value for name, value in passed.items() if value is not None}
+
+
+def _own_method(named: Mapping[str, Any], passed: Mapping[str, Any]) -> Speculation:
+    """A method that the embedded engine has too: its keys are checked, and lengths decided, as there."""
+    config = SpeculativeConfig(**named)
+    if config.lookup_beside:
+        raise ConfigError(
+            f"prompt_lookup_max is {config.prompt_lookup_max} but method is 'draft_model'; expected one or the other, "
+            "as vLLM has one drafter"
+        )
+    if config.dtype != "auto":
+        raise ConfigError(f"dtype is {config.dtype!r}; expected 'auto', as vLLM's drafter has the target's dtype")
+    told = {name: value for name, value in named.items() if name != "dtype"}
+    if config.method == "ngram":  # which may be named in a model's place, or not at all
+        told.pop("model", None)
+        told["method"] = config.method
+    longest = _longest(config)
+    start = (
+        {} if longest == config.num_speculative_tokens else {"num_speculative_tokens": config.num_speculative_tokens}
+    )
+    return _divided(told | {"num_speculative_tokens": longest}, passed, policy=config.policy, **start)
+
+
+def _longest(config: SpeculativeConfig) -> int:
+    """The longest draft that vLLM has to make room for; heuristics would grow far beyond where they start."""
+    if config.policy in ("heuristic", "heuristic_transient"):
+        return max(DEFAULT_CAP, config.num_speculative_tokens)
+    return max(config.longest_draft, config.num_speculative_tokens)
+
+
+def _divided(named: Mapping[str, Any], passed: Mapping[str, Any], **decided: Any) -> Speculation:
+    drafting = {name: value for name, value in named.items() if name not in POLICY_KEYS} | dict(passed)
+    told = {name: value for name, value in named.items() if name in POLICY_KEYS - {SCHEDULE_KEY}}
+    return Speculation(drafting, told | decided)
