@@ -1,0 +1,1 @@
+"""Other engines, with dynaspec's controllers and without."""

@@ -1,0 +1,185 @@
+"""vLLM under its own scheduler against vLLM under dynaspec's: plain, every fixed draft length, and a policy.
+
+Every side is an engine in a process of its own, and idle while another has its turn.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from dynaspec.contract.errors import ConfigError, DynaspecError
+
+from ..statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios
+from .vllm_side import Wave
+from .vllm_workloads import SHIFT
+
+Progress = Callable[[str, int, int], None]
+
+PLAIN = "plain"
+OURS = "dynaspec"
+WANTED, WANTED_SHIFT = 0.97, 1.0
+"""dynaspec's speed over the best of vLLM's sides: at a constant load, and over the workload that changes."""
+SCHEDULER = "dynaspec.hosts.vllm.Scheduler"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is measured, and how much of it."""
+
+    policy: str = "auto"
+    fixed: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
+    loads: tuple[int, ...] = (1, 4, 16)
+    rounds: int = 5
+    max_tokens: int = 48
+
+    def __post_init__(self) -> None:
+        if self.rounds < 2 or not self.fixed or not self.loads:
+            raise ConfigError(
+                f"there are {self.rounds} rounds, fixed lengths {self.fixed} and loads {self.loads}; expected two "
+                "rounds at least, and one of each of the others"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Every side's speed in every round, for each workload."""
+
+    version: str
+    """vLLM's."""
+    rates: Mapping[str, Mapping[str, tuple[float, ...]]]
+    """Workload → side → tokens/s in each round."""
+
+    def best_rival(self, workload: str) -> str:
+        """The fastest of vLLM's sides on odd rounds; over the workload that changes, of its fixed lengths."""
+        spared = (OURS, PLAIN) if workload == SHIFT else (OURS,)
+        return best_on_odd_rounds({side: r for side, r in self.rates[workload].items() if side not in spared})
+
+    def ratio(self, workload: str, side: str) -> tuple[float, float]:
+        """dynaspec's speed over a side's: median, and its 95 % lower bound. The best rival is judged on even rounds."""
+        found = ratios(self.rates[workload][OURS], self.rates[workload][side])
+        if side == self.best_rival(workload):
+            found = even_rounds(found)
+        return median(found), lower_bound(found)
+
+
+class Side:
+    """One engine.
+
+    Args:
+        python: interpreter of the environment that has vLLM.
+        arguments: vLLM's engine arguments.
+        log: gets what the engine prints.
+
+    Raises:
+        DynaspecError: the engine did not start, or has ended.
+    """
+
+    def __init__(self, name: str, python: Path, arguments: Mapping[str, Any], log: Path) -> None:
+        self.name = name
+        self._log = log
+        command = [str(python), "-m", "dynaspec.bench.hosts.vllm_side", json.dumps(arguments)]
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def wait_ready(self) -> str:
+        """vLLM's version, when the engine has been built."""
+        return str(self._answer()["ready"])
+
+    def decode(self, wave: Wave) -> tuple[float, int]:
+        """(seconds, tokens)."""
+        if self._process.stdin is None:  # never: it was asked for
+            raise DynaspecError(f"the engine {self.name!r} cannot be written to")
+        self._process.stdin.write(json.dumps(wave) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        return float(answer["seconds"]), int(answer["tokens"])
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._process.stdout.readline() if self._process.stdout is not None else ""
+        if not line:
+            last = self._log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise DynaspecError(f"vLLM's engine {self.name!r} has ended: {' '.join(last)}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def run(
+    python: Path,
+    models: tuple[Path, Path],
+    workloads: Mapping[str, Sequence[Wave]],
+    options: Options,
+    folder: Path,
+    tell: Progress,
+) -> Result:
+    """Starts every side and lets them take turns; the first round warms them up and does not count.
+
+    Args:
+        python: interpreter of the environment that has vLLM.
+        models: target and drafter.
+        folder: gets what the engines print.
+
+    Raises:
+        DynaspecError: an engine did not start, or has ended.
+    """
+    most = max(len(wave["prompts"]) for waves in workloads.values() for wave in waves)
+    with ExitStack() as stack:
+        sides: list[Side] = []
+        configured = _sides(models, options, most)
+        for name, arguments in configured.items():
+            tell("engines started", len(sides), len(configured))
+            sides.append(stack.enter_context(Side(name, python, arguments, folder / f"vllm-{name}.log")))
+            version = sides[-1].wait_ready()  # one after the other: each takes all cores
+        tell("engines started", len(sides), len(sides))
+        rates: dict[str, dict[str, list[float]]] = {name: {side.name: [] for side in sides} for name in workloads}
+        for number in range(options.rounds + 1):
+            tell("rounds, the first of which does not count", number, options.rounds + 1)
+            turn = number % len(sides)
+            for name, waves in workloads.items():
+                for side in sides[turn:] + sides[:turn]:
+                    rate = _rate(side, waves)
+                    if number:
+                        rates[name][side.name].append(rate)
+    return Result(version, {name: {side: tuple(found) for side, found in by.items()} for name, by in rates.items()})
+
+
+def _sides(models: tuple[Path, Path], options: Options, most: int) -> dict[str, dict[str, Any]]:
+    """Name → engine arguments. vLLM's own know nothing of dynaspec."""
+    target, drafter = map(str, models)
+    common = {
+        "model": target,
+        "dtype": "float32",
+        "max_model_len": 512,
+        "max_num_seqs": most,
+        "enable_prefix_caching": False,
+    }
+
+    def drafting(longest: int) -> dict[str, Any]:
+        return {"speculative_config": {"method": "draft_model", "model": drafter, "num_speculative_tokens": longest}}
+
+    sides: dict[str, dict[str, Any]] = {PLAIN: common}
+    for length in options.fixed:
+        sides[f"fixed-{length}"] = {**common, **drafting(length)}
+    settings = {"dynaspec": {"policy": options.policy}}
+    sides[OURS] = {**common, **drafting(max(options.fixed)), "scheduler_cls": SCHEDULER, "additional_config": settings}
+    return sides
+
+
+def _rate(side: Side, waves: Sequence[Wave]) -> float:
+    parts = [side.decode(wave) for wave in waves]
+    return sum(tokens for _, tokens in parts) / sum(seconds for seconds, _ in parts)

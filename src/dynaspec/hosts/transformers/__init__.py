@@ -1,0 +1,8 @@
+"""Hugging Face Transformers as a host: its assisted generation, with draft lengths chosen by dynaspec's controllers."""
+
+from __future__ import annotations
+
+from .generate import generate
+from .session import Session
+
+__all__ = ["Session", "generate"]

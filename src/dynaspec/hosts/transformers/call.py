@@ -1,0 +1,134 @@
+"""One call of ``generate``: the models as Transformers is to see them, and a controlled generator for every text."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dynaspec.contract.errors import RequestError
+from dynaspec.observe.stats import SpecStats
+
+from .calibrate import measure_costs
+from .controlled import ControlledGenerator, Request
+from .draft_loop import DraftLoop, DraftsInLoop
+from .drafters import AssistantDrafter, Drafter, PromptLookup, TextLookup
+from .growth import grown
+from .session import CLOCK, Session
+from .setup import EARLY_EXIT, PROMPT_LOOKUP, TEXT_LOOKUP, Setup
+from .views import view_of
+
+
+class AsksController:
+    """Mixed into the target's class: how many candidates there are is for a controller to say."""
+
+    call: Call
+
+    def _get_candidate_generator(self, **prepared: Any) -> Any:
+        return self.call.candidate_generator(super()._get_candidate_generator, prepared)  # type: ignore[misc]  # of the class mixed into
+
+
+class Call:
+    """Models such as Whisper decode several texts in one call, one after the other."""
+
+    def __init__(self, model: Any, session: Session, setup: Setup, stats: SpecStats | None) -> None:
+        """
+        Args:
+            model: the target.
+            stats: the caller's own, added to beside the session's.
+        """
+        self._model = model
+        self._session = session
+        self._setup = setup
+        self._stats = (session.stats,) if stats is None else (session.stats, stats)
+        self._current: ControlledGenerator | None = None
+
+    def generate(self, inputs: torch.Tensor | None, assistant: Any, generation: Mapping[str, Any]) -> Any:
+        """What Transformers' ``generate`` returns."""
+        arguments = dict(generation)
+        if assistant is not None:
+            arguments["assistant_model"] = _drafting(assistant)
+        if self._setup.source == TEXT_LOOKUP:
+            _ask_for_lookup(arguments, self._setup.config.longest_draft)
+        return view_of(self._model, AsksController, call=self).generate(inputs, **arguments)
+
+    def finish(self) -> None:
+        """Nothing more comes of the text that was decoded last."""
+        current, self._current = self._current, None
+        if current is not None:
+            current.finish()
+
+    def candidate_generator(self, theirs: Callable[..., Any], prepared: Mapping[str, Any]) -> ControlledGenerator:
+        """The generator for a text that Transformers has just prepared.
+
+        Args:
+            theirs: makes Transformers' own, from ``prepared``.
+
+        Raises:
+            RequestError: more than one sequence.
+        """
+        self.finish()
+        text, generation_config = prepared["input_ids"], prepared["generation_config"]
+        if text.shape[0] != 1:
+            raise RequestError(
+                f"the batch has {text.shape[0]} sequences; expected one, as Transformers assists one at a time"
+            )
+        inputs = prepared["model_kwargs"]
+        controller = self._session.controller(self._setup, lambda: measure_costs(self._model, inputs, text, CLOCK))
+        self._current = ControlledGenerator(
+            request=Request(
+                id=self._session.next_request(),
+                max_length=generation_config.max_length,
+                temperature=float(generation_config.temperature or 1.0) if generation_config.do_sample else 0.0,
+                cached=inputs["past_key_values"].get_seq_length(),
+            ),
+            drafter=self._drafter(theirs, prepared),
+            controller=controller,
+            limits=self._setup.limits,
+            next_step=self._session.next_step,
+            stats=self._stats,
+            clock=CLOCK,
+        )
+        return self._current
+
+    def _drafter(self, theirs: Callable[..., Any], prepared: Mapping[str, Any]) -> Drafter:
+        setup = self._setup
+        longest = setup.config.longest_draft
+        if setup.source == TEXT_LOOKUP:
+            return TextLookup(setup.config.prompt_lookup_min or 1, setup.config.prompt_lookup_max or 1, longest)
+        if setup.source == PROMPT_LOOKUP:
+            return PromptLookup(theirs(**prepared), longest)
+        assistant: Any = prepared.get("assistant_model")
+        if setup.source == EARLY_EXIT:
+            # Transformers makes the model itself the assistant: the one whose method this is.
+            assistant = _drafting(self._model)
+            theirs = assistant._get_candidate_generator
+        assistant.draft_loop = DraftLoop()
+        both = self._model.config.is_encoder_decoder
+
+        def make(text: torch.Tensor) -> Any:
+            inputs = grown(prepared["model_kwargs"], text.shape[1], both)
+            return theirs(**{**prepared, "input_ids": text, "model_kwargs": inputs})
+
+        return AssistantDrafter(make, assistant.draft_loop)
+
+
+def _drafting(assistant: Any) -> Any:
+    """A view of the assistant that drafts in a loop of ours, as many tokens as it is told."""
+    config = copy.deepcopy(assistant.generation_config)
+    config.num_assistant_tokens_schedule = "constant"
+    config.assistant_confidence_threshold = 0.0
+    return view_of(assistant, DraftsInLoop, generation_config=config, draft_loop=DraftLoop())
+
+
+def _ask_for_lookup(arguments: dict[str, Any], tokens: int) -> None:
+    """Makes Transformers decode with candidates, though it does not look them up itself."""
+    given = arguments.get("generation_config")
+    if given is None:
+        arguments["prompt_lookup_num_tokens"] = tokens
+    else:
+        config = copy.deepcopy(given)
+        config.prompt_lookup_num_tokens = tokens
+        arguments["generation_config"] = config

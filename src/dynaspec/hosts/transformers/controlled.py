@@ -1,0 +1,218 @@
+"""A step of assisted generation: Transformers' loop runs it, a controller decides how long its draft is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.generation import CandidateGenerator
+
+from dynaspec.contract.controller import Controller
+from dynaspec.contract.step import DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
+from dynaspec.observe.stats import SpecStats
+
+from .drafters import Draft, Drafter
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What stays the same over the steps of one text."""
+
+    id: str
+    max_length: int
+    """Tokens, the prompt's included."""
+    temperature: float
+    """0 = greedy."""
+    cached: int
+    """Tokens of the prompt that the target has already read."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A step between its draft and its end."""
+
+    view: StepView
+    granted: SpecPlan
+    plan: SpecPlan
+    draft: Draft
+    """As it was drafted."""
+    verified: Draft
+    """As it is verified."""
+    started: float
+    drafted: float
+    ended: float = 0.0
+    emitted: int = 0
+    accepted: int = 0
+
+
+class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transformers is not followed
+    """Candidates whose number a controller chooses, for one text.
+
+    A step ends where the next one begins, or with the text: so its seconds include what Transformers does in between.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        drafter: Drafter,
+        controller: Controller,
+        limits: Limits,
+        next_step: Callable[[], int],
+        stats: Sequence[SpecStats],
+        clock: Callable[[], float],
+    ) -> None:
+        """
+        Args:
+            next_step: numbers of steps, ascending over all texts of the controller.
+            clock: seconds.
+        """
+        self._request = request
+        self._drafter = drafter
+        self._controller = controller
+        self._limits = limits
+        self._next_step = next_step
+        self._stats = stats
+        self._clock = clock
+        self._unread = True
+        self._open: _Open | None = None
+
+    def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The text with its draft, and the logits that the draft was drawn from."""
+        started = self._clock()
+        self._commit(started)
+        view = self._view(input_ids)
+        plan = self._controller.plan(view)
+        depth = max(0, min(plan.depth[0], view.room_depth[0], self._limits.draft_lens[-1]))
+        granted = plan if plan.depth == (depth,) else plan.with_depth((depth,))
+        draft = self._drafter.draft(input_ids, depth, granted.stop) if depth else Draft(input_ids, 0)
+        if draft.length > depth:  # in another vocabulary the same text may have more tokens
+            draft = draft.cut(depth)
+        trimmed = self._controller.trim(view, granted, _draft_view(draft))
+        verified = draft.cut(max(0, min(trimmed.depth[0], draft.length)))
+        self._open = _Open(view, granted, trimmed, draft, verified, started, self._clock())
+        return verified.sequence, verified.logits
+
+    def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
+        """The target has verified; Transformers calls it once a step, with the text as it is now."""
+        step = self._open
+        if step is None:
+            return
+        length = step.view.context_len[0]
+        step.emitted = input_ids.shape[1] - length
+        step.accepted = _common(input_ids, step.verified.sequence, length)
+        step.ended = self._clock()
+        self._drafter.settle(length, step.draft.length, step.accepted)
+        self._unread = False
+
+    def finish(self) -> None:
+        """The text has ended, or was given up."""
+        self._commit(None)
+        self._controller.forget([self._request.id])
+
+    def _view(self, text: torch.Tensor) -> StepView:
+        length = text.shape[1]
+        room = max(0, self._request.max_length - length - 1)
+        return StepView(
+            step=self._next_step(),
+            ids=(self._request.id,),
+            context_len=(length,),
+            room_depth=(room,),
+            room_nodes=(room,),
+            max_draft=(None,),
+            temperature=(self._request.temperature,),
+            lag=((self._drafter.lag(length),),),
+            offers=(_column(self._drafter.offer(text)),),
+            prefill_tokens=self._prefill(length),
+            waiting=0,
+            limits=self._limits,
+        )
+
+    def _prefill(self, length: int) -> int:
+        """Tokens before the last that the target reads in this step: the first pass has the prompt and the draft."""
+        return max(0, length - 1 - self._request.cached) if self._unread else 0
+
+    def _commit(self, now: float | None) -> None:
+        """The step that is open, if its tokens became output, is told to the controller.
+
+        Args:
+            now: where it ends; None = where the target's pass did.
+        """
+        step, self._open = self._open, None
+        if step is None or not step.emitted:
+            return
+        outcome = _outcome(step, (step.ended if now is None else now) - step.started)
+        self._controller.observe(outcome)
+        for stats in self._stats:
+            stats.record(outcome)
+            stats.skip(_why_none(step))
+
+
+def _draft_view(draft: Draft) -> DraftView:
+    return DraftView(
+        length=(draft.length,),
+        confidence=(draft.confidence,),
+        evidence=(draft.evidence,) if draft.evidence else (),
+        echo=(draft.echo,) if draft.echo else (),
+    )
+
+
+def _outcome(step: _Open, step_s: float) -> StepOutcome:
+    view, rows, prefill = step.view, 1 + step.verified.length, step.view.prefill_tokens
+    length = view.context_len[0]
+    last = length + step.verified.length
+    first = length - prefill
+    return StepOutcome(
+        plan_step=view.step,
+        ids=view.ids,
+        proposer=step.plan.proposer,
+        requested=step.granted.depth,
+        drafted=(step.draft.length,),
+        verified=(step.verified.length,),
+        accepted=(step.accepted,),
+        emitted=(step.emitted,),
+        ended=(_ended(step),),
+        early_exit=(step.draft.early_exit,),
+        confidence=(step.draft.confidence,),
+        work=Work(
+            rows_per_pass=step.draft.rows_per_pass,
+            verify_rows=rows,
+            kv_tokens=(first + last) * (rows + prefill) // 2,
+            prefill_rows=prefill,
+        ),
+        draft_s=step.drafted - step.started,
+        verify_s=step.ended - step.drafted,
+        step_s=step_s,
+        evidence=(step.draft.evidence,) if step.draft.evidence else (),
+    )
+
+
+def _ended(step: _Open) -> Ended:
+    if not step.verified.length:
+        return "none"
+    if step.emitted <= step.accepted:
+        return "stopped"
+    return "all_accepted" if step.accepted == step.verified.length else "rejected"
+
+
+def _why_none(step: _Open) -> list[str]:
+    """Why nothing was drafted, as ``SpecCounts.skipped`` has it."""
+    if not step.granted.depth[0]:
+        return ["policy" if step.view.room_depth[0] else "no_room"]
+    return [] if step.draft.length else ["no_match"]
+
+
+def _column(offer: tuple[int, int] | None) -> tuple[tuple[int, int], ...] | None:
+    return None if offer is None else (offer,)
+
+
+def _common(text: torch.Tensor, drafted: torch.Tensor, start: int) -> int:
+    """Tokens from ``start`` on that two texts [1, …] have in common, up to the first that differs."""
+    ours, theirs = text[0, start:].tolist(), drafted[0, start:].tolist()
+    same = 0
+    for mine, other in zip(ours, theirs, strict=False):
+        if mine != other:
+            break
+        same += 1
+    return same

@@ -1,0 +1,173 @@
+"""The assistant's ``generate``: prepared by Transformers once a request, then one model pass a token.
+
+Transformers' candidate generators call ``generate`` of the assistant for every draft, and preparing it takes longer
+than the passes of a small assistant. What it prepares (processors, inputs, masks) stays the same from draft to draft
+but for what the candidate generator itself hands over, so it is asked for once, through ``custom_generate``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput, GenerationMixin
+
+from dynaspec.contract.step import StopRule
+
+from .growth import grown
+from .signals import DraftSignals
+
+_GROWING = (
+    *("past_key_values", "attention_mask", "decoder_attention_mask", "position_ids", "decoder_position_ids"),
+    *("token_type_ids", "cross_attention_mask", "image_attention_mask"),
+)
+"""Inputs that the candidate generator keeps at the length of the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What Transformers made of the first draft's arguments."""
+
+    processors: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    sample: bool
+    end_tokens: frozenset[int]
+    inputs: Mapping[str, Any]
+
+    def at(self, given: Mapping[str, Any], length: int, is_encoder_decoder: bool) -> dict[str, Any]:
+        """The model's inputs for another draft, behind a text of ``length``.
+
+        A mask that was dropped, as nothing is padding, stays dropped.
+        """
+        inputs = dict(self.inputs)
+        inputs.update({name: given[name] for name in _GROWING if name in given and inputs.get(name) is not None})
+        return grown(inputs, length, is_encoder_decoder)
+
+
+class DraftLoop:
+    """Drafts with one assistant, for one request."""
+
+    def __init__(self) -> None:
+        self.rule: StopRule | None = None
+        """When the next draft ends early."""
+        self.signals: DraftSignals | None = None
+        """Of the latest draft; None = the assistant was not run."""
+        self.rows_per_pass: tuple[int, ...] = ()
+        """Of the latest draft."""
+        self._prepared: Prepared | None = None
+        self._read: int | None = None
+        self._depth = 0
+        self._output: Any = None
+
+    def begin(self, rule: StopRule | None, read: int | None) -> None:
+        """A draft is about to be asked for.
+
+        Args:
+            read: tokens of the text that the assistant has read, from its beginning; what it has read beyond was
+                rejected. None = the candidate generator sees to it.
+        """
+        self.rule, self._read, self.signals, self.rows_per_pass = rule, read, None, ()
+
+    def generate(self, model: Any, prepare: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+        """What ``model.generate(**given)`` returns to a candidate generator.
+
+        Args:
+            model: the assistant.
+            prepare: its own ``generate``.
+        """
+        self._depth = given["max_new_tokens"]
+        _forget(given.get("past_key_values"), self._read)
+        # A least length becomes a processor that counts from this draft's first token.
+        lasting = type(model).generates_as_usual and not given["min_new_tokens"]
+        if self._prepared is not None and lasting:
+            both = model.config.is_encoder_decoder
+            text = given["decoder_input_ids" if both else "input_ids"]
+            self._draft(model, text, self._prepared, self._prepared.at(given, text.shape[1], both))
+        else:
+            prepare(**given, custom_generate=self._with_prepared)
+            self._prepared = self._prepared if lasting else None
+        return self._output
+
+    def _with_prepared(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **inputs: Any,
+    ) -> Any:
+        """The decoding method that Transformers calls with what it has prepared."""
+        end = generation_config._eos_token_tensor
+        self._prepared = Prepared(
+            processors=logits_processor,
+            sample=bool(generation_config.do_sample),
+            end_tokens=frozenset() if end is None else frozenset(end.tolist()),
+            inputs=inputs,
+        )
+        self._draft(model, input_ids, self._prepared, dict(inputs))
+        return self._output
+
+    def _draft(self, model: Any, text: torch.Tensor, prepared: Prepared, inputs: dict[str, Any]) -> None:
+        """One pass a token, until the depth is reached, the rule says so, or the text ends."""
+        signals = self.signals = DraftSignals(self.rule, self._depth, text)
+        cache = inputs.get("past_key_values")
+        sequence, all_scores, rows = text, [], [text.shape[1] - (0 if cache is None else cache.get_seq_length())]
+        going_on = True
+        while going_on:
+            outputs = _forward(model, sequence, rows[-1], inputs)
+            logits = outputs.logits[:, -1].to(dtype=torch.float32, device=text.device, copy=True)
+            scores = prepared.processors(sequence, logits.clone())
+            drawn = torch.multinomial(scores.softmax(-1), 1) if prepared.sample else scores.argmax(-1, keepdim=True)
+            sequence = torch.cat([sequence, drawn], dim=-1)
+            all_scores.append(scores)
+            token = int(drawn)
+            going_on = signals.add(token, logits, scores) and token not in prepared.end_tokens
+            if going_on:
+                inputs = model._update_model_kwargs_for_generation(
+                    outputs, inputs, is_encoder_decoder=model.config.is_encoder_decoder
+                )
+                rows.append(1)
+        self.rows_per_pass = tuple(rows)
+        kind = GenerateEncoderDecoderOutput if model.config.is_encoder_decoder else GenerateDecoderOnlyOutput
+        self._output = kind(
+            sequences=sequence, scores=tuple(all_scores), past_key_values=outputs.get("past_key_values")
+        )
+
+
+class DraftsInLoop:
+    """Mixed into an assistant's class: its ``generate`` is a loop of ours."""
+
+    draft_loop: DraftLoop
+    generates_as_usual: bool
+    """``generate`` is not one of the model's class, which may prepare every draft otherwise."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.generates_as_usual = _own_generate(cls) is GenerationMixin.generate
+
+    def generate(self, **given: Any) -> Any:
+        """See ``DraftLoop.generate``."""
+        return self.draft_loop.generate(self, super().generate, given)  # type: ignore[misc]  # of the class mixed into
+
+
+def _own_generate(view_class: type) -> Any:
+    return next(base.__dict__["generate"] for base in view_class.__mro__[2:] if "generate" in base.__dict__)
+
+
+def _forget(cache: Any, kept: int | None) -> None:
+    """Candidate generators take what was rejected out of the cache, but count on no step without a draft."""
+    if cache is None or kept is None:
+        return
+    rejected = cache.get_seq_length() - kept
+    if rejected > 0:
+        cache.crop(-rejected)
+
+
+def _forward(model: Any, sequence: torch.Tensor, rows: int, inputs: Mapping[str, Any]) -> Any:
+    """A pass over the last ``rows`` tokens."""
+    arguments = model.prepare_inputs_for_generation(
+        sequence, next_sequence_length=rows, is_first_iteration=False, **inputs
+    )
+    return model(**arguments, return_dict=True)

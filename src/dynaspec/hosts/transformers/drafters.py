@@ -1,0 +1,179 @@
+"""Who drafts: an assistant model, or a look-up in the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from transformers.generation.candidate_generator import AssistedCandidateGeneratorDifferentTokenizers
+
+from dynaspec.contract.step import StopRule
+from dynaspec.propose.match import longest_match
+
+from .draft_loop import DraftLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens for the target to verify."""
+
+    sequence: torch.Tensor
+    """[1, L + d] the text, then the draft."""
+    length: int
+    """d"""
+    logits: torch.Tensor | None = None
+    """[1, d, V] of the assistant, after its processors; None = the draft is certain."""
+    confidence: tuple[float, ...] = ()
+    """d entries, or none where the drafter has no confidence; so are the next two."""
+    evidence: tuple[float, ...] = ()
+    echo: tuple[float, ...] = ()
+    rows_per_pass: tuple[int, ...] = ()
+    early_exit: bool = False
+    """The stop rule ended it before the granted length."""
+
+    def cut(self, length: int) -> Draft:
+        """The first ``length`` tokens alone, to be verified."""
+        if length == self.length:
+            return self
+        kept = None if self.logits is None or not length else self.logits[:, :length]
+        return Draft(self.sequence[:, : self.sequence.shape[1] - self.length + length], length, kept)
+
+
+class Drafter(Protocol):
+    """What the step asks of whoever drafts. Texts are [1, L] token ids of the target."""
+
+    def lag(self, length: int) -> int:
+        """Tokens of a text of ``length``, but the last, that the drafter has not read."""
+        ...
+
+    def offer(self, text: torch.Tensor) -> tuple[int, int] | None:
+        """For look-ups: (length of the match, tokens that follow it). Others: None."""
+        ...
+
+    def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
+        """At most ``depth`` ≥ 1 tokens."""
+        ...
+
+    def settle(self, length: int, drafted: int, accepted: int) -> None:
+        """Of the draft behind a text of ``length``, so many tokens were accepted."""
+        ...
+
+
+class AssistantDrafter:
+    """A candidate generator of Transformers over an assistant whose passes run in a ``DraftLoop``."""
+
+    def __init__(self, make: Callable[[torch.Tensor], Any], loop: DraftLoop) -> None:
+        """
+        Args:
+            make: Transformers' candidate generator for a text that nothing was drafted for yet.
+        """
+        self._make = make
+        self._loop = loop
+        self._generator: Any = None
+        self._seen = 0
+        self._drafted_at = 0
+        """Length of the text behind which the next draft goes on from the latest one, with nothing skipped."""
+
+    def lag(self, length: int) -> int:
+        return length - 1 - (0 if self._lost(length) else self._seen)
+
+    def _lost(self, length: int) -> bool:
+        """Generators for other vocabularies count on being asked in every step: what came meanwhile is missing."""
+        return length != self._drafted_at and self._translates
+
+    @property
+    def _translates(self) -> bool:
+        return isinstance(self._generator, AssistedCandidateGeneratorDifferentTokenizers)
+
+    def offer(self, text: torch.Tensor) -> None:
+        """Nothing is known before the assistant has run."""
+
+    def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
+        length = text.shape[1]
+        if self._generator is None or self._lost(length):
+            self._generator = self._make(text)
+        self._generator.num_assistant_tokens = depth
+        self._loop.begin(rule, None if self._translates else self._seen)
+        sequence, logits = self._generator.get_candidates(text)
+        drafted = sequence.shape[1] - length
+        signals = self._loop.signals
+        if signals is None:
+            return Draft(sequence, drafted, logits)
+        ran = Draft(sequence, drafted, logits, rows_per_pass=self._loop.rows_per_pass, early_exit=signals.stopped)
+        if logits is None or len(signals.confidence) != drafted:
+            return ran  # drafted in another vocabulary: what was said of those tokens says nothing of these
+        return replace(
+            ran,
+            confidence=tuple(signals.confidence),
+            evidence=tuple(signals.evidence),
+            echo=tuple(signals.echo),
+        )
+
+    def settle(self, length: int, drafted: int, accepted: int) -> None:
+        if drafted:
+            self._drafted_at = length + accepted + 1
+            self._seen = length + min(accepted, drafted - 1)
+
+
+class PromptLookup:
+    """Transformers' own look-up, which is asked before the step is planned."""
+
+    def __init__(self, generator: Any, longest: int) -> None:
+        """
+        Args:
+            generator: a ``PromptLookupCandidateGenerator``.
+            longest: longest draft.
+        """
+        self._generator = generator
+        self._longest = longest
+        self._found: torch.Tensor | None = None
+
+    def lag(self, length: int) -> int:
+        return 0
+
+    def offer(self, text: torch.Tensor) -> tuple[int, int]:
+        self._generator.num_output_tokens = self._longest
+        self._found, _ = self._generator.get_candidates(text)
+        found = self._found.shape[1] - text.shape[1]
+        if not found:
+            return 0, 0
+        match, _ = longest_match(_row(text), text.shape[1], 1, self._generator.max_matching_ngram_size, 1)
+        return match, found
+
+    def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
+        found = text if self._found is None else self._found
+        whole = Draft(found, found.shape[1] - text.shape[1])
+        return whole.cut(min(depth, whole.length))
+
+    def settle(self, length: int, drafted: int, accepted: int) -> None:
+        """Nothing to keep."""
+
+
+class TextLookup:
+    """The look-up that ``method: ngram`` means everywhere in dynaspec: the longest match, the most recent one."""
+
+    def __init__(self, min_n: int, max_n: int, longest: int) -> None:
+        self._min_n, self._max_n, self._longest = min_n, max_n, longest
+
+    def lag(self, length: int) -> int:
+        return 0
+
+    def offer(self, text: torch.Tensor) -> tuple[int, int]:
+        match, start = longest_match(_row(text), text.shape[1], self._min_n, self._max_n, self._longest)
+        return match, min(text.shape[1] - start, self._longest)
+
+    def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
+        length = text.shape[1]
+        _, start = longest_match(_row(text), length, self._min_n, self._max_n, depth)
+        found = text[:, start : min(length, start + depth)]
+        return Draft(torch.cat([text, found], dim=-1), found.shape[1])
+
+    def settle(self, length: int, drafted: int, accepted: int) -> None:
+        """Nothing to keep."""
+
+
+def _row(text: torch.Tensor) -> np.ndarray:
+    return text[0].cpu().numpy().astype(np.int32)

@@ -1,0 +1,70 @@
+"""What the assistant says of its tokens while it drafts, and when a rule ends the draft."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dynaspec.contract.step import LOGIT_RANGE, StopRule
+from dynaspec.propose.drawing import ECHO_MATCH, ECHO_WEIGHT
+from dynaspec.propose.match import echo
+from dynaspec.propose.stopping import stop_mask
+from dynaspec.sampling import ops
+
+_HOST = torch.device("cpu")
+_ROW = np.zeros(1, dtype=np.int64)
+
+
+class DraftSignals:
+    """Confidence and evidence of one draft's tokens, one after the other; see ``contract.step.DraftView``."""
+
+    def __init__(self, rule: StopRule | None, depth: int, text: torch.Tensor) -> None:
+        """
+        Args:
+            text: [1, L] committed tokens, as the assistant reads them.
+        """
+        self.confidence: list[float] = []
+        self.evidence: list[float] = []
+        self.echo: list[float] = []
+        self.stopped = False
+        """The rule ended the draft before its depth."""
+        self._depth = depth
+        self._signal = "confidence" if rule is None else rule.signal
+        self._mask = stop_mask(rule, np.array([depth], dtype=np.int64), _HOST)
+        self._draft = np.zeros(depth, dtype=np.int64)
+        # On a GPU the host would have to wait for the text.
+        echoes = self._signal == "survival" and text.device.type == "cpu"
+        self._text = text[0].numpy().astype(np.int32) if echoes else None
+
+    def add(self, token: int, logits: torch.Tensor, scores: torch.Tensor) -> bool:
+        """Takes in a drafted token; returns whether to go on drafting.
+
+        Args:
+            logits: [1, V] float32, as the assistant gave them.
+            scores: [1, V] the same after all processors, from which the token was drawn.
+        """
+        _, probability, lead = ops.leaders(logits)
+        if self._signal == "token_prob":
+            # That of the drawn token under what it was drawn from, as Transformers has it.
+            value = float(scores.softmax(-1)[0, token])
+            self.confidence.append(value)
+        else:
+            value = float(probability[0])
+            self.confidence.append(value)
+        if self._signal == "survival":
+            value = self._weigh(token, float(lead[0]))
+        done = len(self.confidence)
+        self._mask.update(done, _ROW, torch.tensor([value], dtype=torch.float32))
+        going_on = bool(self._mask.running(done).size)
+        self.stopped = not going_on and done < self._depth
+        return going_on
+
+    def _weigh(self, token: int, lead: float) -> float:
+        position = len(self.evidence)
+        self._draft[position] = token
+        own = 0.0
+        if self._text is not None:
+            own = ECHO_WEIGHT * echo(self._text, self._text.size, self._draft, position, ECHO_MATCH)
+        self.evidence.append(min(lead, LOGIT_RANGE) + own)
+        self.echo.append(own)
+        return self.evidence[-1]
