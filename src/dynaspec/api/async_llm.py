@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.config import EngineConfig
@@ -14,7 +15,7 @@ from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.snapshot import EngineSnapshot
 
-from .backend import Backend, open_engine
+from .backend import Backend, open_embedded
 from .engine_thread import EngineThread
 from .stream import Stream
 
@@ -22,7 +23,7 @@ from .stream import Stream
 class AsyncLLM:
     """The engine of ``LLM`` for asyncio; it steps in a thread of its own. Any number of event loops may use it.
 
-    Args and errors: see ``LLM``.
+    Args and errors: see ``LLM``; the backend is always ``dynaspec``.
     """
 
     def __init__(
@@ -33,7 +34,12 @@ class AsyncLLM:
         backend: Backend = "dynaspec",
         **options: Any,
     ) -> None:
-        self._engine = open_engine(model, backend, speculative_config, options)
+        if backend != "dynaspec":
+            raise ConfigError(
+                f"AsyncLLM was given backend={backend!r}; expected 'dynaspec', or the command "
+                "'dynaspec serve --backend vllm', as requests that come and go are served there by vLLM's own server"
+            )
+        self._engine = open_embedded(model, speculative_config, options)
         self._thread = EngineThread(self._engine, self._engine.config.stream_interval_s)
 
     @property

@@ -27,7 +27,8 @@ class LLM:
     Args:
         model: checkpoint folder or hub id.
         speculative_config: mapping, JSON text or ``SpeculativeConfig``; None = plain decoding.
-        options: fields of ``engine.config.EngineConfig``.
+        backend: ``dynaspec``, the engine in this process; ``vllm``, vLLM's, with dynaspec deciding how much is drafted.
+        options: fields of ``engine.config.EngineConfig``; under vLLM also those of its ``EngineArgs``.
 
     Raises:
         ConfigError, CheckpointError, CapacityError: what was given cannot work.
@@ -49,7 +50,8 @@ class LLM:
         return self._engine.tokenizer
 
     @property
-    def config(self) -> EngineConfig:
+    def config(self) -> EngineConfig | Mapping[str, Any]:
+        """The engine's configuration; under vLLM the arguments that it was given."""
         return self._engine.config
 
     @property
@@ -91,8 +93,12 @@ class LLM:
         """Answers one conversation, or several, through the model's chat template."""
         one = bool(messages) and isinstance(messages[0], Mapping)
         chats: Sequence[Any] = [messages] if one or not messages else messages
-        prompts = [self.tokenizer.render_chat(chat) for chat in chats]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, on_output=on_output)
+        texts = [self.tokenizer.render_chat(chat) for chat in chats]
+        # Templates write the special tokens that a prompt begins with.
+        prompts = [self.tokenizer.encode(text, special_tokens=False) for text in texts]
+        listen = None if on_output is None else _with_texts(on_output, texts)
+        outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm, on_output=listen)
+        return [replace(output, prompt=text) for output, text in zip(outputs, texts, strict=True)]
 
     def stats(self) -> SpecCounts:
         """Totals since the engine was built; subtract two of them for a span."""
@@ -142,6 +148,13 @@ class LLM:
                     on_output(i, output)
                 if output.finished:
                     yield i, output
+
+
+def _with_texts(
+    on_output: Callable[[int, RequestOutput], None], texts: Sequence[str]
+) -> Callable[[int, RequestOutput], None]:
+    """Tells ``on_output`` the prompts' texts, which an engine that was given tokens does not know."""
+    return lambda i, output: on_output(i, replace(output, prompt=texts[i]))
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -23,7 +23,7 @@ def read_config_file(path: Path, known: Collection[str]) -> dict[str, Any]:
         ConfigError: the file cannot be read, is no YAML mapping, or a key is unknown, refused or there twice.
     """
     options: dict[str, Any] = {}
-    for key, value in _pairs(path):
+    for key, value in read_pairs(path):
         try:
             translated = translate(key.lstrip("-").replace("-", "_"), value)
         except ConfigError as error:
@@ -39,8 +39,12 @@ def read_config_file(path: Path, known: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _pairs(path: Path) -> list[tuple[str, Any]]:
-    """Keys and values in the file's order, also of keys that are there twice."""
+def read_pairs(path: Path) -> list[tuple[str, Any]]:
+    """Keys and values in the file's order, also of keys that are there twice.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no YAML mapping.
+    """
     try:
         loader = yaml.SafeLoader(path.read_text("utf-8"))
         root = loader.get_single_node()

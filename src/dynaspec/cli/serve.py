@@ -12,12 +12,13 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
-import dynaspec
 from dynaspec.cli import options as o
 from dynaspec.cli.banner import announce
 from dynaspec.cli.config_file import read_config_file
 from dynaspec.cli.console import note
+from dynaspec.cli.demo_pair import DEMO_NAME, demo_folder
 from dynaspec.cli.fields import with_fields
+from dynaspec.cli.vllm_backend import backend_of
 from dynaspec.cli.vllm_flags import translate_arguments
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.config import EngineConfig
@@ -29,15 +30,28 @@ _SPECULATION = frozenset(
 _ENGINE = frozenset(EngineConfig.model_fields) - {"model", "speculative_config"}
 _SERVER = frozenset(ServerConfig.model_fields)
 
-_DEMO_NAME = "demo"
+_HELP = ("-h", "--help")
+_ON_VLLM = "dynaspec.on_vllm"
+"""Key of a context's ``meta``: vLLM reads the arguments."""
 _Built = TypeVar("_Built")
 
 
 class ServeCommand(TyperCommand):
-    """Takes what vLLM's scripts pass."""
+    """Takes what vLLM's scripts pass; with ``--backend vllm`` vLLM's own parser takes it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not any(word in args for word in _HELP) and backend_of(args) == "vllm":
+            ctx.meta[_ON_VLLM] = True
+            ctx.args = list(args)
+            return []
         return super().parse_args(ctx, translate_arguments(args))
+
+    def invoke(self, ctx: Any) -> Any:
+        if _ON_VLLM not in ctx.meta:
+            return super().invoke(ctx)
+        from dynaspec.cli.serve_on_vllm import serve_on_vllm
+
+        return serve_on_vllm(ctx.args)
 
 
 @with_fields(ServerConfig, "Server")
@@ -51,6 +65,13 @@ def serve(
     demo: Annotated[bool, typer.Option("--demo", help="Serve the demonstration's pair of models as 'demo'.")] = False,
     config: Annotated[
         Path | None, typer.Option(help="YAML file of options under their long names; options given here win over it.")
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="dynaspec, or vllm: vLLM's server, with dynaspec deciding how much is drafted; takes vLLM's flags too "
+            "(--backend vllm --help=all shows them). Default: dynaspec."
+        ),
     ] = None,
     speculative_config: o.SpeculativeJson = None,
     method: o.Method = None,
@@ -71,7 +92,9 @@ def serve(
         draft_confidence_threshold=draft_confidence_threshold,
         **{name: value or None if isinstance(value, list) else value for name, value in fields.items()},
     )
-    in_file = {} if config is None else read_config_file(config, _SPECULATION | _ENGINE | _SERVER | {"model"})
+    in_file = (
+        {} if config is None else read_config_file(config, _SPECULATION | _ENGINE | _SERVER | {"model", "backend"})
+    )
     options = _with_demo(in_file | given) if demo else in_file | given
     engine, server = _configure(options, _Source(config, in_file.keys() - given.keys()))
     if server.log_format == "text":
@@ -129,22 +152,11 @@ def _with_demo(options: Mapping[str, Any]) -> dict[str, Any]:
     """The demonstration's target, and its drafter unless something else is to draft."""
     if "model" in options:
         raise ConfigError(f"--demo was given together with the model {options['model']!r}; expected one or the other")
-    folder = _demo_folder()
-    pair = {"model": str(folder / "target"), "served_model_name": [_DEMO_NAME]}
+    folder = demo_folder()
+    pair = {"model": str(folder / "target"), "served_model_name": [DEMO_NAME]}
     if not options.keys() & {"speculative_config", "method", "draft_model"}:
         pair["draft_model"] = str(folder / "draft")
     return pair | dict(options)
-
-
-def _demo_folder() -> Path:
-    candidates = (Path("models"), Path(dynaspec.__file__).parents[2] / "models")
-    for folder in candidates:
-        if all((folder / name / "config.json").is_file() for name in ("target", "draft")):
-            return folder
-    raise ConfigError(
-        "the demonstration's models are not here; expected the folders models/target and models/draft in the working "
-        "directory or in the project's own folder"
-    )
 
 
 def _only(options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

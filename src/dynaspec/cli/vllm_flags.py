@@ -40,7 +40,7 @@ RENAMED: Mapping[str, Renamed] = {
     "speculative_model": Renamed("draft_model"),
 }
 
-_ONE_DEVICE = "this engine runs on one device"
+_ONE_DEVICE = "this engine runs on one device; --backend vllm runs on several"
 _NO_ADAPTERS = "adapters are not available in this version"
 
 FOREIGN: Mapping[str, Foreign] = {
@@ -107,10 +107,20 @@ def translate(name: str, value: object) -> tuple[str, object] | None:
         return renamed.name, not _is_true(value) if renamed.negated else value
     if name not in FOREIGN:
         return name, value
-    foreign = FOREIGN[name]
+    refuse(name, value, FOREIGN[name])
+    return None
+
+
+def refuse(name: str, value: object, foreign: Foreign) -> None:
+    """
+    Raises:
+        ConfigError: the value asks for what does not happen anyway.
+    """
     if str(value).lower() in [str(harmless).lower() for harmless in foreign.harmless]:
-        return None
+        return
     given = "--" + name.replace("_", "-") + ("" if value is True else f" {value}")
+    if value is False:
+        given = "--no-" + name.replace("_", "-")
     allowed = " or ".join(str(harmless) for harmless in foreign.harmless if not isinstance(harmless, bool))
     instead = f"{allowed}, or nothing" if allowed else "it left out"
     raise ConfigError(f"{given} is not available; expected {instead}: {foreign.why}")

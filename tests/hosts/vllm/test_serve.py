@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from dynaspec.observe.decision_log import PlanCall, read_calls
 from hosts.vllm.engines import MODELS
 
 COMMAND = (sys.executable, "-m", "dynaspec.cli.main", "serve", "--backend", "vllm")
@@ -39,7 +38,6 @@ class Server:
     process: subprocess.Popen[bytes]
     port: int
     log: Path
-    decisions: Path
 
     def ask(self, path: str, body: Any = None, *, key: str = KEY) -> str:
         request = urllib.request.Request(
@@ -67,13 +65,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         f"model: {MODELS / 'target'}\nhost: 127.0.0.1\nport: {port}\ndtype: float32\nenforce-eager: true\n"
         f"max-model-len: 256\nmax-num-seqs: 8\naccess-log: false\nspeculative-config: {{model: {MODELS / 'draft'}}}\n"
     )
-    log, decisions = folder / "log", folder / "decisions.jsonl"
+    log = folder / "log"
     arguments = ("--config", str(config), "--api-key", KEY, "--served-model-name", "a", "b")
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            [*COMMAND, *arguments, "--decision-log", str(decisions)], env=environment(), stdout=file, stderr=file
-        )
-    one = Server(process, port, log, decisions)
+        process = subprocess.Popen([*COMMAND, *arguments], env=environment(), stdout=file, stderr=file)
+    one = Server(process, port, log)
     try:
         _wait(one)
         yield one
@@ -106,7 +102,7 @@ def test_what_was_handed_over_is_said_without_keys(server: Server) -> None:
 def test_completions_do_not_change_with_drafts(server: Server) -> None:
     drafted = server.complete()
     plain = server.complete(vllm_xargs={"dynaspec": '{"num_speculative_tokens": 0}'})
-    assert drafted["model"] == "b"
+    assert drafted["model"] == "a"  # the first of its names
     assert drafted["choices"][0]["text"] == plain["choices"][0]["text"] != ""
 
 
@@ -124,10 +120,9 @@ def test_dynaspec_s_metrics_stand_beside_vllm_s(server: Server) -> None:
     assert "\ndynaspec:" in text
 
 
-def test_it_ends_on_sigterm_and_its_log_is_whole(server: Server) -> None:
+def test_it_ends_on_sigterm(server: Server) -> None:
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(300) == 0
-    assert any(isinstance(call, PlanCall) for call in read_calls(server.decisions))
 
 
 @pytest.mark.parametrize(

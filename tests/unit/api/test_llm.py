@@ -85,6 +85,22 @@ def test_one_chat_or_several(llm: LLM) -> None:
     assert [o.prompt for o in llm.chat([chat, chat], GREEDY)] == ["user: hi; "] * 2
 
 
+def test_a_chat_s_template_has_written_the_special_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = llm.tokenizer.encode
+    first = [llm.tokenizer.encode("!")[0]]
+
+    def encode(text: str, *, special_tokens: bool = True) -> list[int]:
+        return first * special_tokens + plain(text, special_tokens=special_tokens)
+
+    monkeypatch.setattr(llm.tokenizer, "encode", encode)
+    seen: list[str | None] = []
+    [output] = llm.chat(
+        [{"role": "user", "content": "hi"}], GREEDY, on_output=lambda i, output: seen.append(output.prompt)
+    )
+    assert list(output.prompt_token_ids) == plain("user: hi; ")
+    assert {output.prompt, *seen} == {"user: hi; "}
+
+
 @pytest.mark.parametrize("chat", [[], [{"role": "user"}], [[]], [["hi"]]])
 def test_chats_without_sense(llm: LLM, chat: Any) -> None:
     with pytest.raises(RequestError, match="chat"):

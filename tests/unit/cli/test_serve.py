@@ -265,7 +265,13 @@ def announced(capsys, **options: object) -> str:
 def test_the_banner_says_what_where_and_how_to_stop(capsys):
     shown = announced(capsys, served_model_name=["a"], api_key=["secret"])
     assert "serves m as a" in shown
-    for words in ("d, policy auto", "http://h:1/v1", "http://h:1/docs", "http://h:1/dashboard", "http://h:1/metrics"):
+    for words in (
+        "d, policy auto",
+        "http://h:1/v1",
+        "http://h:1/openapi.json",
+        "http://h:1/dashboard",
+        "http://h:1/metrics",
+    ):
         assert words in shown
     assert "Ctrl-C" in shown
     assert "secret" not in shown
@@ -273,7 +279,7 @@ def test_the_banner_says_what_where_and_how_to_stop(capsys):
 
 def test_the_banner_names_only_what_is_there(capsys):
     shown = announced(capsys, disable_docs=True, enable_dashboard=False)
-    assert "/docs" not in shown
+    assert "openapi" not in shown
     assert "dashboard" not in shown
 
 

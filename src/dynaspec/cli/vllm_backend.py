@@ -1,0 +1,286 @@
+"""``dynaspec serve --backend vllm``: which flags are dynaspec's, and what they are called under vLLM.
+
+Whatever is not named here goes to vLLM's own parser as it was given, in its order, with the model's name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dynaspec.cli.config_file import read_pairs
+from dynaspec.cli.demo_pair import DEMO_NAME, demo_folder
+from dynaspec.cli.vllm_flags import Foreign, refuse
+from dynaspec.contract.errors import ConfigError
+from dynaspec.engine.config import parse_bytes
+from dynaspec.server.config import API_KEY_VARIABLE
+
+_KEY = "speculation."
+"""Before the names of keys, as some of them are options' names too."""
+_NUMBERS = ("num_speculative_tokens", "draft_confidence_threshold")
+
+SPECULATION: Mapping[str, tuple[str, ...]] = {
+    "model": ("draft_model", "speculative_model", "spec_model"),
+    "method": ("method", "spec_method"),
+    "policy": ("policy",),
+    "num_speculative_tokens": ("num_speculative_tokens", "spec_tokens"),
+    "draft_confidence_threshold": ("draft_confidence_threshold",),
+}
+"""Keys of ``speculative_config`` that have flags of their own."""
+
+SAME = frozenset(
+    {
+        *("tokenizer", "revision", "trust_remote_code", "dtype", "seed", "max_model_len", "max_num_seqs"),
+        *("max_num_batched_tokens", "enable_prefix_caching", "async_scheduling", "tensor_parallel_size"),
+        *("host", "port", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "allow_credentials"),
+        *("chat_template", "uvicorn_log_level", "max_log_len", "otlp_traces_endpoint"),
+    }
+)
+"""Options of dynaspec's that vLLM has under the same names; they are not looked at here."""
+
+RENAMED: Mapping[str, str] = {"disable_docs": "disable_fastapi_docs", "log_requests": "enable_log_requests"}
+NEGATED: Mapping[str, str] = {"access_log": "disable_uvicorn_access_log", "log_stats": "disable_log_stats"}
+"""Flags that vLLM has for the opposite."""
+CONVERTED: Mapping[str, tuple[str, Callable[[str], str]]] = {
+    "kv_cache_memory": ("kv_cache_memory_bytes", lambda text: str(parse_bytes(text))),
+    "drain_timeout_s": ("shutdown_timeout", lambda text: str(math.ceil(float(text)))),
+}
+LISTS: Mapping[str, bool] = {
+    "api_key": False,
+    "served_model_name": False,
+    "allowed_origins": True,
+    "allowed_methods": True,
+    "allowed_headers": True,
+}
+"""Options that may be given several times here; whether vLLM wants them as one JSON list."""
+
+_NO_PAGE = "vLLM's server has no live page"
+_NO_LIMIT = "vLLM's server has no such limit"
+
+REFUSED: Mapping[str, Foreign] = {
+    "device": Foreign(("auto",), "vLLM runs on the platform that it was built for"),
+    "enable_dashboard": Foreign((False,), _NO_PAGE),
+    "keep_alive_s": Foreign((), "vLLM takes it from VLLM_HTTP_TIMEOUT_KEEP_ALIVE"),
+    "log_format": Foreign(("text",), "vLLM's log is text"),
+    "max_queued_requests": Foreign((), "vLLM's own limit is --max-num-queued-reqs"),
+    "max_request_bytes": Foreign((), _NO_LIMIT),
+    "metrics_namespace": Foreign((), "vLLM's metrics keep their names, and dynaspec's stand beside them"),
+    "read_timeout_s": Foreign((), _NO_LIMIT),
+    "request_timeout_s": Foreign((), _NO_LIMIT),
+    "shutdown_on_engine_death": Foreign((True,), "vLLM's server always ends with its engine"),
+    "stats_interval_s": Foreign((), _NO_PAGE),
+    "stream_interval_s": Foreign((), "vLLM's own is --stream-interval, in tokens"),
+}
+"""Options that vLLM's server does not have, and values that ask for what it does anyway."""
+
+_SEVERAL = "served_model_name"
+"""The one of them that takes several names after one flag here too."""
+
+_FLAGS = (*RENAMED, *NEGATED, "enable_dashboard", "shutdown_on_engine_death")
+_VALUES = ("model", "backend", "config", "decision_log", "additional_config", *CONVERTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What ``dynaspec serve --backend vllm`` was asked for."""
+
+    model: str | None
+    """As an option; it may also be among those passed."""
+    may_differ: bool
+    """The option is from a file, so that what is passed wins over it."""
+    speculative_config: Any
+    decision_log: str | None
+    additional_config: Mapping[str, Any] | None
+    passed: list[str]
+    """Arguments that are vLLM's, as they were given."""
+    translated: list[str]
+    """Flags of dynaspec's, as vLLM has them."""
+    secrets: frozenset[str]
+    """Which of them are keys."""
+
+    def shown(self, arguments: Sequence[str]) -> str:
+        """Arguments as a shell takes them, without keys."""
+        return " ".join("***" if argument in self.secrets else shlex.quote(argument) for argument in arguments)
+
+
+def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
+    """
+    Args:
+        arguments: as after ``dynaspec serve``.
+        environ: environment variables; ``DYNASPEC_API_KEY`` counts where no key is given.
+
+    Raises:
+        ConfigError: an option that vLLM's server does not have, a value that cannot be read, options that
+            contradict each other.
+    """
+    spelled = [_with_dashes(argument) for argument in arguments]
+    file = _switches(spelled).config
+    in_file = [] if file is None else _from_file(Path(file), spelled)
+    own, first = _parser().parse_known_args(in_file)
+    own, rest = _parser().parse_known_args(spelled, own)
+    leading = int(bool(rest) and not rest[0].startswith("-"))  # vLLM wants the model before all flags
+    given = {name: value for name, value in vars(own).items() if value is not None}
+    if "api_key" not in given and environ.get(API_KEY_VARIABLE):
+        given["api_key"] = [key.strip() for key in environ[API_KEY_VARIABLE].split(",") if key.strip()]
+    for name in given.keys() & REFUSED.keys():
+        refuse(name, given[name], REFUSED[name])
+    if given.pop("demo", False):
+        given = _with_demo(given)
+    more = given.get("additional_config")
+    return Request(
+        model=given.get("model"),
+        may_differ="--model" in in_file,
+        speculative_config=_speculation(given),
+        decision_log=given.get("decision_log"),
+        additional_config=None if more is None else _object("additional-config", more),
+        passed=[*rest[:leading], *first, *rest[leading:]],
+        translated=_translated(given),
+        secrets=frozenset(given.get("api_key", ())),
+    )
+
+
+def backend_of(arguments: Sequence[str]) -> str:
+    """The backend that arguments, or else the file that they name, ask for.
+
+    Raises:
+        ConfigError: there is no such backend, or the file is no YAML mapping.
+    """
+    own = _switches([_with_dashes(argument) for argument in arguments])
+    asked = own.backend
+    if asked is None and own.config is not None and Path(own.config).is_file():  # else it is refused when it is read
+        asked = dict(read_pairs(Path(own.config))).get("backend")
+    if asked not in (None, "dynaspec", "vllm"):
+        raise ConfigError(f"--backend is {asked!r}; expected 'dynaspec' or 'vllm'")
+    return asked or "dynaspec"
+
+
+def _switches(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for name in ("backend", "config"):
+        parser.add_argument(_flag(name))
+    return parser.parse_known_args(arguments)[0]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see 'dynaspec serve --help'")
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Takes what is dynaspec's and leaves the rest, in its order."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--demo", action="store_true")
+    parser.add_argument("--speculative-config", "-sc")
+    for key, names in SPECULATION.items():
+        parser.add_argument(*map(_flag, names), dest=f"{_KEY}{key}")
+    for name in (*_VALUES, *(REFUSED.keys() - set(_FLAGS))):
+        parser.add_argument(_flag(name))
+    for name in _FLAGS:
+        parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=None)
+    for name in LISTS.keys() - {_SEVERAL}:
+        parser.add_argument(_flag(name), action="append")
+    parser.add_argument(_flag(_SEVERAL), action="extend", nargs="+")
+    return parser
+
+
+def _from_file(path: Path, arguments: Sequence[str]) -> list[str]:
+    """The file's options as arguments; those that are given outside it are left out."""
+    given = {argument.partition("=")[0].replace("--no-", "--") for argument in arguments if argument.startswith("--")}
+    result: list[str] = []
+    for key, value in read_pairs(path):
+        flag = _flag(key.lstrip("-").replace("-", "_"))
+        if flag not in given and value is not None:
+            result += _as_arguments(flag, value)
+    return result
+
+
+def _as_arguments(flag: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [flag if value else flag.replace("--", "--no-", 1)]
+    if isinstance(value, list):
+        parts = [part if isinstance(part, str) else json.dumps(part) for part in value]
+        ours = any(flag == _flag(name) for name in LISTS)
+        return [word for part in parts for word in (flag, part)] if ours else [flag, *parts]
+    return [flag, json.dumps(value) if isinstance(value, Mapping) else str(value)]
+
+
+def _translated(given: Mapping[str, Any]) -> list[str]:
+    """Options that vLLM has under other names, or in another form.
+
+    Raises:
+        ConfigError: a value that cannot be read.
+    """
+    result: list[str] = []
+    for name, value in given.items():
+        if name in RENAMED:
+            result += _as_arguments(_flag(RENAMED[name]), value)
+        elif name in NEGATED:
+            result += _as_arguments(_flag(NEGATED[name]), not value)
+        elif name in CONVERTED:
+            other, convert = CONVERTED[name]
+            result += [_flag(other), _converted(name, value, convert)]
+        elif name in LISTS:
+            as_json = LISTS[name] and not value[0].startswith("[")
+            result += [_flag(name), *([json.dumps(value)] if as_json else value)]
+    return result
+
+
+def _converted(name: str, value: str, convert: Callable[[str], str]) -> str:
+    try:
+        return convert(value)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{_flag(name)} is {value!r}, which cannot be read: {error}") from None
+
+
+def _speculation(given: Mapping[str, Any]) -> Any:
+    single = {key: given[_KEY + key] for key in SPECULATION if _KEY + key in given}
+    whole = given.get("speculative_config")
+    if whole is None:
+        return {key: _number(value) if key in _NUMBERS else value for key, value in single.items()} or None
+    if single:
+        flags = ", ".join(_flag(SPECULATION[key][0]) for key in single)
+        raise ConfigError(f"--speculative-config was given together with {flags}; expected one or the other")
+    return whole
+
+
+def _number(text: str) -> Any:
+    """A number where it is one; what it may be is said where it is used."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _object(name: str, text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"--{name} is {text!r}; expected a JSON object")
+    return value
+
+
+def _with_demo(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The demonstration's target, and its drafter unless something else is to draft."""
+    folder = demo_folder()
+    drafts = given.keys() & {"speculative_config", f"{_KEY}model", f"{_KEY}method"}
+    pair = {} if drafts else {f"{_KEY}model": str(folder / "draft")}
+    return {"model": str(folder / "target"), "served_model_name": [DEMO_NAME], **pair, **given}
+
+
+def _with_dashes(argument: str) -> str:
+    if not argument.startswith("--"):
+        return argument
+    flag, equals, value = argument.partition("=")
+    return flag.replace("_", "-") + equals + value
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
