@@ -70,9 +70,9 @@ def on_vllm(args: argparse.Namespace, console: Console, tell: Tell) -> None:
     options = vllm.Options(**{"rounds": 2, "fixed": (1, 3, 6), "loads": (1, 4)} if args.quick else {})
     tokenizer = Tokenizer(args.model)
     prompts = [(prompt, tokenizer.encode(prompt.text)) for prompt in demo_prompts()]
-    load = workloads(prompts, options.loads, options.max_tokens)
+    loads = workloads(prompts, options.loads, options.max_tokens)
     models = (Path(args.model), Path(args.draft_model))
-    result = vllm.run(args.vllm_python, models, load, options, args.output_dir, tell)
+    result = vllm.run(args.vllm_python, models, loads, options, args.output_dir, tell)
     write_json(args.output_dir / "hosts_vllm.json", vllm_report.as_document(result, asdict(options)))
     console.print(vllm_report.as_table(result))
     console.print(vllm_report.verdict(result), soft_wrap=True)

@@ -68,16 +68,39 @@ def compare(decoders: Mapping[str, Decoder], workload: Workload, progress: Progr
     if PLAIN not in decoders or workload.rounds < 1:
         raise ConfigError(f"{list(decoders)} in {workload.rounds} rounds; expected plain among them, and a round")
     for name, decoder in decoders.items():
-        progress(f"{name}: warm-up")
-        run_once(decoder, workload.prompts[:1], workload.params)
+        warm_up(name, decoder, workload, progress)
     names = list(decoders)
-    runs: dict[str, list[Run]] = defaultdict(list)
+    runs: dict[str, list[Run]] = {name: [] for name in names}
     for turn in range(workload.rounds):
         first = turn % len(names)
         for name in (*names[first:], *names[:first]):
             progress(f"{name}: round {turn + 1} of {workload.rounds}")
             runs[name].append(run_once(decoders[name], workload.prompts, workload.params))
-    return [_result(name, runs[name], runs[PLAIN]) for name in names]
+    return results_of(runs)
+
+
+def warm_up(name: str, decoder: Decoder, workload: Workload, progress: Progress) -> None:
+    """Before the first round: what is loaded, compiled or learnt at first is not measured."""
+    progress(f"{name}: warm-up")
+    run_once(decoder, workload.prompts[:1], workload.params)
+
+
+def all_rounds(name: str, decoder: Decoder, workload: Workload, progress: Progress) -> list[Run]:
+    """A policy's rounds on end, for engines that cannot be open beside each other."""
+    warm_up(name, decoder, workload, progress)
+    runs = []
+    for turn in range(workload.rounds):
+        progress(f"{name}: round {turn + 1} of {workload.rounds}")
+        runs.append(run_once(decoder, workload.prompts, workload.params))
+    return runs
+
+
+def results_of(runs: Mapping[str, Sequence[Run]]) -> list[PolicyResult]:
+    """
+    Args:
+        runs: by policy name, plain decoding's among them; as many of each.
+    """
+    return [_result(name, mine, runs[PLAIN]) for name, mine in runs.items()]
 
 
 def as_json(result: PolicyResult, workload: Workload) -> dict[str, Any]:

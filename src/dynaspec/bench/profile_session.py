@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.profile import Profile
+from dynaspec.engine.tokenizer import Tokenizer
 
 from .cells import Cells
-from .datasets import Dataset, fit, spread
+from .datasets import Dataset, FittedPrompts, fit, spread
 from .drafters import Padded
 from .engines import open_engine
 from .policies import PolicySpec
-from .profile_report import plot_profile
-from .profiling import Grid, Progress, measure, prompt_room
+from .profiling import Grid, Progress, check_prompts, measure, prompt_room
 from .report import make_folder
 
 FILE = "dynamic_speculative_config.json"
@@ -31,6 +32,10 @@ _PROMPTS = 64
 _LONGEST_PROMPT = 512
 """Tokens; longer prompts are cut from the left, so that a run takes minutes at most."""
 _SEED = 0
+BACKENDS = ("dynaspec", "vllm", "transformers")
+
+Remark = Callable[[str], None]
+"""Told what a user should know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,16 @@ class Settings:
     dataset: Dataset
     oversample: bool
     result_dir: Path
+    backend: str = "dynaspec"
+    """The engine that is measured."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of that engine; for vLLM."""
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ConfigError(f"--backend is {self.backend!r}; expected dynaspec, vllm or transformers")
+        if self.options and self.backend != "vllm":
+            raise ConfigError(f"--engine-options is given but --backend is {self.backend!r}; expected none, or vllm")
 
     @property
     def folder(self) -> Path:
@@ -61,14 +76,12 @@ class ProfileSession:
 
     profile: Profile
     path: Path
-    picture: Path
+    picture: Path | None
+    """None: there is nothing here to draw with."""
 
 
-def run_profile(settings: Settings, grid: Grid, progress: Progress, remark: Callable[[str], None]) -> ProfileSession:
+def run_profile(settings: Settings, grid: Grid, progress: Progress, remark: Remark) -> ProfileSession:
     """Measures what has not been measured, and writes profile and picture.
-
-    Args:
-        remark: told what a user should know.
 
     Raises:
         ConfigError, CheckpointError, CapacityError: what was given cannot work.
@@ -76,40 +89,97 @@ def run_profile(settings: Settings, grid: Grid, progress: Progress, remark: Call
     params = SamplingParams(
         temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k, seed=_SEED, detokenize=False
     )
-    spec = PolicySpec("profile", _speculation(settings, grid.longest))
+    speculation = _speculation(settings, grid.longest)
     make_folder(settings.folder)
+    if settings.backend == "dynaspec":
+        profile = _on_dynaspec(settings, speculation, grid, params, progress, remark)
+    else:
+        profile = _on_host(settings, grid, params, progress, remark)
+    path = settings.folder / FILE
+    try:
+        profile.save(path)
+    except OSError as error:
+        raise ConfigError(f"the profile {path} cannot be written: {error.strerror}") from None
+    return ProfileSession(profile, path, _picture(settings, profile, path.with_suffix(".png"), remark))
+
+
+def _on_dynaspec(
+    settings: Settings,
+    speculation: SpeculativeConfig,
+    grid: Grid,
+    params: SamplingParams,
+    progress: Progress,
+    remark: Remark,
+) -> Profile:
     progress("loading", 0, 1)
     engine = open_engine(
         settings.model,
-        spec,
+        PolicySpec("profile", speculation),
         wrap=Padded if settings.method == "ngram" else None,
         max_num_seqs=grid.batch_sizes[-1],
-        max_num_batched_tokens=max(1024, grid.batch_sizes[-1] * (grid.longest + 1)),
+        max_num_batched_tokens=_step_tokens(grid),
         tensor_parallel_size=settings.tensor_parallel,
     )
     try:
         progress("loading", 1, 1)
-        prompts = spread(settings.dataset.prompts, max(_PROMPTS, grid.batch_sizes[-1]))
-        fitted = fit(prompts, engine.tokenizer, min(prompt_room(engine, grid), _LONGEST_PROMPT))
-        if fitted.cut:
-            remark(f"note: {fitted.cut} of {len(prompts)} prompts were long and lost their beginning")
+        fitted = _prompts(settings, grid, engine.tokenizer, prompt_room(engine.max_model_len, grid), remark)
         cells = Cells(settings.folder / MEASUREMENTS, _made_with(settings))
         if cells.stale:
             remark("note: earlier measurements were made with other checkpoints or options, and are made anew")
         elif len(cells):
             remark(f"note: {len(cells)} earlier measurements are used again")
-        profile = measure(engine, grid, fitted.token_ids, params, cells, progress, oversample=settings.oversample)
+        return measure(engine, grid, fitted.token_ids, params, cells, progress, oversample=settings.oversample)
     finally:
         engine.close()
-    path = settings.folder / FILE
-    picture = path.with_suffix(".png")
-    try:
-        profile.save(path)
-    except OSError as error:
-        raise ConfigError(f"the profile {path} cannot be written: {error.strerror}") from None
+
+
+def _on_host(settings: Settings, grid: Grid, params: SamplingParams, progress: Progress, remark: Remark) -> Profile:
+    from . import profile_hosts as hosts
+
+    check_prompts(grid, len(settings.dataset.prompts), oversample=settings.oversample)
+
+    def fitted(tokenizer: Tokenizer, room: int) -> FittedPrompts:
+        return _prompts(settings, grid, tokenizer, room, remark)
+
+    if settings.backend == "transformers":
+        if settings.tensor_parallel > 1:
+            raise ConfigError(f"--tp is {settings.tensor_parallel}; expected 1 with --backend transformers")
+        pair = (settings.model, settings.drafter)
+        return hosts.on_transformers(*pair, grid, params, settings.folder, fitted, progress).profile(grid)
+    speculation = {"method": settings.method, "model": settings.drafter}
+    options = {
+        "max_num_seqs": grid.batch_sizes[-1],
+        "max_num_batched_tokens": _step_tokens(grid),
+        "tensor_parallel_size": settings.tensor_parallel,
+        "enable_prefix_caching": False,
+        **settings.options,
+    }
+    told = {name: value for name, value in speculation.items() if value is not None}
+    return hosts.on_vllm(settings.model, told, grid, params, options, settings.folder, fitted, progress).profile(grid)
+
+
+def _prompts(settings: Settings, grid: Grid, tokenizer: Tokenizer, room: int, remark: Remark) -> FittedPrompts:
+    prompts = spread(settings.dataset.prompts, max(_PROMPTS, grid.batch_sizes[-1]))
+    fitted = fit(prompts, tokenizer, min(room, _LONGEST_PROMPT))
+    if fitted.cut:
+        remark(f"note: {fitted.cut} of {len(prompts)} prompts were long and lost their beginning")
+    return fitted
+
+
+def _step_tokens(grid: Grid) -> int:
+    return max(1024, grid.batch_sizes[-1] * (grid.longest + 1))
+
+
+def _picture(settings: Settings, profile: Profile, path: Path, remark: Remark) -> Path | None:
+    if find_spec("matplotlib") is None:
+        remark("note: there is no picture, as matplotlib is not installed here")
+        return None
+    from .profile_plot import plot_profile
+
     drafter = "n-gram lookup" if settings.drafter is None else Path(settings.drafter).name
-    plot_profile(profile, picture, f"{Path(settings.model).name} with {drafter}, on {settings.dataset.label}")
-    return ProfileSession(profile, path, picture)
+    host = "" if settings.backend == "dynaspec" else f", {settings.backend}"
+    plot_profile(profile, path, f"{Path(settings.model).name} with {drafter}, on {settings.dataset.label}{host}")
+    return path
 
 
 def _speculation(settings: Settings, longest: int) -> SpeculativeConfig:

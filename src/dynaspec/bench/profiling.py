@@ -51,10 +51,23 @@ class Grid:
         return self.lengths[-1]
 
 
-def prompt_room(engine: Engine, grid: Grid) -> int:
+def prompt_room(max_model_len: int, grid: Grid) -> int:
     """Longest prompt that leaves room for the steps of a batch, and for the acceptance."""
     steps = WARM_STEPS + TIMED_STEPS + 2
-    return engine.max_model_len - max(steps * (grid.longest + 1), ACCEPTANCE_TOKENS + 1)
+    return max_model_len - max(steps * (grid.longest + 1), ACCEPTANCE_TOKENS + 1)
+
+
+def check_prompts(grid: Grid, prompts: int, *, oversample: bool) -> None:
+    """
+    Raises:
+        ConfigError: more requests in a batch than prompts, without oversampling.
+    """
+    largest = grid.batch_sizes[-1]
+    if not oversample and largest > prompts:
+        raise ConfigError(
+            f"the largest batch is {largest} but there are {prompts} prompts; expected no more than that, or "
+            "oversampling"
+        )
 
 
 def measure(
@@ -79,12 +92,7 @@ def measure(
     Raises:
         ConfigError: more requests in a batch than prompts, without oversampling; or a batch never decoded all at once.
     """
-    largest = grid.batch_sizes[-1]
-    if not oversample and largest > len(prompts):
-        raise ConfigError(
-            f"the largest batch is {largest} but there are {len(prompts)} prompts; expected no more than that, "
-            "or oversampling"
-        )
+    check_prompts(grid, len(prompts), oversample=oversample)
     wanted = [(turn, b, k) for turn in range(grid.batches) for b in grid.batch_sizes for k in grid.lengths]
     for done, (turn, size, k) in enumerate(wanted):
         progress("step times", done, len(wanted))

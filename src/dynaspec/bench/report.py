@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.observe.counts import SpecCounts
 
 from .offline import PolicyResult
 
@@ -42,7 +43,7 @@ def as_table(results: Sequence[PolicyResult], title: str) -> Table:
             _percent(counts.draft_acceptance_rate),
             _rates(counts.rate_per_position),
             f"{counts.target_passes} / {counts.drafter_passes}",
-            f"{counts.verify_s:.2f} / {counts.draft_s:.2f} s",
+            _seconds(counts),
             Text("yes", style="green") if result.identical else Text(f"NO ({result.different})", style="bold red"),
         )
     return table
@@ -77,6 +78,13 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"the results cannot be written: {error}") from None
+
+
+def _seconds(counts: SpecCounts) -> str:
+    """Hosts that cannot tell drafting from verifying know whole steps; plain decoding on a host, nothing."""
+    if counts.verify_s or counts.draft_s:
+        return f"{counts.verify_s:.2f} / {counts.draft_s:.2f} s"
+    return f"{counts.step_s:.2f} s" if counts.step_s else "-"
 
 
 def _number(value: float | None) -> str:

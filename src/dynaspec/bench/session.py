@@ -1,4 +1,4 @@
-"""A comparison from checkpoints to results: loads one engine a policy, runs them, frees them."""
+"""A comparison from checkpoints to results: opens one engine a policy, runs them, frees them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from dynaspec.api import LLM
 from dynaspec.contract.sampling_params import SamplingParams
 
 from .datasets import BenchPrompt, fit
-from .offline import PolicyResult, Progress, Workload, as_json, compare
+from .decoders import Host, OpenDecoder
+from .measure import Run
+from .offline import PolicyResult, Progress, Workload, all_rounds, as_json, compare, results_of
 from .policies import PolicySpec
 from .provenance import provenance
 from .report import SCHEMA
@@ -38,30 +39,35 @@ class Session:
 
 
 def run_comparison(
-    model: str,
+    host: Host,
     specs: Sequence[PolicySpec],
     prompts: Sequence[BenchPrompt],
     params: SamplingParams,
-    engine: Mapping[str, Any],
     rounds: int,
     progress: Progress,
 ) -> Session:
     """Compares policies on prompts; those too long for the model are cut from the left.
 
-    Args:
-        engine: options of ``LLM`` for every policy.
-
     Raises:
         ConfigError, CheckpointError, CapacityError, RequestError: see ``LLM``.
     """
+
+    def workload(decoder: OpenDecoder) -> tuple[Workload, int]:
+        fitted = fit(prompts, decoder.tokenizer, decoder.max_model_len - (params.max_tokens or 0))
+        return Workload(fitted.token_ids, tuple(p.category for p in prompts), params, rounds), fitted.cut
+
     with ExitStack() as stack:
-        llms: dict[str, LLM] = {}
+        opened: dict[str, OpenDecoder] = {}
+        runs: dict[str, list[Run]] = {}
         for spec in specs:
             progress(f"{spec.name}: loading")
-            llms[spec.name] = LLM(model, speculative_config=spec.config, **engine)
-            stack.callback(llms[spec.name].close)
-        first = next(iter(llms.values()))
-        room = first.max_model_len - (params.max_tokens or 0)
-        fitted = fit(prompts, first.tokenizer, room)
-        workload = Workload(fitted.token_ids, tuple(p.category for p in prompts), params, rounds)
-        return Session(workload, tuple(compare(llms, workload, progress)), fitted.cut)
+            decoder = host.open(spec)
+            with ExitStack() as alone:
+                (stack if host.alternating else alone).callback(decoder.close)
+                work, cut = workload(decoder)
+                if host.alternating:
+                    opened[spec.name] = decoder
+                else:
+                    runs[spec.name] = all_rounds(spec.name, decoder, work, progress)
+        results = compare(opened, work, progress) if host.alternating else results_of(runs)
+        return Session(work, tuple(results), cut)

@@ -197,7 +197,11 @@ def take_profile(options: TableOptions, data: Dataset, path: Path, progress: Pro
     spec = parse_policy(f"constant:{grid.longest}", options.draft_model)
     engine = open_engine(options.model, spec, max_num_seqs=max(options.loads))
     try:
-        prompts = fit(spread(data.prompts, _PROMPTS), engine.tokenizer, min(_LONGEST_PROMPT, prompt_room(engine, grid)))
+        prompts = fit(
+            spread(data.prompts, _PROMPTS),
+            engine.tokenizer,
+            min(_LONGEST_PROMPT, prompt_room(engine.max_model_len, grid)),
+        )
         cells = Cells(path.with_suffix(".cells"), {})
         params = SamplingParams(temperature=0, detokenize=False)
 

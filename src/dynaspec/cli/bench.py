@@ -10,8 +10,10 @@ import typer
 from dynaspec.cli import bench_compare, bench_serve, bench_sweep
 from dynaspec.cli import options as o
 from dynaspec.cli.bench_console import result_console
-from dynaspec.cli.bench_options import SpacedValues
+from dynaspec.cli.bench_options import SpacedValues, json_object
 from dynaspec.cli.console import note, status
+from dynaspec.cli.spawnable import become_spawnable
+from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -22,6 +24,12 @@ app = typer.Typer(help="Measure speculation policies, and servers under load.", 
 app.command("serve", cls=SpacedValues)(bench_serve.serve)
 app.command("sweep", cls=SpacedValues)(bench_sweep.sweep)
 app.command("compare")(bench_compare.compare)
+
+
+_DEFAULT_POLICIES = {
+    "dynaspec": "plain,constant:4,confidence:0.4,auto",
+    "vllm": "plain,constant:4,auto",  # which cannot stop between draft passes
+}
 
 
 @app.callback()
@@ -38,12 +46,25 @@ def offline(
     ],
     draft_model: o.DraftModel = None,
     policies: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Separated by commas: auto, constant:K, confidence[:T[:K]], heuristic[:K], goodput:FILE, "
-            "schedule:LO-HI=K;…, elastic[:A/B/C[:GATE]]; after ngram: drafts are looked up, after both: that too."
+            "schedule:LO-HI=K;…, elastic[:A/B/C[:GATE]]; after ngram: drafts are looked up, after both: that too. "
+            "Default: plain,constant:4,confidence:0.4,auto; under vLLM without confidence."
         ),
-    ] = "plain,constant:4,confidence:0.4,auto",
+    ] = None,
+    backend: Annotated[str, typer.Option(help="The engine: dynaspec, vllm or transformers.")] = "dynaspec",
+    one_at_a_time: Annotated[
+        bool | None,
+        typer.Option(
+            "--one-at-a-time/--alternating",
+            help="One policy's engine after the other, or all open and taking turns; default: turns, but for vLLM on a "
+            "GPU, whose memory one engine fills.",
+        ),
+    ] = None,
+    engine_options: Annotated[
+        str | None, typer.Option(help="Further options of vLLM's engine, as a JSON object.")
+    ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, taken at even distances from the data.")] = 24,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each continuation.")] = 96,
     rounds: Annotated[int, typer.Option(min=1, help="Times that every policy runs; medians are shown.")] = 3,
@@ -67,10 +88,15 @@ def offline(
 
     Plain decoding always runs too, as the reference. Prefix caching is off, so that no round profits from another.
     """
+    if backend == "vllm":
+        become_spawnable()
+    further = json_object("--engine-options", engine_options)
+    if further and backend != "vllm":
+        raise ConfigError(f"--engine-options is given but --backend is {backend!r}; expected none, or vllm")
     from dynaspec.bench.policies import parse_policies
     from dynaspec.bench.report import make_folder
 
-    specs = parse_policies(policies, draft_model)
+    specs = parse_policies(policies or _DEFAULT_POLICIES.get(backend, _DEFAULT_POLICIES["dynaspec"]), draft_model)
     engine = {"enable_prefix_caching": False, "max_num_seqs": batch_size} | o.given(
         dtype=dtype,
         device=device,
@@ -78,6 +104,7 @@ def offline(
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_memory=kv_cache_memory,
         async_scheduling=async_scheduling,
+        **further,
     )
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos)
 
@@ -90,6 +117,7 @@ def offline(
     options: dict[str, Any] = {
         "model": model,
         "draft_model": draft_model,
+        "backend": backend,
         "dataset": str(dataset),
         "policies": [spec.name for spec in specs],
         "num_prompts": len(prompts),
@@ -101,9 +129,13 @@ def offline(
         "engine": engine,
     }
     with status(f"loading {model}") as tell:
+        from dynaspec.bench.decoders import host_of
         from dynaspec.bench.session import run_comparison
 
-        session = run_comparison(model, specs, prompts, params, engine, rounds, tell)
+        alone = _fills_memory(backend) if one_at_a_time is None else one_at_a_time
+        host = host_of(backend, model, specs, params, engine, one_at_a_time=alone)
+        options["alternating"] = host.alternating
+        session = run_comparison(host, specs, prompts, params, rounds, tell)
     if session.cut:
         note(f"note: {session.cut} of {len(prompts)} prompts did not fit into the model and lost their beginning")
     _show(session, options, output_json)
@@ -176,11 +208,24 @@ def _show_study(study: Study, results: list[TaskResult], options: dict[str, Any]
     console.print(f"Pictures and figures: {output_dir}", soft_wrap=True)
 
 
+def _fills_memory(backend: str) -> bool:
+    """Whether one engine takes all there is."""
+    if backend != "vllm":
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _show(session: Session, options: dict[str, Any], output_json: Path | None) -> None:
     from dynaspec.bench.report import as_table, write_json
 
     tokens = session.results[0].runs[-1].output_tokens
     title = f"{options['num_prompts']} prompts, {tokens} tokens, {options['engine']['max_num_seqs']} at a time"
+    if options["backend"] != "dynaspec":
+        title += f"; {options['backend']}"
+    if not options["alternating"]:
+        title += "; one policy's rounds after the other's, not alternating"
     console = result_console()
     console.print(as_table(session.results, title))
     if output_json is not None:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from dynaspec.cli.bench_options import json_object
 from dynaspec.cli.console import note, status
+from dynaspec.cli.spawnable import become_spawnable
 from dynaspec.contract.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,17 +67,25 @@ def profile(
     dataset_path: Annotated[Path | None, typer.Option(help="File of prompts; default: those that come along.")] = None,
     no_oversample: Annotated[bool, typer.Option("--no-oversample", help="No prompt twice in a batch.")] = False,
     result_dir: Annotated[Path, typer.Option(help="Folder that the results go below.")] = Path("profiles"),
+    backend: Annotated[str, typer.Option(help="The engine to measure: dynaspec, vllm or transformers.")] = "dynaspec",
+    engine_options: Annotated[
+        str | None, typer.Option(help="Further options of vLLM's engine, as a JSON object.")
+    ] = None,
 ) -> None:
     """Measure step times by batch size and draft length, and acceptance, for the policies goodput and auto.
 
     Writes RESULT_DIR/tp-…_temp-…_top_p-…_top_k-…/DATASET/dynamic_speculative_config.json, a picture beside it, and
-    what was measured: run it again with the same options and it goes on where it was.
+    what was measured: run it again with the same options and it goes on where it was. On another engine than
+    dynaspec's own, what was measured is a decision log, and is measured anew.
     """
+    if backend == "vllm":
+        become_spawnable()
     from dynaspec.bench.datasets import load_dataset
 
     dataset = load_dataset(dataset_name, dataset_path)
+    largest = 1 if backend == "transformers" else max_batch_size
     grid_options: dict[str, Any] = {
-        "batch_sizes": _numbers("--batch-size-list", batch_size_list) or _powers(max_batch_size),
+        "batch_sizes": _numbers("--batch-size-list", batch_size_list) or _powers(largest),
         "lengths": _numbers("--num-speculative-tokens-list", num_speculative_tokens_list) or _LENGTHS,
     }
     with status(f"loading {model_dir}"):
@@ -84,7 +94,8 @@ def profile(
 
         settings = Settings(
             method=method, model=model_dir, drafter=draft_dir, tensor_parallel=tp, temperature=temp, top_p=top_p,
-            top_k=top_k, dataset=dataset, oversample=not no_oversample, result_dir=result_dir,
+            top_k=top_k, dataset=dataset, oversample=not no_oversample, result_dir=result_dir, backend=backend,
+            options=json_object("--engine-options", engine_options),
         )  # fmt: skip
         grid = Grid(**grid_options, batches=num_batches or default_batches())
     _run(settings, grid)
@@ -103,7 +114,8 @@ def _run(settings: Settings, grid: Grid) -> None:
     console.print(as_table(session.profile, "Milliseconds a step"))
     console.print(acceptance_line(session.profile), soft_wrap=True)
     console.print(f"Profile: {session.path}", soft_wrap=True)
-    console.print(f"Picture: {session.picture}", soft_wrap=True)
+    if session.picture is not None:
+        console.print(f"Picture: {session.picture}", soft_wrap=True)
 
 
 def _powers(largest: int) -> tuple[int, ...]:

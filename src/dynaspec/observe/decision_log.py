@@ -104,6 +104,15 @@ class DecisionLog:
         except Exception as error:  # whatever it is, it must not cost a request
             self._give_up(error)
 
+    def flush(self) -> None:
+        """Writes what is buffered, for a process that may end without closing."""
+        if self._file is None:
+            return
+        try:
+            self._file.flush()
+        except Exception as error:
+            self._give_up(error)
+
     def close(self) -> None:
         """Writes what is buffered; further lines are dropped."""
         file, self._file = self._file, None

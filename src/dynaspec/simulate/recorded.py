@@ -85,28 +85,31 @@ def save_trace(trace: Trace, path: str | Path) -> None:
 
 
 def from_decision_log(path: str | Path, rng: np.random.Generator) -> Trace:
+    """The trace of one log; see ``from_decision_logs``."""
+    return from_decision_logs([path], rng)
+
+
+def from_decision_logs(paths: Sequence[str | Path], rng: np.random.Generator) -> Trace:
     """Reconstructs a trace from what an engine drafted and verified.
 
     Every verified draft tells of the positions that it covers: its tokens up to the first rejection were tested
     against the true text. Nothing is known of the target's own token after a draft that was accepted whole, of plain
     steps, and of what a grammar or an end cut off. There, acceptance is drawn with the request's rate, shrunk towards
     that of all, and the confidence from those observed with the same verdict. So a log of long drafts makes a good
-    trace, one of short drafts a smoothed one. Only drafts of the first proposer count; those of trees do not.
+    trace, one of short drafts a smoothed one. Only drafts of the first proposer count; those of trees do not. Of
+    several logs, those without any verified draft are left out.
 
     Args:
         rng: for the positions that nothing is known of.
 
     Raises:
-        ConfigError: no readable decision log, or one without any verified draft.
+        ConfigError: no readable decision log, or none with a verified draft.
     """
-    seen: dict[str, _Seen] = {}
-    for record in read_log(path):
-        if record.outcome is not None:
-            _take_in(seen, record.view, record.outcome)
-    requests = [request for request in seen.values() if request.length]
+    requests = list(chain.from_iterable(_requests(path) for path in paths))
     known = list(chain.from_iterable(request.verdicts.values() for request in requests))
     if not known:
-        raise ConfigError(f"{path}: no draft was verified; expected a log of an engine that speculates")
+        names = ", ".join(map(str, paths))
+        raise ConfigError(f"{names}: no draft was verified; expected a log of an engine that speculates")
     return _Filler(requests, known, rng).trace()
 
 
@@ -121,6 +124,15 @@ class _Seen:
     confidence: dict[int, float] = field(default_factory=dict)
     strays: list[float] = field(default_factory=list)
     """Confidences behind a rejection."""
+
+
+def _requests(path: str | Path) -> list[_Seen]:
+    """Those of one log; none where nothing was verified."""
+    seen: dict[str, _Seen] = {}
+    for record in read_log(path):
+        if record.outcome is not None:
+            _take_in(seen, record.view, record.outcome)
+    return list(seen.values()) if any(request.verdicts for request in seen.values()) else []
 
 
 def _take_in(seen: dict[str, _Seen], view: StepView, outcome: StepOutcome) -> None:

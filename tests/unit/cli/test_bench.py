@@ -76,3 +76,55 @@ def test_oracle_bad_input(dynaspec, pair):
     result = dynaspec("bench", "oracle", "--model", pair.target, "--draft-model", pair.drafter, "--policies", "magic")
     assert result.code == 2
     assert "the policy 'magic' is not known" in result.err
+
+
+def test_offline_on_transformers(dynaspec, pair, dataset, tmp_path):
+    out = tmp_path / "out.json"
+    result = dynaspec(
+        *("bench", "offline", "--model", pair.target, "--draft-model", pair.drafter, "--dataset", dataset),
+        *("--backend", "transformers", "--policies", "constant:3,ngram:constant:3", "--max-tokens", 10, "--rounds", 1),
+        *("--output-json", out),
+    )
+    assert result.code == 0, result.err
+    assert "transformers" in result.out
+    document = json.loads(out.read_text("utf-8"))
+    assert document["options"]["backend"] == "transformers"
+    plain, constant, lookup = document["results"]
+    assert plain["counts"]["drafts"] == 0
+    assert constant["counts"]["draft_tokens"] > 0
+    assert lookup["policy"] == "ngram:constant:3"
+    assert all(policy["identical"] for policy in document["results"])
+
+
+def test_offline_one_at_a_time(dynaspec, pair, dataset, tmp_path):
+    out = tmp_path / "out.json"
+    result = dynaspec(
+        *("bench", "offline", "--model", pair.target, "--draft-model", pair.drafter, "--dataset", dataset),
+        *("--policies", "constant:2", "--max-tokens", 8, "--rounds", 2, "--one-at-a-time", "--output-json", out),
+    )
+    assert result.code == 0, result.err
+    assert "not alternating" in result.out
+    document = json.loads(out.read_text("utf-8"))
+    assert document["options"]["alternating"] is False
+    assert [len(policy["seconds_rounds"]) for policy in document["results"]] == [2, 2]
+    assert all(policy["identical"] for policy in document["results"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--backend", "sglang"), "--backend is 'sglang'; expected dynaspec, vllm or transformers"),
+        (("--backend", "vllm"), "'vllm', which is not installed"),
+        (("--backend", "transformers", "--batch-size", 2), "--batch-size is 2; expected 1"),
+        (("--backend", "transformers", "--temperature", 1), "--temperature is 1.0; expected 0"),
+        (("--backend", "transformers", "--max-model-len", 64), "expected no --max-model-len with"),
+        (("--engine-options", "{}x"), "expected a JSON object"),
+        (("--engine-options", '{"a": 1}'), "--engine-options is given but --backend is 'dynaspec'"),
+    ],
+)
+def test_offline_bad_input_about_other_engines(dynaspec, pair, dataset, arguments, message):
+    result = dynaspec(
+        "bench", "offline", "--model", pair.target, "--policies", "plain", "--dataset", dataset, *arguments
+    )
+    assert result.code == 2
+    assert message in result.err

@@ -11,6 +11,7 @@ from dynaspec.cli import profile as command
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.control.profile import Profile
+from dynaspec.observe.log_reader import read_header
 
 
 @pytest.fixture
@@ -127,3 +128,43 @@ def test_default_batches_end_with_the_largest():
     assert command._powers(32) == (1, 2, 4, 8, 16, 32)
     assert command._powers(24) == (1, 2, 4, 8, 16, 24)
     assert command._powers(1) == (1,)
+
+
+def test_on_transformers(profile, pair, tmp_path):
+    code, out, err = profile(
+        *("--backend", "transformers", "--draft-dir", pair.drafter),
+        *("--num-speculative-tokens-list", 2, "--num-batches", 1),
+    )
+    assert code == 0, err
+    path = tmp_path / "tp-1_temp-0.0_top_p-1.0_top_k--1" / "demo" / "dynamic_speculative_config.json"
+    found = Profile.load(path)
+    assert {batch: list(row) for batch, row in found.batch_stats.items()} == {1: [0, 2]}
+    assert 0 < found.acceptance_rate_per_pos[1] <= found.acceptance_rate_per_pos[0] < 1
+    assert "best k" in out
+    logs = [path.with_name(f"decisions-{k}.jsonl") for k in (0, 2)]
+    assert [read_header(log).fields["host"] for log in logs] == ["transformers"] * 2
+
+
+def test_without_matplotlib(profile, quick, monkeypatch):
+    monkeypatch.setattr("dynaspec.bench.profile_session.find_spec", lambda name: None)
+    code, out, err = profile(*quick)
+    assert code == 0, err
+    assert "there is no picture, as matplotlib is not installed here" in err
+    assert "Picture" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--backend", "sglang"), "--backend is 'sglang'; expected dynaspec, vllm or transformers"),
+        (("--backend", "vllm"), "'vllm', which is not installed"),
+        (("--engine-options", "{"), "--engine-options is '{'; expected a JSON object"),
+        (("--engine-options", '{"a": 1}'), "--engine-options is given but --backend is 'dynaspec'"),
+        (("--backend", "transformers", "--batch-size-list", "1,3"), "expected --batch-size-list 1"),
+        (("--backend", "transformers", "--tp", 2), "--tp is 2; expected 1"),
+    ],
+)
+def test_bad_input_about_other_engines(profile, quick, arguments, message):
+    code, _, err = profile(*quick[:2], *arguments)
+    assert code == 2
+    assert message in err

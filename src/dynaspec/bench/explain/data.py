@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
+EMBEDDED = "dynaspec"
 UNKNOWN = -1
 """In columns of counts: the host did not say."""
 
@@ -107,19 +108,50 @@ class LogData:
     given_up: int
     """Steps that were planned and never committed."""
 
+    @property
+    def host(self) -> str:
+        """The engine that kept the log."""
+        return host_of(self.header)
+
+    @property
+    def split(self) -> bool:
+        """Drafting and verification were timed apart."""
+        return bool(self.steps.draft_s.any() or self.steps.verify_s.any())
+
+
+def host_of(header: Header) -> str:
+    """The engine that wrote this header: dynaspec's own does not name itself."""
+    return str(header.fields.get("host", EMBEDDED))
+
 
 def load(path: Path) -> LogData:
     """
     Raises:
         ConfigError: no readable log, or one without any step that was committed.
     """
-    header = read_header(path)
+    return load_all([path])
+
+
+def load_all(paths: Sequence[Path]) -> LogData:
+    """Several logs of one host, one behind the other, under the first one's header.
+
+    Raises:
+        ConfigError: see ``load``; or they are of several hosts.
+    """
+    headers = [read_header(path) for path in paths]
+    hosts = list(map(host_of, headers))
     collected = _Collected()
-    collected.add_all(read_log(path))
-    if collected.limits is None or not collected.steps:
-        raise ConfigError(f"{path} has no committed step; expected at least one to explain")
+    for path, host in zip(paths, hosts, strict=True):
+        if host != hosts[0]:
+            raise ConfigError(f"{paths[0]} is a log of {hosts[0]} and {path} one of {host}; expected logs of one host")
+        before = len(collected.steps)
+        collected.add_all(read_log(path))
+        if len(collected.steps) == before:
+            raise ConfigError(f"{path} has no committed step; expected at least one to explain")
+    if collected.limits is None:
+        raise ConfigError("there is no decision log; expected one at least")
     return LogData(
-        header=header,
+        header=headers[0],
         limits=collected.limits,
         requests=tuple(collected.requests),
         steps=Steps(*_columns(collected.steps, Steps)),

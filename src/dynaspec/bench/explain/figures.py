@@ -115,20 +115,9 @@ def goodput(data: LogData) -> str:
 def acceptance(rates: ByPosition, confidence: Calibration | None, estimate: Calibration | None) -> str:
     """Reliability of the predictions, and acceptance by position."""
     figure = new_figure(9.2, 3.6)
-    left, right = figure.subplots(1, 2)
-    left.plot([0, 1], [0, 1], color=FAINT, linewidth=1)
-    for name, found, colour in (("drafter's confidence", confidence, GOLD), ("controller's estimate", estimate, GREEN)):
-        if found is None:
-            continue
-        label = name if found.auc is None else f"{name}, AUC {found.auc:.3f}"
-        left.plot(found.predicted, found.observed, color=colour, label=label)
-        left.scatter(
-            found.predicted, found.observed, s=6 + 90 * found.count / found.count.max(), color=colour, zorder=3
-        )
-    tidy(left, "Reliability", xlabel="predicted", ylabel="accepted")
-    left.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.05))
-    if confidence or estimate:
-        legend(left, loc="lower right", bbox_to_anchor=None, ncols=1)
+    *left, right = figure.subplots(1, 2) if confidence or estimate else [figure.subplots()]
+    for ax in left:
+        _reliability(ax, confidence, estimate)
     positions = np.arange(1, rates.tested.size + 1)
     right.bar(positions, _ratio(rates.accepted, rates.tested), color=BLUE, width=0.7)
     for place, share, count in zip(positions, _ratio(rates.accepted, rates.tested), rates.tested, strict=True):
@@ -139,9 +128,22 @@ def acceptance(rates: ByPosition, confidence: Calibration | None, estimate: Cali
     tidy(right, "Conditional acceptance, and drafts tested", xlabel="position in the draft", ylabel="accepted")
     right.set(xlim=(0.4, positions.size + 0.6), ylim=(0, 1.1))
     right.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    for axis in (left.yaxis, left.xaxis, right.yaxis):
+    for axis in (right.yaxis, *(axis for ax in left for axis in (ax.yaxis, ax.xaxis))):
         axis.set_major_formatter(PercentFormatter(1.0))
     return as_svg(figure, "Share of drafted tokens accepted, by what was predicted and by position")
+
+
+def _reliability(ax: Axes, confidence: Calibration | None, estimate: Calibration | None) -> None:
+    ax.plot([0, 1], [0, 1], color=FAINT, linewidth=1)
+    for name, found, colour in (("drafter's confidence", confidence, GOLD), ("controller's estimate", estimate, GREEN)):
+        if found is None:
+            continue
+        label = name if found.auc is None else f"{name}, AUC {found.auc:.3f}"
+        ax.plot(found.predicted, found.observed, color=colour, label=label)
+        ax.scatter(found.predicted, found.observed, s=6 + 90 * found.count / found.count.max(), color=colour, zorder=3)
+    tidy(ax, "Reliability", xlabel="predicted", ylabel="accepted")
+    ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.05))
+    legend(ax, loc="lower right", bbox_to_anchor=None, ncols=1)
 
 
 def step_times(data: LogData, costs: StepCosts) -> str:
@@ -155,17 +157,15 @@ def step_times(data: LogData, costs: StepCosts) -> str:
     places = np.unique(longest[decoding])
     bottom = np.zeros(places.size)
     rest = (steps.step_s - steps.draft_s - steps.verify_s).clip(min=0)
-    for name, column, colour in (
-        ("draft", steps.draft_s, GOLD),
-        ("verify", steps.verify_s, BLUE),
-        ("rest", rest, GREY),
-    ):
+    apart = (("draft", steps.draft_s, GOLD), ("verify", steps.verify_s, BLUE), ("rest", rest, GREY))
+    for name, column, colour in apart if data.split else (("step", steps.step_s, BLUE),):
         height = np.array([1e3 * column[decoding & (longest == place)].mean() for place in places])
         left.bar(places, height, bottom=bottom, color=colour, width=0.75, label=name)
         bottom += height
     tidy(left, "Step time by the longest draft in it", xlabel="tokens drafted", ylabel="ms")
     left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    legend(left)
+    if data.split:
+        legend(left)
     some = steps.step_s > 0
     fitted = 1e3 * costs.price(recorded_work(data))
     _against(right, fitted[some], 1e3 * steps.step_s[some], "Cost model", "fitted, ms")

@@ -79,7 +79,7 @@ def render(analysis: Analysis, title: str) -> str:
     """The report as HTML that needs nothing but itself."""
     data = analysis.data
     parts = [
-        page.heading(title, f"Decisions of the {words.policy_name(data)}, dynaspec {data.header.dynaspec}"),
+        page.heading(title, words.origin(data)),
         page.tiles(_tiles(analysis)),
         page.paragraphs(analysis.summary),
     ]
@@ -181,10 +181,12 @@ def _acceptance(analysis: Analysis) -> str:
         words.calibration_line("The controller's estimate", analysis.estimate),
     ]
     said = [line for line in lines if line is not None] or ["Neither drafter nor controller says how sure it is."]
-    caption = (
+    left = (
         "Left: tokens in ten bins of the prediction; on the diagonal, what is said to be accepted in 70 % of the cases "
-        "is. Counted are accepted tokens and the first rejected one of each draft; what lay behind was never tested."
+        "is. "
     )
+    counted = "Counted are accepted tokens and the first rejected one of each draft; what lay behind was never tested."
+    caption = left + counted if analysis.confidence or analysis.estimate else counted
     drawn = figures.acceptance(analysis.rates, analysis.confidence, analysis.estimate)
     return page.section("Acceptance", page.paragraphs(said), page.figure(drawn, caption))
 
@@ -194,9 +196,10 @@ def _time(data: LogData, costs: StepCosts) -> str:
     draft, verify = float(steps.draft_s.sum()), float(steps.verify_s.sum())
     rest = max(0.0, float(steps.step_s.sum()) - draft - verify)
     rows = [(name, _milliseconds(1e3 * seconds)) for name, seconds in costs.seconds.items() if seconds > 0]
+    parts = [("drafting", draft, GOLD), ("verification", verify, BLUE), ("the rest of the step", rest, GREY)]
     return page.section(
         "Where time went",
-        page.split([("drafting", draft, GOLD), ("verification", verify, BLUE), ("the rest of the step", rest, GREY)]),
+        page.split(parts) if data.split else page.paragraphs([words.whole_steps(data)]),
         page.figure(figures.step_times(data, costs), "Left: decoding steps without prefill; the mean of each length."),
         page.details("Fitted costs", page.table(("one more", "ms"), rows)),
     )

@@ -10,13 +10,15 @@ import numpy as np
 from .acceptance import Calibration
 from .alternatives import Alternative
 from .costs import StepCosts
-from .data import LogData
+from .data import EMBEDDED, LogData
 from .reasons import DRAFTED
 
 CLEARLY = 0.02
 """Differences of speed below this share are called none."""
 SPOKEN_FOR = 0.2
 """Most of its tokens that may be extrapolated for the summary to speak of an alternative."""
+
+_ENGINES = {"vllm": "vLLM", "transformers": "Transformers"}
 
 
 def policy_name(data: LogData) -> str:
@@ -28,6 +30,25 @@ def policy_name(data: LogData) -> str:
     if named is None and config.get("draft_confidence_threshold") is not None:
         named = "confidence"
     return f"policy “{named}”" if named else "default policy"
+
+
+def origin(data: LogData) -> str:
+    """Whose decisions these are, and on which engine."""
+    engine = "" if data.host == EMBEDDED else f" on {engine_name(data)}"
+    return f"Decisions of the {policy_name(data)}{engine}, dynaspec {data.header.dynaspec}"
+
+
+def engine_name(data: LogData) -> str:
+    """As it is written."""
+    return _ENGINES.get(data.host, data.host)
+
+
+def whole_steps(data: LogData) -> str:
+    """Of a host that cannot tell drafting from verifying."""
+    return (
+        f"{engine_name(data)} says how long a step took, not how much of that was drafting: what a draft costs is "
+        "fitted to the work of the steps."
+    )
 
 
 def overview(data: LogData) -> list[str]:

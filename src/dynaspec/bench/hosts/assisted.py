@@ -15,7 +15,6 @@ from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.hosts.transformers import Session, generate
 from dynaspec.observe.counts import SpecCounts
-from dynaspec.observe.stats import SpecStats
 
 
 class Assisted:
@@ -60,13 +59,21 @@ class AssistedDecoder:
         self._pair = pair
         self._speculation = speculation
         self._session = Session(decision_log=decision_log)
-        self._plain = SpecStats()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._pair.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a text, prompt included."""
+        return self._pair.max_model_len
 
     def close(self) -> None:
         """Writes out the decision log."""

@@ -17,7 +17,7 @@ from typing import Any, Self
 from dynaspec.contract.errors import ConfigError, DynaspecError
 
 from ..statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios
-from .vllm_side import Wave
+from .vllm_side import Load
 from .vllm_workloads import SHIFT
 
 Progress = Callable[[str, int, int], None]
@@ -37,7 +37,7 @@ class Options:
     fixed: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
     loads: tuple[int, ...] = (1, 4, 16)
     rounds: int = 5
-    max_tokens: int = 48
+    max_tokens: int = 64
 
     def __post_init__(self) -> None:
         if self.rounds < 2 or not self.fixed or not self.loads:
@@ -101,11 +101,11 @@ class Side:
         """vLLM's version, when the engine has been built."""
         return str(self._answer()["ready"])
 
-    def decode(self, wave: Wave) -> tuple[float, int]:
+    def decode(self, load: Load) -> tuple[float, int]:
         """(seconds, tokens)."""
         if self._process.stdin is None:  # never: it was asked for
             raise DynaspecError(f"the engine {self.name!r} cannot be written to")
-        self._process.stdin.write(json.dumps(wave) + "\n")
+        self._process.stdin.write(json.dumps(load) + "\n")
         self._process.stdin.flush()
         answer = self._answer()
         return float(answer["seconds"]), int(answer["tokens"])
@@ -122,7 +122,7 @@ class Side:
 def run(
     python: Path,
     models: tuple[Path, Path],
-    workloads: Mapping[str, Sequence[Wave]],
+    workloads: Mapping[str, Sequence[Load]],
     options: Options,
     folder: Path,
     tell: Progress,
@@ -137,7 +137,7 @@ def run(
     Raises:
         DynaspecError: an engine did not start, or has ended.
     """
-    most = max(len(wave["prompts"]) for waves in workloads.values() for wave in waves)
+    most = max(load["concurrency"] for loads in workloads.values() for load in loads)
     with ExitStack() as stack:
         sides: list[Side] = []
         configured = _sides(models, options, most)
@@ -150,9 +150,9 @@ def run(
         for number in range(options.rounds + 1):
             tell("rounds, the first of which does not count", number, options.rounds + 1)
             turn = number % len(sides)
-            for name, waves in workloads.items():
+            for name, loads in workloads.items():
                 for side in sides[turn:] + sides[:turn]:
-                    rate = _rate(side, waves)
+                    rate = _rate(side, loads)
                     if number:
                         rates[name][side.name].append(rate)
     return Result(version, {name: {side: tuple(found) for side, found in by.items()} for name, by in rates.items()})
@@ -180,6 +180,6 @@ def _sides(models: tuple[Path, Path], options: Options, most: int) -> dict[str, 
     return sides
 
 
-def _rate(side: Side, waves: Sequence[Wave]) -> float:
-    parts = [side.decode(wave) for wave in waves]
+def _rate(side: Side, loads: Sequence[Load]) -> float:
+    parts = [side.decode(load) for load in loads]
     return sum(tokens for _, tokens in parts) / sum(seconds for seconds, _ in parts)

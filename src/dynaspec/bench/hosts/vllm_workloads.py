@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from itertools import chain, cycle, islice
 
 from ..datasets import BenchPrompt
-from .vllm_side import Wave
+from .vllm_side import Load
 
 SHIFT = "shift"
 """Name of the workload that changes."""
 _HARD_AT_ONCE, _HARD_TEMPERATURE = 4, 1.3
-_ALONE = 4
-"""Prompts of a load of one, one after the other."""
+_TURNS = 3
+"""Requests of a load for each that runs at a time, so that its end, when fewer and fewer run, is a small part."""
 
 
 def workloads(
     prompts: Sequence[tuple[BenchPrompt, list[int]]], loads: Sequence[int], max_tokens: int
-) -> dict[str, list[Wave]]:
-    """Name → waves, one after the other. A load's name is its number.
+) -> dict[str, list[Load]]:
+    """Name → loads, one after the other. A constant load's name is its number.
 
-    The workload that changes is text that repeats itself, alone; the same prompts at a temperature at which the drafter
-    is mostly wrong; the largest load at once; and one long answer alone.
+    The workload that changes is text that repeats itself, alone; mixed prompts at a temperature at which the drafter is
+    mostly wrong; the largest load; and one long answer alone.
 
     Args:
         prompts: with their token ids.
@@ -34,19 +34,19 @@ def workloads(
     everything = list(chain.from_iterable(zip(*kinds.values(), strict=False)))
     easy = kinds.get("editing", everything)
 
-    def wave(chosen: Sequence[list[int]], count: int, *, temperature: float = 0.0, length: int = max_tokens) -> Wave:
-        return {"prompts": list(islice(cycle(chosen), count)), "max_tokens": length, "temperature": temperature}
+    def load(
+        chosen: Sequence[list[int]], concurrency: int, count: int, *, temperature: float = 0.0, length: int = max_tokens
+    ) -> Load:
+        requests = list(islice(cycle(chosen), count))
+        return {"concurrency": concurrency, "prompts": requests, "max_tokens": length, "temperature": temperature}
 
-    found = {
-        str(load): [wave(everything[i * load :] or everything, load) for i in range(max(1, _ALONE // load))]
-        for load in loads
-    }
+    found = {str(running): [load(everything, running, _TURNS * running)] for running in loads}
+    most = max(loads)
     return found | {
         SHIFT: [
-            wave(easy, 1),
-            wave(easy[1:] or easy, 1),
-            wave(everything, _HARD_AT_ONCE, temperature=_HARD_TEMPERATURE),
-            wave(everything, max(loads)),
-            wave(everything, 1, length=2 * max_tokens),
+            load(easy, 1, 3),
+            load(everything, _HARD_AT_ONCE, 2 * _HARD_AT_ONCE, temperature=_HARD_TEMPERATURE),
+            load(everything, most, 2 * most),
+            load(everything, 1, 1, length=3 * max_tokens),
         ]
     }

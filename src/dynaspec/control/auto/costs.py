@@ -51,6 +51,8 @@ _PACE_DRIFT = 2e-4
 """Variance that a step adds to the pace."""
 _PART_RETURN = 0.9998
 """By which the parts' own multipliers go back to what start-up has measured, a step."""
+_WHOLE_RETURN = 0.995
+"""The same where only whole steps are measured: what a few odd ones have charged to the wrong part must not stay there."""
 _NOISE = 0.12
 """Standard deviation of a measured time, as a share of what was expected."""
 _OUTLIER = 0.5
@@ -113,13 +115,13 @@ def _correct(
 
 
 @njit(cache=True, nogil=True)
-def _age(state: Floats, covariance: Floats, prior: Floats) -> None:
+def _age(state: Floats, covariance: Floats, prior: Floats, part_return: float) -> None:
     for i in range(state.size):
-        own = 1.0 if i == 0 else _PART_RETURN
+        own = 1.0 if i == 0 else part_return
         state[i] *= own
         for j in range(state.size):
-            covariance[i, j] *= own * (1.0 if j == 0 else _PART_RETURN)
-        covariance[i, i] += _PACE_DRIFT if i == 0 else (1.0 - _PART_RETURN * _PART_RETURN) * prior[i]
+            covariance[i, j] *= own * (1.0 if j == 0 else part_return)
+        covariance[i, i] += _PACE_DRIFT if i == 0 else (1.0 - part_return * part_return) * prior[i]
     covariance[0, 0] = min(covariance[0, 0], _PACE_MOST)
 
 
@@ -152,7 +154,7 @@ def _observe(
     draft_seconds: float,
 ) -> None:
     """One step: its target pass, and its drafting with the proposer whose parts begin ``at``; 0 seconds = neither."""
-    _age(state, covariance, prior)
+    _age(state, covariance, prior, _PART_RETURN)
     if pass_seconds > 0.0 and rows >= 1.0:
         features = _pass_features(parts.size, rows, context)
         if draft_seconds > 0.0:
@@ -180,7 +182,7 @@ def _observe_whole(
     seconds: float,
 ) -> None:
     """One step whose seconds are those of its target pass and of its drafting together; 0 passes = no drafting."""
-    _age(state, covariance, prior)
+    _age(state, covariance, prior, _WHOLE_RETURN)
     features = _pass_features(parts.size, rows, context)
     if passes > 0.0:
         features[at], features[at + 1], features[at + 2] = 1.0, passes, drawn

@@ -57,6 +57,7 @@ class Pilot:
         """Of requests that have not ended: see ``reading.wish_of``."""
         self._started_s = 0.0
         self._reported_s = 0.0
+        self._flushed_s = 0.0
         self._reporting = True
         self.deciding = True
         """False: a fault has handed all decisions back to vLLM."""
@@ -83,6 +84,7 @@ class Pilot:
     def commit(self, output: Any, sampled: Mapping[str, int], told: Mapping[int, Any], running: int) -> None:
         """vLLM has made output of it (``EngineCoreOutputs`` by client)."""
         self._attempt(lambda: self._commit(output, sampled, told), None)
+        self._flush(running)
         if self._reporting:
             self._try_report(told, running)
 
@@ -135,6 +137,13 @@ class Pilot:
         lengths = dict(zip(ids, map(len, drafts), strict=True))
         depths = self._driver.drafted(self._latest, lengths, self._clock())
         return [tokens[: depths.get(request, 0)] for request, tokens in zip(ids, drafts, strict=True)]
+
+    def _flush(self, running: int) -> None:
+        """Now and then, and whenever nothing runs any more: vLLM's process may end without a word."""
+        now = self._clock()
+        if self._log is not None and (not running or now - self._flushed_s >= _REPORT_EVERY_S):
+            self._flushed_s = now
+            self._log.flush()
 
     def _try_report(self, told: Mapping[int, Any], running: int) -> None:
         try:

@@ -63,6 +63,10 @@ class Host:
     offers: Callable[[int], tuple[tuple[int, int], ...]] | None = None
     evidence: float | None = None
     """What speaks for each token, where that is more than its confidence."""
+    whole: bool = False
+    """Drafting and verification are not timed apart."""
+    silent: bool = False
+    """The drafter has no confidence."""
 
     def run(self, controller: Fixed, steps: int, **view: Any) -> Path:
         random = np.random.default_rng(self.seed)
@@ -99,7 +103,7 @@ class Host:
         hidden = [[self._rate(j) for j in range(n)] for n in drafted]
         right = [random.random(n) < rates for n, rates in zip(drafted, hidden, strict=True)]
         runs = [int(np.cumprod(row).sum()) for row in right]
-        confidence = tuple(tuple(map(float, rates)) for rates in hidden)
+        confidence = tuple(() if self.silent else tuple(map(float, rates)) for rates in hidden)
         evidence = () if self.evidence is None else tuple((self.evidence,) * n for n in drafted)
         logged.trim(view, plan, DraftView(drafted, confidence, evidence))
         logged.observe(replace(self._outcome(view, plan, drafted, runs, confidence), evidence=evidence))
@@ -136,8 +140,8 @@ class Host:
             early_exit=(False,) * len(drafted),
             confidence=confidence,
             work=Work(per_pass, rows, kv, self.prefill),
-            draft_s=draft,
-            verify_s=verify,
+            draft_s=0.0 if self.whole else draft,
+            verify_s=0.0 if self.whole else verify,
             step_s=draft + verify + slow * REST_S,
         )
 

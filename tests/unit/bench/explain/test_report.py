@@ -13,7 +13,7 @@ from dynaspec.bench.explain.data import load
 from dynaspec.bench.explain.figures import lengths_over_time
 from dynaspec.bench.explain.report import analyse, render, write_report
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.step import Limits, StopRule
+from dynaspec.contract.step import Limits, ProposerTraits, StopRule
 from dynaspec.observe.decision_log import DecisionLog
 
 from .logs import Fixed, Host
@@ -237,3 +237,17 @@ def test_plain_decoding_needs_no_verdict(tmp_path):
     analysis = analyse(replace(Host(tmp_path / "log"), limits=limits).run(Fixed(0), 9))
     summary: Any = " ".join(analysis.summary)
     assert "By estimate" not in summary
+
+
+def test_a_host_that_measures_whole_steps_without_confidences(tmp_path):
+    limits = Limits(tuple(range(9)), proposers=(ProposerTraits("draft_model", has_confidence=False),))
+    host = Host(tmp_path / "log", limits=limits, header={"host": "vllm"}, whole=True, silent=True)
+    text, checked = report(host.run(Fixed(3), 60))
+    assert "on vLLM, dynaspec" in text
+    assert "vLLM says how long a step took" in text
+    assert "Reliability" not in text
+    assert "Neither drafter nor controller says how sure it is" in text
+    assert "not how much of that was drafting" in text
+    for absent in ("verification", "the rest of the step"):
+        assert absent not in text
+    assert checked.tags.count("svg") == 6
