@@ -52,7 +52,7 @@ _PACE_DRIFT = 2e-4
 _PART_RETURN = 0.9998
 """By which the parts' own multipliers go back to what start-up has measured, a step."""
 _WHOLE_RETURN = 0.999
-"""The same where only whole steps are measured: what a few odd ones have charged to the wrong part must not stay there."""
+"""The same where only whole steps are measured: what a few odd ones have charged to the wrong part must not stay."""
 _NOISE = 0.12
 """Standard deviation of a measured time, as a share of what was expected."""
 _OUTLIER = 0.5
