@@ -17,6 +17,7 @@ from typing import Any, Self
 from dynaspec.contract.errors import ConfigError, DynaspecError
 
 from ..statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios
+from . import vllm_side
 from .vllm_side import Load
 from .vllm_workloads import SHIFT
 
@@ -84,7 +85,8 @@ class Side:
     def __init__(self, name: str, python: Path, arguments: Mapping[str, Any], log: Path) -> None:
         self.name = name
         self._log = log
-        command = [str(python), "-m", "dynaspec.bench.hosts.vllm_side", json.dumps(arguments)]
+        # Not as a module of dynaspec's: importing that sets how OpenMP's threads wait, which is not vLLM's way.
+        command = [str(python), "-P", vllm_side.__file__, json.dumps(arguments)]
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
