@@ -20,9 +20,10 @@ from .acceptance import Places, Verdicts
 from .agreement import Agreement, Pending
 from .columns import drafting_before, drafting_in, drafting_of, echo_of, evidence_of, match_of, matches_of
 from .costs import StepCosts, row_s
-from .drafter import Drafter, LookupDrafter, ModelDrafter, Situation, Wish
+from .drafter import ModelDrafter, Situation, Wish
 from .guard import PlainGuard, Prediction
 from .lengths import admit_by_survival
+from .start import dense, make_drafters, with_profile
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -79,11 +80,11 @@ class AutoController:
         self._planner = ChainPlanner(limits)
         self._longest = min(longest, self._planner.longest)
         self._costs = StepCosts(
-            _with_profile(costs or PassCosts(), warm_start),
+            with_profile(costs or PassCosts(), warm_start),
             [traits.passes_per_draft != "none" for traits in limits.proposers],
         )
-        self._drafters = _drafters(limits, self._costs, warm_start)
-        self._can_trim = limits.can_trim and limits.ragged and _dense(limits)
+        self._drafters = make_drafters(limits, self._costs, warm_start)
+        self._can_trim = limits.can_trim and limits.ragged and dense(limits)
         self._runnable = np.isin(np.arange(self._longest + 1), limits.draft_lens)
         self._places = Places()
         self._host_s = 0.0
@@ -386,31 +387,6 @@ class AutoController:
 def _steps_lost(plain: Prediction, outcome: StepOutcome, seconds: float) -> float:
     """What a step took beyond what its tokens would have taken plain decoding, in steps of that."""
     return seconds / plain.seconds - sum(outcome.emitted) / plain.emitted
-
-
-def _with_profile(costs: PassCosts, profile: Profile | None) -> PassCosts:
-    """Where no passes were measured, plain decoding of a saved profile: a step of b requests has b rows."""
-    if costs.target or profile is None:
-        return costs
-    curve = tuple((batch, profile.itl_ms(batch, 0) / 1e3) for batch in sorted(profile.batch_stats))
-    return replace(costs, target=curve)
-
-
-def _drafters(limits: Limits, costs: StepCosts, profile: Profile | None) -> list[Drafter]:
-    rates = profile.acceptance_rate_per_pos if profile is not None else ()
-    # Lengths are rounded before drafting, not after: where few can run, or all must be alike, drafts cannot end early.
-    can_stop = limits.can_stop and limits.ragged and _dense(limits)
-    return [
-        LookupDrafter(index, costs, rates)
-        if traits.passes_per_draft == "none"
-        else ModelDrafter(traits, index, costs, rates, can_stop)
-        for index, traits in enumerate(limits.proposers)
-    ]
-
-
-def _dense(limits: Limits) -> bool:
-    """Whether every draft length up to the longest can run."""
-    return len(limits.draft_lens) == limits.draft_lens[-1] + 1
 
 
 def _open_end(rule: StopRule | None) -> int:
