@@ -49,7 +49,7 @@ def chain(
     target: np.ndarray = FLAT,
     base_rows: float | None = None,
 ) -> tuple[list[int], list[float], tuple[float, ...]]:
-    """Lengths, worth and sums. ``chances`` by position; the last one goes on."""
+    """Lengths, worth and sums. ``chances`` by position; the last one goes on. Drafts spare the caches."""
     size = len(cap)
     bias = np.array([logit(chances[min(j, len(chances) - 1)]) for j in range(8)])
     runnable = np.isin(np.arange(max(cap) + 1), range(max(cap) + 1) if lens is None else lens)
@@ -67,7 +67,7 @@ def chain(
         32.0,
         column(*([0] * size if context is None else context)),
         value,
-        np.array(draft, dtype=np.float64),
+        np.array([*draft, 0.0], dtype=np.float64),
         single_pass,
         target,
         float(size) if base_rows is None else base_rows,
@@ -217,7 +217,7 @@ def test_lookups_end_where_a_row_costs_more_than_it_brings() -> None:
     bias, zero, places = np.zeros(8), np.zeros(2), np.arange(2)
     tokens, expected, seconds, rows, seen = lookup_depths(
         *(0.0, bias, np.zeros(8), 0.0, zero, places, zero),
-        *(column(8, 0), column(7, 9), 10e-3, np.array([3e-5, 0, 0, 0]), STEEP, 2.0, depth, worth),
+        *(column(8, 0), column(7, 9), 10e-3, np.array([3e-5, 0, 0, 0, 0]), STEEP, 2.0, depth, worth),
     )
     assert depth.tolist() == [3, 0]  # 5, 2.5, 1.25, 0.625 ms for 1 ms each
     assert worth.tolist() == pytest.approx([5.75e-3, 0.0])
@@ -232,7 +232,7 @@ def test_lookups_with_better_matches_or_less_context_go_further() -> None:
     depth, worth = np.empty(3, np.int64), np.empty(3)
     lookup_depths(
         *(1.0, np.zeros(8), np.zeros(8), 0.0, np.zeros(3), np.arange(3), np.array([0.0, 3.0, 0.0])),
-        *(column(8, 8, 8), column(0, 0, 450), 10e-3, np.zeros(4), target, 3.0, depth, worth),
+        *(column(8, 8, 8), column(0, 0, 450), 10e-3, np.zeros(5), target, 3.0, depth, worth),
     )
     assert depth[1] > depth[0] > depth[2] == 0
 
@@ -243,7 +243,7 @@ def test_hope_looks_further_than_the_estimate() -> None:
         depth, worth = np.empty(1, np.int64), np.empty(1)
         sums = lookup_depths(
             *(0.0, np.zeros(8), np.ones(8), optimism, np.zeros(1), np.arange(1), np.zeros(1)),
-            *(column(8), column(0), 3e-3, np.zeros(4), STEEP, 1.0, depth, worth),
+            *(column(8), column(0), 3e-3, np.zeros(5), STEEP, 1.0, depth, worth),
         )
         found.append((int(depth[0]), sums[0], sums[1]))
     assert found[0][0] == 1
@@ -269,7 +269,7 @@ def test_thresholds_are_where_the_next_token_is_just_worth_its_row_and_its_pass(
     bias = np.array([logit(0.9), logit(0.5), logit(0.25), *[logit(0.1)] * 5])
     target = STEP.copy()
     target[-1] = 1e-6
-    costs = 4e-3, np.array([0, 3e-4, 2e-5, 0]), target, 20.0, column(100, 300), column(4, 2)
+    costs = 4e-3, np.array([0, 3e-4, 2e-5, 0, 0]), target, 20.0, column(100, 300), column(4, 2)
     below, total = stop_thresholds(bias, np.ones(8), 0.0, *costs)
     row = 2e-5 + 1e-3 + 1e-6 * 200
     assert below.tolist() == pytest.approx([row / (4e-3 * chance) for chance in (0.5, 0.25, 0.1)])
