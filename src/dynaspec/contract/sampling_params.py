@@ -138,9 +138,8 @@ class SamplingParams:
         if self.top_p == 0.0:
             raise RequestError("top_p is 0; expected a number above 0 and at most 1")
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
-        if self.repetition_penalty == 0.0:
-            raise RequestError("repetition_penalty is 0; expected a number above 0")
+        # Less would take logits out of a float's range, and the drafter with them, for everybody.
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _integer("min_tokens", self.min_tokens, 0, 2**31)

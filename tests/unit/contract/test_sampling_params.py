@@ -63,6 +63,7 @@ WRONG: list[tuple[str, Any]] = [
     ("top_p", 1.01),
     ("min_p", -0.1),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 5e-324),
     ("repetition_penalty", -1.0),
     ("presence_penalty", 2.1),
     ("frequency_penalty", -2.1),
