@@ -79,7 +79,10 @@ class ServerConfig(BaseModel):
         None, "Limits", "Seconds a request may take, waiting included; then it is aborted. Default: no limit.", gt=0
     )
     read_timeout_s: float = _field(
-        30.0, "Limits", "Seconds in which a request's headers, and then its body, must have arrived.", gt=0
+        30.0,
+        "Limits",
+        "Seconds for a request's headers, then its body, to arrive, and for what is sent to be taken.",
+        gt=0,
     )
     drain_timeout_s: float = _field(
         20.0, "Limits", "Seconds that running requests get to finish after SIGTERM or Ctrl-C.", ge=0

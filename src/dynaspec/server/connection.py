@@ -1,4 +1,4 @@
-"""HTTP connections that do not wait for ever: uvicorn's, and a deadline on what the client owes."""
+"""HTTP connections that do not wait for ever: uvicorn's, and deadlines on what the client owes and leaves unread."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from .errors import bad_request
 
 
 class BoundedConnection(H11Protocol):
-    """Closes when a client does not send what it has begun.
+    """Closes when a client does not send what it has begun, or does not take what it is sent.
 
-    That is the headers of a request, from the connection's or their own first byte on; and the rest of a body whose
-    request has been answered already. Other bodies are ``BoundedBody``'s, idle connections uvicorn's business.
+    The former is the headers of a request, from the connection's or their own first byte on; and the rest of a body
+    whose request has been answered already. Other bodies are ``BoundedBody``'s, idle connections uvicorn's business.
+    The latter is an answer that fills all buffers between here and there: its request is given up.
 
     Args:
         timeout_s: seconds that a client has.
@@ -27,6 +28,7 @@ class BoundedConnection(H11Protocol):
         super().__init__(**uvicorn)
         self._timeout_s = timeout_s
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
@@ -35,6 +37,15 @@ class BoundedConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._look()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # Nothing more can be said to who does not listen, so what waits in the buffer is dropped with the connection.
+        self._unread = self.loop.call_later(self._timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._taken()
+        super().resume_writing()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -54,6 +65,7 @@ class BoundedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
+        self._taken()
         super().connection_lost(exc)
 
     def _look(self) -> None:
@@ -73,6 +85,11 @@ class BoundedConnection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _taken(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _close(self) -> None:
         self._deadline = None
