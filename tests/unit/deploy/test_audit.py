@@ -77,6 +77,10 @@ def test_pip_audit_failing_is_a_failure(
 
 def test_make_asks_about_the_pinned_versions() -> None:
     shown = subprocess.run(
-        ["make", "-n", "-o", ".venv/ready", "audit"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory", "-n", "-o", ".venv/ready", "audit"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert shown.stdout.split()[-2:] == ["deploy/audit.py", "constraints.txt"]

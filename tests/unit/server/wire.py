@@ -99,7 +99,8 @@ def gated(llm: AsyncLLM) -> Iterator[Gate]:
     step = engine.step
 
     def waiting_step() -> list[RequestOutput]:
-        gate.wait()
+        if engine.unfinished:  # else the last request has just been given up: no step, so none that was allowed
+            gate.wait()
         return step()
 
     with mock.patch.object(engine, "step", waiting_step):
