@@ -6,6 +6,9 @@
 The two sides alternate and take turns at being first; a figure is the median over the rounds. With ``--work-us`` the
 event loop computes for every output, as a server does that formats and sends it: the Python threads of a process share
 one lock, so this is where an engine's thread can lose time.
+
+Each side gives its OpenMP team up before the other's turn: together they have more threads than there are cores, and
+then none of them spins.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from dynaspec.bench.statistics import ratios
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import RequestOutputKind
+from dynaspec.model.kernels.team import dissolve
 
 LEAST_RATIO = 0.95
 MOST_EXTRA_MS = 1.0
@@ -104,14 +108,28 @@ async def take_turns(
     found = []
     for number in range(rounds + 1):
         if number % 2:
-            alone = offline_rate(offline, work), engine_first_token_ms(offline, work)
-            streamed = *await online_rate(online, work), await async_first_token_ms(online, work)
+            alone = offline_turn(offline, work)
+            streamed = await online_turn(online, work)
         else:
-            streamed = *await online_rate(online, work), await async_first_token_ms(online, work)
-            alone = offline_rate(offline, work), engine_first_token_ms(offline, work)
+            streamed = await online_turn(online, work)
+            alone = offline_turn(offline, work)
         found.append((alone[0], streamed[0], streamed[1], alone[1], streamed[2]))
         print(f"round {number} of {rounds} is done", file=sys.stderr, flush=True)
     return found[1:]
+
+
+def offline_turn(llm: dynaspec.LLM, work: Workload) -> tuple[float, float]:
+    """Tokens per second, and milliseconds to a first token."""
+    figures = offline_rate(llm, work), engine_first_token_ms(llm, work)
+    dissolve()
+    return figures
+
+
+async def online_turn(llm: dynaspec.AsyncLLM, work: Workload) -> tuple[float, float, float]:
+    """Tokens and outputs per second, and milliseconds to a first token."""
+    figures = *await online_rate(llm, work), await async_first_token_ms(llm, work)
+    await asyncio.wrap_future(llm._thread.ask(dissolve))
+    return figures
 
 
 def offline_rate(llm: dynaspec.LLM, work: Workload) -> float:

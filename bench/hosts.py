@@ -14,6 +14,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import dynaspec  # noqa: F401  # first: it sets what torch's threads read when they start
 
@@ -67,10 +68,16 @@ def on_transformers(args: argparse.Namespace, console: Console, tell: Tell) -> N
 def on_vllm(args: argparse.Namespace, console: Console, tell: Tell) -> None:
     if not args.vllm_python.exists():
         raise ConfigError(f"there is no {args.vllm_python}; expected vLLM's environment, which make test-hosts makes")
-    options = vllm.Options(**{"rounds": 2, "fixed": (1, 3, 6), "loads": (1, 4)} if args.quick else {})
+    chosen: dict[str, Any] = {"rounds": 2, "fixed": (1, 3, 6), "loads": (1, 4)} if args.quick else {}
+    options = vllm.Options(**chosen | ({} if args.rounds is None else {"rounds": args.rounds}))
     tokenizer = Tokenizer(args.model)
     prompts = [(prompt, tokenizer.encode(prompt.text)) for prompt in demo_prompts()]
     loads = workloads(prompts, options.loads, options.max_tokens)
+    if args.workloads is not None:
+        unknown = [name for name in args.workloads if name not in loads]
+        if unknown:
+            raise ConfigError(f"--workloads has {unknown}; expected some of {list(loads)}")
+        loads = {name: loads[name] for name in args.workloads}
     models = (Path(args.model), Path(args.draft_model))
     result = vllm.run(args.vllm_python, models, loads, options, args.output_dir, tell)
     write_json(args.output_dir / "hosts_vllm.json", vllm_report.as_document(result, asdict(options)))
@@ -87,6 +94,8 @@ def _arguments() -> argparse.Namespace:
         "--vllm-python", type=Path, default=VLLM_PYTHON, help=f"interpreter that has vLLM ({VLLM_PYTHON})"
     )
     parser.add_argument("--quick", action="store_true", help="fewer loads, lengths and rounds")
+    parser.add_argument("--workloads", nargs="+", help="of vLLM's, those to run: loads, or shift (all)")
+    parser.add_argument("--rounds", type=int, help="of vLLM's sides that count (5)")
     parser.add_argument(
         "--output-dir", type=Path, default=Path("bench-out"), help="folder for figures and engines' logs"
     )

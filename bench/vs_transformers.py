@@ -6,15 +6,16 @@ c  confidence stopping, over plain decoding of this engine; by kind of prompt, t
 d  confidence stopping, over Transformers' assisted generation with the same pair, as it is by default
 e  tokens/s of 16 requests decoded at once, over one at a time
 
-b to d decode the prompts of the demonstration (code and maths) greedily, one at a time, in float32, with the same
-threads and the same end-of-sequence token. The sides of each ratio alternate; a figure is the median over the rounds.
+b to d decode the prompts of the demonstration (code and maths) greedily, one at a time, in float32, with as many
+threads and the same end-of-sequence token; Transformers in a process of its own that knows nothing of dynaspec, as
+importing that would set how its threads wait. The sides of each ratio alternate; a figure is the median over the
+rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,10 +28,10 @@ import dynaspec  # first: it sets what torch's threads read when they start
 # isort: split
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as quiet
 
 from dynaspec.bench.demo import DemoPrompt, load_demo_prompts
+from dynaspec.bench.hosts.transformers import Decoded, Process, Side
+from dynaspec.bench.hosts.transformers_side import ASSISTED, PLAIN, Arguments
 from dynaspec.bench.measure import run_once
 from dynaspec.bench.provenance import provenance
 from dynaspec.bench.report import make_folder, write_json
@@ -76,18 +77,6 @@ class Ratio:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """One prompt, decoded once by one side."""
-
-    tokens: tuple[int, ...]
-    seconds: float
-
-
-Side = Callable[[Sequence[int]], Decoded]
-"""Decodes one prompt, given as token ids."""
-
-
 class FixedDrafts(NoProposer):
     """Drafts one and the same token over and over, so that every target pass has as many rows as are granted."""
 
@@ -117,8 +106,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for folder in (args.model, args.draft_model):
         if not (Path(folder) / "config.json").is_file():
             raise ConfigError(f"{folder} holds no config.json; expected a checkpoint's folder")
-    quiet.set_verbosity_error()
-    quiet.disable_progress_bar()
     prompts = load_demo_prompts()
     print(f"{args.model} with {args.draft_model}, {torch.get_num_threads()} threads, {args.rounds} rounds", flush=True)
     with ExitStack() as stack:
@@ -205,15 +192,24 @@ def decoding_sides(args: argparse.Namespace, stack: ExitStack) -> tuple[dict[str
     confident = dynaspec.LLM(args.model, speculative_config=speculation, max_num_seqs=1, enable_prefix_caching=False)
     stack.callback(plain.close)
     stack.callback(confident.close)
-    target, drafter = (
-        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        for path in (args.model, args.draft_model)
+    process = stack.enter_context(
+        Process(
+            Arguments(
+                target=args.model,
+                assistant=args.draft_model,
+                dynaspec=False,
+                max_tokens=args.max_tokens,
+                inference_mode=True,
+                speculative_config=None,
+            )
+        )
     )
+    process.wait_ready()
     sides = {
         OURS_PLAIN: ours(plain, args.max_tokens),
         OURS_CONFIDENT: ours(confident, args.max_tokens),
-        THEIRS_PLAIN: theirs(target, None, args.max_tokens),
-        THEIRS_ASSISTED: theirs(target, drafter, args.max_tokens),
+        THEIRS_PLAIN: process.side(PLAIN),
+        THEIRS_ASSISTED: process.side(ASSISTED),
     }
     return sides, plain.tokenizer.encode
 
@@ -224,29 +220,6 @@ def ours(llm: dynaspec.LLM, max_tokens: int) -> Side:
     def decode(tokens: Sequence[int]) -> Decoded:
         run = run_once(llm, [tokens], params)
         return Decoded(run.tokens[0], run.seconds)
-
-    return decode
-
-
-def theirs(model: Any, assistant: Any, max_tokens: int) -> Side:
-    assisted = {} if assistant is None else {"assistant_model": assistant}
-    padding = model.generation_config.eos_token_id
-
-    @torch.inference_mode()
-    def decode(tokens: Sequence[int]) -> Decoded:
-        prompt = torch.tensor([list(tokens)])
-        started = time.perf_counter()
-        output = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            do_sample=False,
-            use_cache=True,
-            max_new_tokens=max_tokens,
-            pad_token_id=padding[0] if isinstance(padding, list) else padding,
-            **assisted,
-        )
-        seconds = time.perf_counter() - started
-        return Decoded(tuple(output[0, len(tokens) :].tolist()), seconds)
 
     return decode
 

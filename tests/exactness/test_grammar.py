@@ -349,6 +349,8 @@ def is_person(text: str) -> bool:
     return known and len(value["name"]) <= 5 and 0 <= value["age"] <= 120
 
 
+THOUSANDS = [f"{i * 7919 % 9973:04d} {'abc'[i % 3]}" for i in range(9000)]
+
 BOUNDED: dict[str, tuple[StructuredOutputsParams, Callable[[str], Any]]] = {
     "schema": (StructuredOutputsParams(json=PERSON, whitespace_pattern=" ?"), is_person),
     "schema without whitespace": (
@@ -357,6 +359,7 @@ BOUNDED: dict[str, tuple[StructuredOutputsParams, Callable[[str], Any]]] = {
     ),
     "regex": (StructuredOutputsParams(regex=r"([a-z]{2,4} ){1,3}end"), re.compile(r"([a-z]{2,4} ){1,3}end").fullmatch),
     "choice": (StructuredOutputsParams(choice=["yes", 'no "x"', "été 🙂"]), ("yes", 'no "x"', "été 🙂").__contains__),
+    "thousands of choices": (StructuredOutputsParams(choice=THOUSANDS), THOUSANDS.__contains__),
     "Lark": (
         StructuredOutputsParams(grammar='start: NAME ("+" NAME)~1..4 ";"\nNAME: /[a-c]{1,3}/'),
         re.compile(r"[a-c]{1,3}(\+[a-c]{1,3}){1,4};").fullmatch,
@@ -411,9 +414,9 @@ ENDS: dict[str, tuple[dict[str, Any], tuple[int, str, Any]]] = {
         {"structured_outputs": StructuredOutputsParams(regex="[0-9]{3}x"), "allowed_token_ids": DIGITS},
         (3, "error", "structured_outputs and the request's other rules leave no token; expected at least one"),
     ),
-    "nothing from the first": (
-        {"structured_outputs": StructuredOutputsParams(regex="x[0-9]"), "allowed_token_ids": DIGITS},
-        (0, "error", "structured_outputs and the request's other rules leave no token; expected at least one"),
+    "nothing from the first, and no output has the form": (
+        {"structured_outputs": StructuredOutputsParams(regex="(x[0-9])?"), "allowed_token_ids": DIGITS},
+        (0, "stop", None),
     ),
     "without a grammar": (
         {"allowed_token_ids": DIGITS[:1], "bad_words": ["00"]},

@@ -77,6 +77,7 @@ class Machine:
                 goes_on=True,
                 length=r.length + 1,
                 room=max(0, r.left - 2),
+                space=64,
             )
             for r in running
         ]

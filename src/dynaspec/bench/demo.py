@@ -23,6 +23,7 @@ MODES: Mapping[str, str] = {
     "constant:5": "draft model k=5",
     "ngram:constant:5": "n-gram k=5",
     "confidence:0.4:20": "confidence",
+    "auto": "auto",
 }
 """Policies in the order they are shown, and what they are called there."""
 SHOWN = "confidence:0.4:20"

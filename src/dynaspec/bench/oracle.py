@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -9,7 +10,11 @@ from statistics import median
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.engine.calibrate import CONTEXT, Runner, measure_costs
 from dynaspec.engine.engine import Engine
+from dynaspec.kv.arena import Arena
+from dynaspec.model.base import Model
+from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
 
 from .datasets import BenchPrompt, fit
@@ -29,6 +34,7 @@ FIXED = tuple(range(1, 9))
 """Fixed lengths that compete."""
 _COST_PROMPTS = 1
 """Prompts of each task on which steps are timed, in every round."""
+_FEW_ROWS = 8
 _TIMED = (0, 2, 5, 8, 12, 16, LONGEST)
 """Draft lengths whose steps are timed apart, as no fixed length that competes goes so far."""
 
@@ -82,12 +88,14 @@ class Study:
     drafter_pass_s: float
     left_out: int
     """Prompts whose continuation ends with its first token: there is nothing to speculate on."""
+    row_s: float
+    """Another row of the target's pass, among few."""
 
     @property
     def costs(self) -> StepCosts:
         """Medians over the rounds."""
         lengths = self.rounds[0].costs.seconds
-        return monotone({k: median(r.costs.seconds[k] for r in self.rounds) for k in lengths})
+        return monotone({k: median(r.costs.seconds[k] for r in self.rounds) for k in lengths}, self.row_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +156,7 @@ def run_study(
         engines = _open(model, draft_model, policies, stack, progress)
         params = SamplingParams(temperature=0, max_tokens=max_tokens, detokenize=False)
         tasks = _known_tasks(engines[PLAIN], draft_model, prompts, params, progress)
+        row_s = _row_s(load_model(model, device=_device(engines[PLAIN])))
         fixed_engine = engines.pop(_FIXED)
         sides = [PLAIN, *(f"constant:{k}" for k in FIXED), *(spec.name for spec in policies)]
         decode = {name: _decoder(name, engines, fixed_engine, params) for name in sides}
@@ -169,6 +178,7 @@ def run_study(
         target_pass_s=median(r.costs.seconds[0] for r in measured),
         drafter_pass_s=counts.draft_s / counts.drafter_passes,
         left_out=len(prompts) - sum(len(task.texts) for task in tasks),
+        row_s=row_s,
     )
 
 
@@ -257,7 +267,7 @@ def _known_tasks(
     Raises:
         ConfigError: all texts end with their first token.
     """
-    drafter = load_model(draft_model, device=str(plain.config.device if plain.config.device != "auto" else "cpu"))
+    drafter = load_model(draft_model, device=_device(plain))
     max_tokens = params.max_tokens or 0
     tasks = []
     groups: dict[str, list[BenchPrompt]] = {}
@@ -283,6 +293,19 @@ def _known_tasks(
     return tasks
 
 
+def _device(engine: Engine) -> str:
+    return str(engine.config.device if engine.config.device != "auto" else "cpu")
+
+
+def _row_s(target: Model) -> float:
+    """Seconds that another row adds to the target's pass, among as few as a request's draft has."""
+    blocks = CONTEXT // BLOCK_SIZE + 2
+    arena = Arena.allocate(target.config.num_layers, target.kv_shapes(blocks), target.dtype, target.device)
+    curve = measure_costs(Runner(target, arena), [], time.perf_counter, _FEW_ROWS).target
+    (low, least), (high, most) = curve[0], curve[-1]
+    return max(0.0, most - least) / max(1, high - low)
+
+
 def _decoder(name: str, engines: Mapping[str, Engine], fixed_engine: Engine, params: SamplingParams) -> Decode:
     kind, _, k = name.partition(":")
     if name in engines:
@@ -306,7 +329,8 @@ def _decoder(name: str, engines: Mapping[str, Engine], fixed_engine: Engine, par
 
 def _iteration(step: StepTrace) -> Iteration:
     """Accepted tokens as output shows them: those behind the end of a text do not count."""
-    return Iteration(step.counts.draft_tokens, step.counts.emitted - 1)
+    counts = step.counts
+    return Iteration(counts.draft_tokens, counts.emitted - 1, max(0, counts.draft_tokens - counts.drafter_passes))
 
 
 def _round(

@@ -47,7 +47,8 @@ def explanation(study: Study) -> str:
     """What the figures rest on."""
     return (
         f"A target pass takes {1e3 * study.target_pass_s:.2f} ms, a drafter pass {1e3 * study.drafter_pass_s:.2f} ms; "
-        "computed: each side's steps × the median time of a step with drafts of that length. The gap is the way from "
+        "computed: each side's steps × the median time of a step with drafts of that length, and "
+        f"{1e3 * study.row_s:.2f} ms for each token that was looked up instead. The gap is the way from "
         "the best fixed length to the oracle, which drafts exactly to the first mismatch. Hindsight: the best rule of "
         "its kind, chosen on these very texts. It stops by the drafter's confidence in the last token, or by the "
         "chance that the whole draft is right (survival), fitted to the confidence alone or to the evidence that auto "

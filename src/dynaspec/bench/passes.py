@@ -19,6 +19,8 @@ class Iteration:
 
     drafted: int
     accepted: int
+    looked_up: int = 0
+    """Drafted tokens that were found in the text, without a drafter pass."""
 
 
 Walk = tuple[Iteration, ...]
@@ -82,6 +84,8 @@ class StepCosts:
     """Seconds of a step that drafts k tokens for one request, by k from 0: k drafter passes and one target pass."""
 
     seconds: Mapping[int, float]
+    row_s: float = 0.0
+    """Of a token that was looked up: another row of the target's pass."""
 
     def of(self, k: int) -> float:
         """Linear between the lengths measured, and beyond the last."""
@@ -95,10 +99,10 @@ class StepCosts:
 
     def total(self, steps: Sequence[Iteration]) -> float:
         """Seconds of all of them."""
-        return sum(self.of(step.drafted) for step in steps)
+        return sum(self.of(step.drafted - step.looked_up) + self.row_s * step.looked_up for step in steps)
 
 
-def monotone(seconds: Mapping[int, float]) -> StepCosts:
+def monotone(seconds: Mapping[int, float], row_s: float = 0.0) -> StepCosts:
     """Costs that do not fall with the draft length: the nearest in squares, by pooling neighbours that violate it.
 
     A longer draft is never cheaper; a measurement that says so has met a busy machine.
@@ -111,7 +115,7 @@ def monotone(seconds: Mapping[int, float]) -> StepCosts:
             mean = (before * len(earlier) + mean * len(members)) / (len(earlier) + len(members))
             members = earlier + members
         pools.append((mean, members))
-    return StepCosts({k: mean for mean, members in pools for k in members})
+    return StepCosts({k: mean for mean, members in pools for k in members}, row_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,8 @@ class Passes:
 
     @classmethod
     def of(cls, steps: Sequence[Iteration]) -> Passes:
-        return cls(len(steps), sum(s.drafted for s in steps), sum(s.accepted + 1 for s in steps))
+        drafter = sum(s.drafted - s.looked_up for s in steps)
+        return cls(len(steps), drafter, sum(s.accepted + 1 for s in steps))
 
 
 def tokens_per_second(walks: Sequence[Walk], costs: StepCosts) -> float:

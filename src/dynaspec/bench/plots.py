@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from .demo import KINDS, MODES, Summary
 from .policies import PLAIN
 
-_COLOURS = ("#9aa5b1", "#7aa6d8", "#e3a857", "#2a9d6f")
+_COLOURS = ("#9aa5b1", "#7aa6d8", "#e3a857", "#2a9d6f", "#8e6fc1")
 _INK = "#2f3640"
 
 

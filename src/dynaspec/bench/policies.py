@@ -11,7 +11,7 @@ from dynaspec.control.config import SpeculativeConfig
 
 PLAIN = "plain"
 _METHODS = ("draft_model", "ngram", "both")
-_LOOKUP: Mapping[str, Any] = {"prompt_lookup_max": 5, "prompt_lookup_min": 2}
+_LOOKUP: Mapping[str, Any] = {"prompt_lookup_max": 16, "prompt_lookup_min": 2}
 """N-grams of a lookup that drafts beside a model."""
 FORMS = (
     "plain, auto[:K], constant:K, heuristic[:K], heuristic_transient[:K], confidence[:T[:K]], goodput:FILE[:K], "

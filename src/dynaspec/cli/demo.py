@@ -27,7 +27,7 @@ def demo(
     model: Annotated[str, typer.Option(help="The target's checkpoint.")] = "models/target",
     draft_model: Annotated[str, typer.Option(help="The drafter's checkpoint.")] = "models/draft",
     output_dir: Annotated[Path, typer.Option(help="Folder for the picture and the figures.")] = Path("demo-out"),
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each continuation.")] = 80,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each continuation.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Timed runs of every prompt and policy.")] = 2,
 ) -> None:
     """Decode a dozen prompts plainly and with speculation; show text, equality, speed and waste."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -101,19 +101,18 @@ def generate(
         num_speculative_tokens=num_speculative_tokens,
         draft_confidence_threshold=draft_confidence_threshold,
     )
-    with _destination(output_file) as file:
+    with _destination(output_file) as file, ExitStack() as stack:
         writer = make_writer(output, file, len(texts), params.n)
         with status(f"loading {model}"):
             from dynaspec.api import LLM  # brings torch, which takes seconds to import
 
-            llm = LLM(model, speculative_config=speculation, **engine)
+            llm = stack.enter_context(closing(LLM(model, speculative_config=speculation, **engine)))
         started = time.perf_counter()
         # Two things moving on one terminal would spoil each other.
         with status("decoding", hidden=file.isatty()) as tell:
             llm.generate(texts, params, on_output=_listener(writer, len(texts), tell))
-    if stats:
-        stderr_console().print(format_table(llm.stats(), time.perf_counter() - started), markup=False)
-    llm.close()
+        if stats:
+            stderr_console().print(format_table(llm.stats(), time.perf_counter() - started), markup=False)
 
 
 def _needed_seqs(continuations: int) -> int:

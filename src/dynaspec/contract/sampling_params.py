@@ -57,11 +57,16 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     """Added to logits, by token id; each value within −100 … 100."""
     allowed_token_ids: Sequence[int] | None = None
-    """Only these tokens may be produced."""
+    """Only these tokens may be produced; with ``structured_outputs`` see there."""
     bad_words: Sequence[str] | None = None
     """Strings whose token sequences may not be produced."""
     structured_outputs: StructuredOutputsParams | None = None
-    """The form that the output must have."""
+    """The form that the output must have.
+
+    With ``allowed_token_ids`` and ``bad_words`` only what all of them allow is produced. If they leave no first token,
+    the request is refused. If they leave none later, it ends with what it has: finish reason ``stop`` where the form is
+    complete, else ``error`` with a sentence as the stop reason.
+    """
     min_tokens: int = 0
     """No end-of-sequence or stop token before this many output tokens."""
     max_tokens: int | None = 16

@@ -169,9 +169,14 @@ class SpeculativeConfig(BaseModel):
         return self._profile
 
     @property
+    def lookup(self) -> tuple[int, int] | None:
+        """Shortest and longest n-gram that are looked up; None = nothing is."""
+        return (self.prompt_lookup_min or 1, self.prompt_lookup_max) if self.prompt_lookup_max else None
+
+    @property
     def lookup_beside(self) -> bool:
         """An n-gram proposer drafts beside the draft model."""
-        return self.method == "draft_model" and self.prompt_lookup_max is not None
+        return self.method == "draft_model" and self.lookup is not None
 
     @property
     def synthetic_rates(self) -> tuple[float, ...] | None:

@@ -212,8 +212,8 @@ def _build_proposers(
                 probabilistic=speculation.draft_sample_method == "probabilistic",
             )
         )
-    if drafter is None or speculation.lookup_beside:
-        proposers.append(NgramProposer(speculation.prompt_lookup_min or 1, speculation.prompt_lookup_max or 1))
+    if speculation.lookup is not None:
+        proposers.append(NgramProposer(*speculation.lookup))
     return proposers
 
 

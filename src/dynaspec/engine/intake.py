@@ -10,6 +10,7 @@ import numpy as np
 
 from dynaspec.contract.errors import RequestError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.sampling.first_token import check_first_token
 from dynaspec.sampling.grammar import Grammar, GrammarCompiler
 from dynaspec.sampling.rules import Rules
 from dynaspec.schedule.request import Request
@@ -69,7 +70,7 @@ class Intake:
             tokens = tokens[-params.truncate_prompt_tokens :]
         self._check_prompt(tokens)
         bad_words = self._tokenizer.bad_words(params.bad_words or ())
-        Rules.of(params, vocab_size=self._vocab_size, eos_token_ids=self._eos_ids, bad_words=bad_words)
+        rules = Rules.of(params, vocab_size=self._vocab_size, eos_token_ids=self._eos_ids, bad_words=bad_words)
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(params, name)
             if asked is not None and asked > self._vocab_size:
@@ -77,6 +78,8 @@ class Intake:
                     f"{name} is {asked} but the vocabulary has {self._vocab_size} tokens; expected no more"
                 )
         grammar = self._grammar(params)
+        if grammar is not None:
+            check_first_token(grammar, rules, params, self._vocab_size)
         requests = [self._request(request_id, i, tokens, params, bad_words, grammar) for i in range(params.n)]
         return Group(request_id, text, tuple(tokens), params, requests)
 

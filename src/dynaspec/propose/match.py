@@ -34,6 +34,31 @@ def longest_match(tokens: npt.NDArray[np.int32], length: int, min_n: int, max_n:
 
 
 @njit(cache=True, nogil=True)
+def longest_matches(
+    tokens: npt.NDArray[np.int32],
+    lanes: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    min_n: int,
+    max_n: int,
+    wanted: int,
+) -> npt.NDArray[np.int64]:
+    """``longest_match`` of several texts.
+
+    Args:
+        tokens: [lanes, ≥ length]
+        lanes, lengths: [B]
+
+    Returns:
+        [B, 2] length of the match, and tokens that follow it, ``wanted`` at most.
+    """
+    out = np.empty((lanes.size, 2), np.int64)
+    for r in range(lanes.size):
+        n, start = longest_match(tokens[lanes[r]], lengths[r], min_n, max_n, wanted)
+        out[r, 0], out[r, 1] = n, min(lengths[r] - start, wanted)
+    return out
+
+
+@njit(cache=True, nogil=True)
 def echo(text: npt.NDArray[np.int32], length: int, draft: npt.NDArray[np.int64], position: int, max_n: int) -> float:
     """Whether a text goes on with a drafted token where it was the same before.
 

@@ -9,7 +9,7 @@ import numpy as np
 from dynaspec.contract.proposer import DecodeBatch, Drafts, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 
-from .match import longest_match
+from .match import longest_match, longest_matches
 
 _PEEK_TOKENS = 64
 
@@ -28,11 +28,8 @@ class NgramProposer:
         return (0,) * len(batch.ids)
 
     def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...]:
-        offers = []
-        for lane, length in zip(batch.lanes.tolist(), batch.lengths.tolist(), strict=True):
-            n, start = longest_match(batch.tokens[lane], length, self._min_n, self._max_n, _PEEK_TOKENS)
-            offers.append((n, min(length - start, _PEEK_TOKENS)))
-        return tuple(offers)
+        found = longest_matches(batch.tokens, batch.lanes, batch.lengths, self._min_n, self._max_n, _PEEK_TOKENS)
+        return tuple(map(tuple, found.tolist()))
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         drafts = Drafts(

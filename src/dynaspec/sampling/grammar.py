@@ -20,9 +20,9 @@ from .grammar_text import grammar_text
 
 Bits = npt.NDArray[np.int32]
 
-_LIMITS = LLParserLimits(initial_lexer_fuel=100_000, step_lexer_fuel=50_000, verbose_errors=False)
-"""Tighter than the library's own: the first mask is given up after about 100 ms, the others after 10, as everyone waits
-for them."""
+_LIMITS = LLParserLimits(initial_lexer_fuel=1_000_000, step_lexer_fuel=50_000, verbose_errors=False)
+"""Compiling may take as much as the library allows, as only its own request waits: enough for tens of thousands of
+choices. Masks, which everyone waits for, may take less: they are given up after about 10 ms."""
 _LONGEST_REASON = 300
 _EXCERPT = re.compile(r"\s*(\d+ \||\^+\s*$|<non-verbose/>)")
 """Lines that show where in a grammar's text an error is."""

@@ -39,7 +39,8 @@ def grammar_text(form: StructuredOutputsParams) -> str:
     if form.regex is not None:
         return str(LLMatcher.grammar_from_regex(form.regex))
     if form.choice is not None:
-        return _text(lark_grammar="start: " + " | ".join(map(dumps, form.choice)))
+        # One terminal: as rules of the grammar, the choices that are still open would each be followed on their own.
+        return _text(lark_grammar="start: CHOICE\nCHOICE: " + " | ".join(map(dumps, form.choice)))
     if form.grammar is not None:
         lark = _lark(form.grammar)
         _check_remainders(_schemas_within(lark))

@@ -42,6 +42,8 @@ def scheduler(
         additional_config={"dynaspec": settings},
     ).create_engine_config()
     config.scheduler_config.async_scheduling = asynchronous
+    if asynchronous:
+        config.device_config.device_type = "cuda"  # on CPUs vLLM always is synchronous
     if change is not None:
         change(config)
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)

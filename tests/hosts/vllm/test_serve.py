@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from dynaspec.observe.decision_log import PlanCall, read_calls
 from hosts.vllm.engines import MODELS
 
 COMMAND = (sys.executable, "-m", "dynaspec.cli.main", "serve", "--backend", "vllm")
@@ -38,6 +39,7 @@ class Server:
     process: subprocess.Popen[bytes]
     port: int
     log: Path
+    decisions: Path
 
     def ask(self, path: str, body: Any = None, *, key: str = KEY) -> str:
         request = urllib.request.Request(
@@ -65,11 +67,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         f"model: {MODELS / 'target'}\nhost: 127.0.0.1\nport: {port}\ndtype: float32\nenforce-eager: true\n"
         f"max-model-len: 256\nmax-num-seqs: 8\naccess-log: false\nspeculative-config: {{model: {MODELS / 'draft'}}}\n"
     )
-    log = folder / "log"
-    arguments = ("--config", str(config), "--api-key", KEY, "--served-model-name", "a", "b")
+    log, decisions = folder / "log", folder / "decisions.jsonl"
+    arguments = ("--config", str(config), "--api-key", KEY, "--decision-log", str(decisions))
+    names = ("--served-model-name", "a", "b")
     with log.open("wb") as file:
-        process = subprocess.Popen([*COMMAND, *arguments], env=environment(), stdout=file, stderr=file)
-    one = Server(process, port, log)
+        process = subprocess.Popen([*COMMAND, *arguments, *names], env=environment(), stdout=file, stderr=file)
+    one = Server(process, port, log, decisions)
     try:
         _wait(one)
         yield one
@@ -118,6 +121,22 @@ def test_dynaspec_s_metrics_stand_beside_vllm_s(server: Server) -> None:
         time.sleep(0.2)
     assert "\nvllm:spec_decode_num_drafts_total" in text
     assert "\ndynaspec:" in text
+
+
+def test_its_decisions_are_logged_while_it_runs(server: Server) -> None:
+    """What is buffered is written four times a second, and when nothing runs."""
+    server.complete()
+    deadline = time.monotonic() + 30
+    while not (drafted := _drafted(server.decisions)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert drafted
+
+
+def _drafted(log: Path) -> bool:
+    """Whether a log, which may be being written, holds a plan with drafts."""
+    if not log.exists() or not log.stat().st_size:
+        return False
+    return any(isinstance(call, PlanCall) and any(call.plan.depth) for call in read_calls(log))
 
 
 def test_it_ends_on_sigterm(server: Server) -> None:

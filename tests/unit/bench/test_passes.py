@@ -75,3 +75,10 @@ def test_monotone_costs(values):
     assert fitted == sorted(fitted)
     assert sum(fitted) == pytest.approx(sum(values))
     assert monotone(dict(enumerate(sorted(values)))).seconds == pytest.approx(dict(enumerate(sorted(values))))
+
+
+def test_what_was_looked_up_costs_a_row_and_no_pass() -> None:
+    steps = (Iteration(6, 4, looked_up=6), Iteration(5, 2, looked_up=4))
+    costs = StepCosts({0: 1.0, 1: 1.1}, row_s=0.01)
+    assert costs.total(steps) == pytest.approx(1.06 + 1.14)
+    assert Passes.of(steps) == Passes(target=2, drafter=1, tokens=8)

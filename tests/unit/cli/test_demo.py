@@ -21,7 +21,7 @@ def run(dynaspec, pair, folder):
 def test_demo(dynaspec, pair, tmp_path):
     result = run(dynaspec, pair, tmp_path / "out")
     assert result.code == 0, result.err
-    assert "All 12 outputs are token for token those of plain decoding" in result.out
+    assert "All 15 outputs are token for token those of plain decoding" in result.out
     assert str(tmp_path / "out" / "demo.png") in result.out.replace("\n", "")
     assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
     document = json.loads((tmp_path / "out" / "demo.json").read_text("utf-8"))

@@ -157,3 +157,39 @@ def test_a_form_that_cannot_be_is_refused() -> None:
         with pytest.raises(RequestError, match=r"structured_outputs cannot be used: .*unclosed group"):
             refuse()
     intake.prepare(SamplingParams())
+
+
+A = TOKENIZER.encode("a")[0]
+ONE = TOKENIZER.encode("1")[0]
+WORD = StructuredOutputsParams(regex="[b-z]+")
+
+
+@pytest.mark.parametrize(
+    ("params", "lists"),
+    [
+        ({"structured_outputs": WORD, "allowed_token_ids": [A, ONE]}, "allowed_token_ids"),
+        ({"structured_outputs": WORD, "allowed_token_ids": [A, EOS], "min_tokens": 1}, "allowed_token_ids"),
+        ({"structured_outputs": StructuredOutputsParams(choice=["1"]), "bad_words": ["1"]}, "bad_words"),
+        (
+            {"structured_outputs": THREE, "allowed_token_ids": [ONE, A], "bad_words": ["1"]},
+            "allowed_token_ids and bad_words",
+        ),
+    ],
+)
+def test_a_form_that_the_token_lists_leave_no_beginning_is_refused(params: dict[str, Any], lists: str) -> None:
+    with pytest.raises(RequestError, match=f"^structured_outputs and {lists} together leave no first token; expected"):
+        make("abc", **params)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"structured_outputs": THREE, "allowed_token_ids": [ONE]},  # stuck behind the third digit only
+        {"structured_outputs": THREE, "allowed_token_ids": [A, ONE], "bad_words": ["2"]},
+        {"structured_outputs": THREE, "bad_words": ["12"]},
+        {"structured_outputs": StructuredOutputsParams(regex="b?"), "allowed_token_ids": [A]},  # "" has it
+        {"structured_outputs": StructuredOutputsParams(regex="b?"), "allowed_token_ids": [EOS]},
+    ],
+)
+def test_a_form_that_can_begin_is_taken(params: dict[str, Any]) -> None:
+    assert make("abc", **params).requests[0].grammar is not None

@@ -15,16 +15,29 @@ import pytest
 from dynaspec.cli.vllm_backend import REFUSED as REFUSED_FLAGS
 from dynaspec.contract.errors import ConfigError, RequestError
 from dynaspec.contract.sampling_params import SamplingParams, StructuredOutputsParams
+from dynaspec.contract.step import Limits
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import POLICIES, build_controller
-from dynaspec.hosts.transformers.setup import resolve_setup
+from dynaspec.engine import build
+from dynaspec.engine.config import EngineConfig
+from dynaspec.hosts.transformers import Session
+from dynaspec.hosts.transformers.setup import Setup, resolve_setup
 from dynaspec.hosts.vllm import launch
+from dynaspec.hosts.vllm.driver import limits_for
 from dynaspec.hosts.vllm.llm_params import vllm_params
+from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "scale-out.md").read_text("utf-8")
 ROWS = re.findall(r"^\| `(\{.*?\})` \| (.*?) \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE)
 PARAMETERS = dict(re.findall(r"^\| `(\w+)` \| ((?:yes|no)\b.*?) \|$", PAGE, re.MULTILINE))
+HOST_TABLE = PAGE.partition("\n| | embedded | vLLM | Transformers |\n")[2].partition("\n\n")[0]
+WHAT_HOSTS_ARE = {
+    name: answers
+    for name, *answers in re.findall(r"^\| ([^|]+?) \| (.*?) \| (.*?) \| (.*?) \|$", HOST_TABLE, re.MULTILINE)
+}
+SEEN_BY_RUNNING = {"devices", "output of greedy requests", "seeded sampling is that of plain decoding", "metrics"}
+"""Rows that ``tests/exactness``, ``tests/unit/hosts/transformers`` and ``tests/hosts/vllm`` are about."""
 VALUES: dict[str, Any] = {
     "max_draft_tokens": 2,
     "speculation_metrics": "detailed",
@@ -45,10 +58,14 @@ def vllm(config: dict[str, Any]) -> None:
 
 
 def transformers(config: dict[str, Any]) -> None:
+    setup = transformers_setup(config)
+    build_controller(setup.config, setup.limits)
+
+
+def transformers_setup(config: dict[str, Any]) -> Setup:
     model = SimpleNamespace(name_or_path="target", generation_config=None)
     drafter = SimpleNamespace(name_or_path="drafter", generation_config=None)
-    setup = resolve_setup(config, model, None if config.get("method") == "ngram" else drafter, {})
-    build_controller(setup.config, setup.limits)
+    return resolve_setup(config, model, None if config.get("method") == "ngram" else drafter, {})
 
 
 HOSTS: tuple[Callable[[dict[str, Any]], None], ...] = (embedded, vllm, transformers)
@@ -79,6 +96,53 @@ def _answer(host: Callable[[dict[str, Any]], None], config: dict[str, Any]) -> s
 
 def test_every_policy_has_a_row() -> None:
     assert {json.loads(keys).get("policy") for keys, *_ in ROWS} - {None} == POLICIES.keys()
+
+
+def limits() -> tuple[Limits, Limits, Limits]:
+    """What each host can carry out with a draft model."""
+    settings = on_vllm()
+    return (
+        build._limits(None, (), EngineConfig(model="target")),
+        limits_for(settings.drafter, settings.menu, asynchronous=False, alike=settings.alike),
+        transformers_setup({"model": "drafter"}).limits,
+    )
+
+
+def on_vllm(**host: Any) -> Settings:
+    return Settings.read(None, VllmSpeculation("draft_model", longest=4, model="drafter", **host), {})
+
+
+def test_every_row_about_hosts_is_looked_at() -> None:
+    looked_at = {"length of a draft", "drafts end early", "decision log, `dynaspec explain`", "live page"}
+    assert WHAT_HOSTS_ARE.keys() == SEEN_BY_RUNNING | looked_at
+
+
+def test_drafts_end_early_where_hosts_can_stop_them() -> None:
+    assert [told == "yes" for told in WHAT_HOSTS_ARE["drafts end early"]] == [one.can_stop for one in limits()]
+
+
+def test_lengths_are_each_request_s_own_but_on_vllm_s_cpus() -> None:
+    told = WHAT_HOSTS_ARE["length of a draft"]
+    assert told[0] == "each request its own"
+    assert told[1] == "one a batch; verified by request, on CPUs alike for all"
+    assert all(one.ragged for one in limits())
+    assert [on_vllm(on_cpu=on_cpu).alike for on_cpu in (False, True)] == [False, True]
+
+
+def test_every_host_writes_decision_logs() -> None:
+    assert WHAT_HOSTS_ARE["decision log, `dynaspec explain`"] == ["yes", "yes", "yes"]
+    assert EngineConfig(model="target", decision_log="a").decision_log == "a"
+    settings = launch.engine_arguments("target", {"model": "drafter"}, {"decision_log": "a"}, {})["additional_config"]
+    assert settings["dynaspec"]["decision_log"] == "a"
+    Session(decision_log="a")
+
+
+def test_the_live_page_is_the_embedded_engine_s() -> None:
+    assert [told == "yes" for told in WHAT_HOSTS_ARE["live page"]] == [
+        True,
+        "enable_dashboard" not in REFUSED_FLAGS,
+        False,
+    ]
 
 
 def test_the_parameters_of_requests() -> None:

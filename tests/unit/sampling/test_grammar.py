@@ -67,6 +67,30 @@ def test_forms_of_every_kind(form: dict[str, Any], good: list[str], bad: list[st
     assert [takes(grammar, text) for text in bad] == [False] * len(bad)
 
 
+MANY = {
+    "common beginnings": [f"item-{i:05d}" for i in range(12_000)],
+    "common ends": [f"{i * 7919 % 99_991}-item" for i in range(12_000)],
+    "one the beginning of another": [f"{'a' * i}" for i in range(1, 500)],
+    "short": [f"{i:x}" for i in range(60_000)],
+    "with quotes and signs": [f'"{i}"\n\\é🙂' for i in range(5000)],
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_thousands_of_choices(name: str, shared: GrammarCompiler) -> None:
+    choices = MANY[name]
+    grammar = shared.compile(StructuredOutputsParams(choice=choices))
+    assert all(takes(grammar, choice) for choice in (choices[0], choices[len(choices) // 2], choices[-1]))
+    assert not takes(grammar, f"{choices[-1]}x")
+    assert not takes(grammar, choices[0][1:])
+
+
+def test_thousands_of_values_in_a_schema(shared: GrammarCompiler) -> None:
+    grammar = shared.compile(StructuredOutputsParams(json={"enum": MANY["common ends"]}))
+    assert takes(grammar, f'"{MANY["common ends"][-1]}"')
+    assert not takes(grammar, '"item"')
+
+
 def nested(levels: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(levels):
@@ -86,6 +110,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"regex": r"[^\s\S]"}, "no token of the vocabulary fits"),
     ({"regex": "x" * 300_000}, "structured_outputs.regex has 300000 characters; expected at most 262144"),
     ({"regex": "(" * 2000 + "a" + ")" * 2000}, "cannot be used: "),
+    ({"choice": [f"value {i}" for i in range(30_000)]}, "choice has 318890 characters; expected at most 262144"),
     ({"json": {"type": "strin"}}, "Invalid type: strin"),
     ({"json": "false"}, "Unsatisfiable"),
     ({"json": {"$ref": "#/$defs/missing"}}, "cannot be used: "),

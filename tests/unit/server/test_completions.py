@@ -122,6 +122,22 @@ async def test_tokens_can_be_steered(client: Client) -> None:
     assert set(barred["choices"][0]["text"]) == {"c"}
 
 
+async def test_a_form_ends_where_the_allowed_tokens_leave_nothing(client: Client) -> None:
+    asked = {"prompt": "x", "allowed_token_ids": [66, 67], **GREEDY}
+    whole = await client.ask(PATH, structured_outputs={"regex": "b{2}"}, **asked)
+    stuck = await client.ask(PATH, structured_outputs={"regex": "b{2}a"}, **asked)
+    assert [answer["choices"][0]["text"] for answer in (whole, stuck)] == ["bb", "bb"]
+    assert [answer["choices"][0]["finish_reason"] for answer in (whole, stuck)] == ["stop", "error"]
+    assert "leave no token" in stuck["choices"][0]["stop_reason"]
+
+
+async def test_one_of_thousands_of_choices(client: Client) -> None:
+    choices = [f"{number:05d}" for number in range(10_000)]
+    answer = await client.ask(PATH, prompt="x", structured_outputs={"choice": choices}, **GREEDY)
+    assert answer["choices"][0]["text"] in choices
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
 async def test_only_the_end_of_a_prompt(client: Client, llm: AsyncLLM) -> None:
     tokens = llm.tokenizer.encode(PROMPTS[0])
     whole = await client.ask(PATH, prompt=tokens[-5:], return_token_ids=True, **GREEDY)
@@ -232,6 +248,11 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": "a", "temperature": float("nan")}, "temperature", "finite"),
     ({"prompt": "a", "stream": False, "stream_options": {"include_usage": True}}, "stream_options", "stream"),
     ({"prompt": "a", "use_beam_search": True}, "use_beam_search", "beam search"),
+    (
+        {"prompt": "a", "structured_outputs": {"regex": "a+"}, "allowed_token_ids": [66]},
+        None,
+        "structured_outputs and allowed_token_ids together leave no first token",
+    ),
     ({"prompt": "a", "frobnicate": 1}, "frobnicate", "unknown field 'frobnicate'"),
     ({"prompt": "a", "max_draft_tokens": 1, "speculation": {"max_draft_tokens": 2}}, "max_draft_tokens", "one of them"),
     ({"prompt": "a", "speculation": {"depth": 2}}, "speculation.depth", "unknown field"),

@@ -6,6 +6,7 @@ Every side is an engine in a process of its own, and idle while another has its 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from dynaspec.contract.errors import ConfigError, DynaspecError
 from ..statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios
 from . import vllm_side
 from .vllm_side import Load
-from .vllm_workloads import SHIFT
+from .vllm_workloads import SHIFT, of_round
 
 Progress = Callable[[str, int, int], None]
 
@@ -28,6 +29,10 @@ OURS = "dynaspec"
 WANTED, WANTED_SHIFT = 0.97, 1.0
 """dynaspec's speed over the best of vLLM's sides: at a constant load, and over the workload that changes."""
 SCHEDULER = "dynaspec.hosts.vllm.Scheduler"
+_STARTED_AT_ONCE = 2
+"""Engines: each takes a core for half a minute, most of it to compile."""
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+"""What importing dynaspec, as this process has, says of how OpenMP's threads wait: not vLLM's way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +90,12 @@ class Side:
     def __init__(self, name: str, python: Path, arguments: Mapping[str, Any], log: Path) -> None:
         self.name = name
         self._log = log
-        # Not as a module of dynaspec's: importing that sets how OpenMP's threads wait, which is not vLLM's way.
+        # Not as a module of dynaspec's, and without what importing that has set here.
+        environment = {name: value for name, value in os.environ.items() if name not in _WAITING}
         command = [str(python), "-P", vllm_side.__file__, json.dumps(arguments)]
         with log.open("w") as errors:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
             )
 
     def __enter__(self) -> Self:
@@ -143,10 +149,15 @@ def run(
     with ExitStack() as stack:
         sides: list[Side] = []
         configured = _sides(models, options, most)
-        for name, arguments in configured.items():
+        names = list(configured)
+        for first in range(0, len(names), _STARTED_AT_ONCE):
             tell("engines started", len(sides), len(configured))
-            sides.append(stack.enter_context(Side(name, python, arguments, folder / f"vllm-{name}.log")))
-            version = sides[-1].wait_ready()  # one after the other: each takes all cores
+            started = [
+                stack.enter_context(Side(name, python, configured[name], folder / f"vllm-{name}.log"))
+                for name in names[first : first + _STARTED_AT_ONCE]
+            ]
+            sides += started
+            version = [side.wait_ready() for side in started][-1]
         tell("engines started", len(sides), len(sides))
         rates: dict[str, dict[str, list[float]]] = {name: {side.name: [] for side in sides} for name in workloads}
         for number in range(options.rounds + 1):
@@ -154,7 +165,7 @@ def run(
             turn = number % len(sides)
             for name, loads in workloads.items():
                 for side in sides[turn:] + sides[:turn]:
-                    rate = _rate(side, loads)
+                    rate = _rate(side, [of_round(load, number) for load in loads])
                     if number:
                         rates[name][side.name].append(rate)
     return Result(version, {name: {side: tuple(found) for side, found in by.items()} for name, by in rates.items()})

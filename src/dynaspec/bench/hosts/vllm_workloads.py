@@ -15,6 +15,15 @@ _TURNS = 3
 """Requests of a load for each that runs at a time, so that its end, when fewer and fewer run, is a small part."""
 
 
+def of_round(load: Load, number: int) -> Load:
+    """The load of a round: its prompts begin so many tokens later, so that no round repeats the one before.
+
+    vLLM's kernels for CPUs are made for each number of rows when it first occurs. Given the very same requests again, a
+    scheduler that decides the same again runs numbers of rows that have all been there, as no server does.
+    """
+    return {**load, "prompts": [tokens[min(number, len(tokens) - 1) :] for tokens in load["prompts"]]}
+
+
 def workloads(
     prompts: Sequence[tuple[BenchPrompt, list[int]]], loads: Sequence[int], max_tokens: int
 ) -> dict[str, list[Load]]:

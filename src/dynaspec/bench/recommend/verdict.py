@@ -13,8 +13,8 @@ CLEARLY = 0.02
 """Differences of speed below this share are called none."""
 
 MARGIN = 0.05
-"""Fixed lengths and schedules must be faster than auto by more: they are judged by the very figures that they were
-derived from, while auto learns its own, and goes on where load or text change."""
+"""Auto is preferred while it is slower by no more: fixed lengths and schedules are judged by the very figures that they
+were derived from, while auto learns its own, and goes on where load or text change."""
 
 Choice = Literal["auto", "fixed", "schedule", "plain"]
 
@@ -37,7 +37,8 @@ def decide(predicted: Predicted) -> Verdict:
     best = max((name for name in predicted.speeds if name not in (PLAIN, AUTO)), key=predicted.over_plain)
     auto, other = predicted.over_plain(AUTO), predicted.over_plain(best)
     if auto >= (1 - MARGIN) * other and auto > 1:
-        return Verdict("auto", None, tuple(_for_auto(predicted)))
+        preferred = [_preferred_to(best)] if other > auto else []
+        return Verdict("auto", None, (*_for_auto(predicted), *preferred))
     why = f"Over all loads, {_called(best)} reaches {other:.2f} times plain decoding's speed, and auto {auto:.2f}."
     if other <= 1:
         return Verdict("plain", None, (why, "So over all of these loads together, drafting loses."))
@@ -84,6 +85,14 @@ def _for_auto(predicted: Predicted) -> list[str]:
     ratio = predicted.over_plain(f"{FIXED}{best}")
     lines.append(f"The best single length, {best}, reaches {ratio:.2f} times that speed.")
     return lines
+
+
+def _preferred_to(faster: str) -> str:
+    return (
+        f"{_called(faster).capitalize()} is faster, but by no more than {100 * MARGIN:.0f} % of its speed: auto is "
+        "preferred, as it learns its own figures and follows load and text, where the other is judged by those it came "
+        "from."
+    )
 
 
 def _called(policy: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dynaspec.contract.step import StopRule
 
+from .drafter import Wish
 from .guard import Mode, Prediction
 
 
@@ -14,7 +15,11 @@ class Pending:
     """A planned step, until its outcome comes."""
 
     prediction: Prediction
+    alone: Prediction
+    """The same without look-ups beside a model: what they add is told by how far steps surpass it."""
     mode: Mode
+    found: bool
+    """Look-ups draft beside the model, or beside plain decoding."""
     trims: bool
     match: tuple[tuple[int, ...] | None, ...]
     """For each proposer the match lengths [B] on offer; empty where none looks up."""
@@ -26,6 +31,8 @@ class Agreement:
 
     ids: tuple[str, ...]
     prefill: int
+    lengths: Wish
+    """As expected; what a rule ends is granted more."""
     wish: list[int]
     """[B]"""
     owner: tuple[int, ...] | None

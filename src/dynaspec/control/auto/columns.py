@@ -18,14 +18,16 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def drafting_of(outcome: StepOutcome) -> Drafting | None:
-    """What drafting took, where one proposer did all of it."""
-    work, drafted = outcome.work, outcome.drafted
-    drafting = len(drafted) - drafted.count(0)
-    if not drafting and not work.rows_per_pass:
-        return None
+def drafting_of(outcome: StepOutcome, traits: Sequence[ProposerTraits]) -> Drafting | None:
+    """What drafting took, where one proposer did all of it; beside a model, look-ups take nothing that counts."""
+    work = outcome.work
     used = {p for p, k in zip(outcome.proposer, outcome.requested, strict=True) if k > 0}
+    if len(used) > 1:
+        used = {p for p in used if traits[p].passes_per_draft != "none"}
     if len(used) != 1:
+        return None
+    drafting = sum(p in used and k > 0 for p, k in zip(outcome.proposer, outcome.drafted, strict=True))
+    if not drafting and not work.rows_per_pass:
         return None
     ingested = max(0, work.rows_per_pass[0] - drafting) if work.rows_per_pass else 0
     drawn = sum(work.rows_per_pass) - ingested
@@ -35,25 +37,30 @@ def drafting_of(outcome: StepOutcome) -> Drafting | None:
 def drafting_in(work: Work, traits: Sequence[ProposerTraits]) -> Drafting | None:
     """The drafting in a step whose seconds are known as a whole only; None where there was none of its own.
 
-    It may have been for another plan than the one whose tokens the step verified, so only a host's single proposer can
+    It may have been for another plan than the one whose tokens the step verified, so only a host's single model can
     be told. A pass that runs in any case is not counted: it belongs to the target's, with the same rows.
     """
     passes = work.rows_per_pass
-    if len(traits) != 1:
+    models = [index for index, one in enumerate(traits) if one.passes_per_draft != "none"]
+    if len(models) != 1:
         return None
-    if traits[0].idle_pass:
-        return Drafting(0, len(passes) - 1, sum(passes[1:]), 0, 0.0) if len(passes) > 1 else None
-    return Drafting(0, len(passes), sum(passes), 0, 0.0) if passes else None
+    index = models[0]
+    if traits[index].idle_pass:
+        return Drafting(index, len(passes) - 1, sum(passes[1:]), 0, 0.0) if len(passes) > 1 else None
+    return Drafting(index, len(passes), sum(passes), 0, 0.0) if passes else None
 
 
 def drafting_before(outcome: StepOutcome, traits: Sequence[ProposerTraits]) -> Drafting | None:
     """What drafting for an outcome's plan was, if a step before did it; see ``drafting_in``."""
-    deepest = max(outcome.requested, default=0)
-    if not deepest or len(traits) != 1 or traits[0].passes_per_draft == "none":
+    drafted = [
+        (traits[p], k)
+        for p, k in zip(outcome.proposer, outcome.requested, strict=True)
+        if k and traits[p].passes_per_draft != "none"
+    ]
+    if not drafted:
         return None
-    rows = len(outcome.requested) - outcome.requested.count(0)
-    passes = deepest if traits[0].passes_per_draft == "per_token" else 1
-    return drafting_in(Work(rows_per_pass=(rows,) * passes), traits)
+    deepest = max(k if one.passes_per_draft == "per_token" else 1 for one, k in drafted)
+    return drafting_in(Work(rows_per_pass=(len(drafted),) * deepest), traits)
 
 
 def matches_of(view: StepView) -> tuple[tuple[int, ...] | None, ...]:

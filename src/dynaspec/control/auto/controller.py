@@ -18,6 +18,7 @@ from ..planner import ChainPlanner
 from ..profile import Profile
 from .acceptance import Places, Verdicts
 from .agreement import Agreement, Pending
+from .beside import Found, beside_models
 from .columns import drafting_before, drafting_in, drafting_of, echo_of, evidence_of, match_of, matches_of
 from .costs import StepCosts, row_s
 from .drafter import ModelDrafter, Situation, Wish
@@ -92,8 +93,9 @@ class AutoController:
         self._pending: dict[int, Pending] = {}
         self._latest = Prediction(False, 0.0, 0.0)
         self._agreement: Agreement | None = None
+        self._beside = beside_models(self._drafters)
         # What look-ups have found changes with every token, and says beforehand what it may be worth.
-        self._lasting = all(isinstance(drafter, ModelDrafter) for drafter in self._drafters)
+        self._lasting = any(isinstance(drafter, ModelDrafter) for drafter in self._drafters)
         self._guard = PlainGuard(only_by_trial=self._lasting)
         self._unread: list[tuple[StepOutcome, Pending | None]] = []
         self._steps_read = self._drafts_read = 0
@@ -102,25 +104,30 @@ class AutoController:
         self._every = 1
 
     def plan(self, view: StepView) -> SpecPlan:
-        if not view.ids or not self._drafters:
-            return plain_plan(view)
+        if not self._drafters or not _room(view):
+            return plain_plan(view)  # without a word about which mode pays
         agreed = self._agreement
         if agreed is None or agreed.steps <= 0 or agreed.ids != view.ids or agreed.prefill != view.prefill_tokens:
             agreed = self._agreement = self._negotiate(view)
         agreed.steps -= 1
         mode = self._guard.decide(agreed.hoped, agreed.plain_goodput, len(view.ids))
-        matches = () if self._lasting else matches_of(view)
-        prediction = agreed.plain
-        if mode == "speculate":
+        alone = agreed.speculation if mode == "speculate" else agreed.plain
+        found = None
+        if self._beside is not None and mode != "probe_draft" and self._beside.offered(view):
+            found = self._beside.find(view, self._situation(view), agreed, alone)
+        if found is not None:
+            plan = replace(self._planner.plan(view, found.depth, found.stop), proposer=found.owner)
+        elif mode == "speculate":
             plan = self._planner.plan(view, agreed.wish, agreed.stop)
             plan = plan if agreed.owner is None else replace(plan, proposer=agreed.owner)
-            prediction = agreed.speculation
         elif mode == "probe_draft":
             plan = self._trial(view, np.array(agreed.wish))
         else:
             plan = plain_plan(view)
-        self._latest = prediction
-        self._pending[view.step] = Pending(prediction, mode, mode == "speculate" and agreed.trims, matches)
+        self._latest = alone if found is None else self._predict(view, found)
+        matches = () if self._lasting and found is None else matches_of(view)
+        trims = mode == "speculate" and agreed.trims
+        self._pending[view.step] = Pending(self._latest, alone, mode, found is not None, trims, matches)
         if len(self._pending) > _PENDING:
             del self._pending[next(iter(self._pending))]
         return plan
@@ -128,7 +135,7 @@ class AutoController:
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
         # Asynchronous hosts plan the next step before they trim this one: only what was noted for it counts here.
         pending = self._pending.get(view.step)
-        if pending is not None and pending.mode in ("plain", "probe_plain"):
+        if pending is not None and pending.mode in ("plain", "probe_plain") and not pending.found:
             return plan
         if pending is None or not pending.trims:
             return self._planner.trim(view, plan, drafts)
@@ -209,6 +216,7 @@ class AutoController:
         """Lengths and proposers for the next steps, at the value of a token that follows from them."""
         situation = self._situation(view)
         requests, context = len(view.ids), float(sum(view.context_len))
+        gain = 1.0 if self._beside is None else self._guard.gain
         plain_s = self._costs.pass_s(requests, context) + self._host_s
         self._value = self._value or plain_s / requests
         for _ in range(_ROUNDS):
@@ -216,7 +224,7 @@ class AutoController:
             wish, owner = self._route(view, situation)
             seconds = wish.seconds + self._costs.pass_s(requests + wish.rows, context + wish.context) + self._host_s
             hoped = (requests + wish.hoped) / seconds
-            best = max(hoped, requests / plain_s)
+            best = max(hoped, requests / plain_s) * gain
             settled = abs(best * self._value - 1.0) < _SETTLED
             self._value = 1.0 / best
             if settled:
@@ -229,6 +237,7 @@ class AutoController:
         return Agreement(
             ids=view.ids,
             prefill=view.prefill_tokens,
+            lengths=wish,
             wish=depth.tolist(),
             owner=None if owner is None else tuple(owner.tolist()),
             stop=stop,
@@ -260,21 +269,33 @@ class AutoController:
         )
 
     def _route(self, view: StepView, situation: Situation) -> tuple[Wish, Ints | None]:
-        """Every request goes to the proposer that gains most for it: [B], or None if there is but one."""
-        wishes = [drafter.wish(view, situation) for drafter in self._drafters]
-        if len(wishes) == 1:
+        """Every request goes to the proposer that gains most for it: [B], or None if there is but one to choose.
+
+        Look-ups beside models are not among them: they are asked in every step.
+        """
+        asked = [
+            i for i, drafter in enumerate(self._drafters) if self._beside is None or isinstance(drafter, ModelDrafter)
+        ]
+        wishes = [self._drafters[i].wish(view, situation) for i in asked]
+        if asked == [0]:
             return wishes[0], None
-        owner = np.argmax([wish.worth for wish in wishes], axis=0)
+        owner = np.array(asked)[np.argmax([wish.worth for wish in wishes], axis=0)]
         whole = situation.cap
         total = Wish(np.zeros_like(whole), np.zeros(whole.size))
-        for index, drafter in enumerate(self._drafters):
+        for index in asked:
             # Once more for its own requests alone, which share the cost of its passes.
-            own = drafter.wish(view, replace(situation, cap=np.where(owner == index, whole, 0)))
+            own = self._drafters[index].wish(view, replace(situation, cap=np.where(owner == index, whole, 0)))
             total.depth = np.where(owner == index, own.depth, total.depth)
+            total.worth = np.where(owner == index, own.worth, total.worth)
             total.hoped, total.expected = total.hoped + own.hoped, total.expected + own.expected
             total.seconds, total.rows = total.seconds + own.seconds, total.rows + own.rows
             total.context += own.context
         return total, owner
+
+    def _predict(self, view: StepView, found: Found) -> Prediction:
+        """What is expected of a step in which look-ups draft too."""
+        rows, context = len(view.ids) + found.rows, float(sum(view.context_len)) + found.context
+        return Prediction(True, found.emitted, self._costs.pass_s(rows, context) + found.drafting_s + self._host_s)
 
     def _trial(self, view: StepView, wish: Ints) -> SpecPlan:
         """Short drafts for as many requests as cost little, by the first proposer that has something to offer.
@@ -360,14 +381,15 @@ class AutoController:
         if whole:
             self._costs.observe_whole(rows, work.kv_tokens, outcome.step_s, drafting)
         else:
-            self._costs.observe(rows, work.kv_tokens, outcome.verify_s, drafting_of(outcome))
+            drafting = drafting_of(outcome, self._limits.proposers)
+            self._costs.observe(rows, work.kv_tokens, outcome.verify_s, drafting)
         if outcome.ids and not work.prefill_rows and outcome.step_s > 0.0:
             host = 0.0 if whole else max(0.0, outcome.step_s - outcome.draft_s - outcome.verify_s)
             limit = 3.0 * self._host_s if self._host_s else host
             self._host_s = _HOST_FORGET * self._host_s + (1 - _HOST_FORGET) * min(host, limit) if limit else host
             if pending is not None and pending.mode != "probe_draft":
                 trial = pending.mode == "probe_plain"
-                self._guard.observe(pending.prediction, sum(outcome.emitted), outcome.step_s, trial=trial)
+                self._guard.observe(pending.alone, sum(outcome.emitted), outcome.step_s, trial=trial)
 
     def _learn(self, outcome: StepOutcome, pending: Pending | None) -> None:
         """Accepted tokens and first rejections, to the models of the proposers that they came from."""
@@ -382,6 +404,11 @@ class AutoController:
         for index, drafter in enumerate(self._drafters):
             seen.place = np.where(proposer == index, place, -1)
             drafter.observe(seen, evidence, match_of(pending, index, len(tested)))
+
+
+def _room(view: StepView) -> bool:
+    """Whether any request can use a draft: all that near their end at once say nothing of those to come."""
+    return any(room and wish != 0 for room, wish in zip(view.room_depth, view.max_draft, strict=True))
 
 
 def _steps_lost(plain: Prediction, outcome: StepOutcome, seconds: float) -> float:

@@ -53,6 +53,9 @@ _PART_RETURN = 0.9998
 """By which the parts' own multipliers go back to what start-up has measured, a step."""
 _WHOLE_RETURN = 0.999
 """The same where only whole steps are measured: what a few odd ones have charged to the wrong part must not stay."""
+_NEW_IN_A_ROW = 3
+"""Whole steps of a number of rows that has not been seen before are left out, as kernels may be made for it, but no
+more than so many on end: where hardly any number occurs twice, they have to do."""
 _NOISE = 0.12
 """Standard deviation of a measured time, as a share of what was expected."""
 _OUTLIER = 0.5
@@ -217,6 +220,8 @@ class StepCosts:
         self._known = [known, *(drafter_known for _, drafter_known in drafters)]
         self._drafted = [False] * len(drafters)
         self._stepped = False
+        self._rows_seen: set[int] = set()
+        self._new_on_end = 0
         size = self._start.size
         self._prior: Floats = np.array([_PACE_PRIOR, *_TARGET_PRIOR, *(_DRAFT_PRIOR * len(drafters))])
         for group, is_known in enumerate(self._known):
@@ -292,7 +297,7 @@ class StepCosts:
         self._stepped = True
         if drafting is not None:
             self._drafted[drafting.proposer] = True
-        if new or not rows or seconds <= 0.0:
+        if not rows or seconds <= 0.0 or self._is_new(rows) or new:
             return  # the first time loads what it needs: that is no measure
         at, passes, drawn = 0, 0, 0
         expected = self.pass_s(rows, context)
@@ -315,6 +320,13 @@ class StepCosts:
             drawn,
             seconds,
         )
+
+    def _is_new(self, rows: int) -> bool:
+        """Whether a whole step of so many rows is the first one, and not one of many such."""
+        new = rows not in self._rows_seen and self._new_on_end < _NEW_IN_A_ROW
+        self._new_on_end = self._new_on_end + 1 if new else 0
+        self._rows_seen.add(rows)
+        return new
 
     def draft_s(self, drafting: Drafting) -> float:
         """Seconds that drafting is expected to take."""

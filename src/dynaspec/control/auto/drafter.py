@@ -13,15 +13,15 @@ from dynaspec.contract.step import ProposerTraits, StepView, StopRule
 
 from .acceptance import POSITIONS, AcceptanceModel, Verdicts, logit
 from .costs import StepCosts
-from .lengths import chain_depths, lookup_depths, stop_thresholds, survivals
+from .lengths import chain_depths, lookup_depths, match_features, stop_thresholds, survivals
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _MODEL_BIAS, _LOOKUP_BIAS = 0.85, 0.0
-"""Chance of a first slot before anything is known, as a logit: 0.7 and 0.5."""
-_EVIDENCE_WEIGHT, _MATCH_WEIGHT = 1.0, 0.5
+"""Chance of a first slot before anything is known, as a logit: 0.7, and 0.5 for a match of two tokens."""
+_EVIDENCE_WEIGHT, _MATCH_WEIGHT = 1.0, 0.8
 _HORIZON = 32.0
 """Steps over which reading what the drafter lacks is paid off, if the request has so many left."""
 
@@ -282,25 +282,34 @@ class LookupDrafter:
         return np.zeros(len(view.ids))
 
     def wish(self, view: StepView, situation: Situation) -> Wish:
+        return self.finds(view, situation, np.zeros(situation.cap.size))
+
+    def finds(self, view: StepView, situation: Situation, instead: Floats) -> Wish:
+        """``wish`` for requests to which it brings more than something else would.
+
+        Args:
+            instead: [B] seconds that the other would gain.
+        """
         requests = situation.cap.size
         wish = Wish(np.empty(requests, np.int64), np.empty(requests))
-        wish.hoped, wish.expected, wish.seconds, wish.rows, wish.context = lookup_depths(
+        wish.hoped, wish.expected, wish.rows, wish.context = lookup_depths(
             float(self._model.weight[0]),
             self._model.bias,
             self._model.bias_var,
             situation.optimism,
             self._model.offset,
             situation.places,
-            self._features(view),
+            self._matches(view),
             self.caps(view, situation.cap),
             situation.context,
             situation.value,
-            self._cost,
+            instead,
             self._target,
             situation.base_rows,
             wish.depth,
             wish.worth,
         )
+        wish.seconds = float(self._cost[0] + self._cost[4]) if wish.rows else 0.0
         return wish
 
     def rule(self, situation: Situation) -> StopRule | None:
@@ -309,14 +318,14 @@ class LookupDrafter:
     def survivals(
         self, view: StepView, places: Ints, requests: Ints, lens: Ints, evidence: Floats, echo: Floats
     ) -> Floats:
-        feature = np.repeat(self._features(view)[requests], lens)
+        feature = match_features(self._matches(view)[requests], lens)
         model = self._model
         none = np.zeros_like(feature)  # what was found was known before
         chances: Floats = survivals(float(model.weight[0]), model.bias, model.offset[places], feature, none, lens)
         return chances
 
     def observe(self, seen: Verdicts, evidence: Floats, match: Ints) -> None:
-        self._model.observe(seen, np.repeat(match_feature(match), seen.drafted))
+        self._model.observe(seen, match_features(match, seen.drafted))
 
     def age(self, steps: int) -> None:
         self._model.age(steps)
@@ -328,14 +337,9 @@ class LookupDrafter:
             "cost": {"call_s": float(self._cost[0]), "pass_s": 0.0, "row_s": 0.0},
         }
 
-    def _features(self, view: StepView) -> Floats:
+    def _matches(self, view: StepView) -> Ints:
         offers = view.offers[self._index] or ((1, 0),) * len(view.ids)
-        return match_feature(np.array([match for match, _ in offers], dtype=np.int64))
-
-
-def match_feature(match: Ints) -> Floats:
-    """The longer the match, the surer: log₂ of its length over 2."""
-    return np.asarray(np.log2(np.maximum(match, 1) / 2.0))
+        return np.array([match for match, _ in offers], dtype=np.int64)
 
 
 def conditional(rates: Sequence[float]) -> list[float]:

@@ -123,6 +123,11 @@ class PlainGuard:
                 self._until_trial = self._pause = min(2 * self._pause, _LONGEST)
         return self.mode
 
+    @property
+    def gain(self) -> float:
+        """What steps of the present mode give a second over what was predicted; 1 at least."""
+        return max(1.0, (self.speculation if self.speculating else self.plain).value)
+
     def _goes_on(self, advantage: float) -> bool:
         """Whether this step should speculate, as the last did, or after plain decoding."""
         if self.speculating:

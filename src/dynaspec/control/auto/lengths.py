@@ -86,7 +86,7 @@ def chain_depths(
         call, each = call + each, 0.0
     longest = 0
     reach, gain, lag_s = np.ones(requests), np.zeros(requests), np.empty(requests)
-    running = np.empty(requests, np.bool_)
+    running, paid = np.empty(requests, np.bool_), np.zeros(requests, np.int64)
     for r in range(requests):
         longest = max(longest, cap[r])
         depth[r], worth[r] = 0, 0.0
@@ -113,13 +113,12 @@ def chain_depths(
                 if running[r]:
                     worth[r] += gain[r] - unpaid / count
                     profit += gain[r]
-                    gain[r] = 0.0
+                    gain[r], paid[r] = 0.0, j + 1
             profit -= unpaid
             unpaid = 0.0
             if profit > best_profit:
                 best_profit, passes = profit, j + 1
-                for r in range(requests):
-                    depth[r] = j + 1 if running[r] else depth[r]
+                depth[:] = paid
         if count == 0:
             break
         rows += count
@@ -130,10 +129,28 @@ def chain_depths(
         drafted += depth[r]
         seen += depth[r] * context[r]
         ingesting += lag_s[r] if depth[r] else 0.0
-    no_feature = np.zeros(requests)
-    hoped = expected_tokens(0.0, hoped_bias, offsets, places, no_feature, depth)
-    expected = expected_tokens(0.0, bias, offsets, places, no_feature, depth)
+    hoped = expected_tokens(hoped_bias, offsets, places, depth)
+    expected = expected_tokens(bias, offsets, places, depth)
     return hoped, expected, call + each * passes + draft[2] * drafted + ingesting, drafted, seen
+
+
+@njit(cache=True, nogil=True)
+def match_feature(match: int, position: int) -> float:
+    """What speaks for token ``position`` of a draft that was found by so long a match: log₂ of half the tokens that
+    agree if all before it are right, for they are part of the match then."""
+    return float(np.log2(max(match + position, 1) / 2.0))
+
+
+@njit(cache=True, nogil=True)
+def match_features(match: Ints, lens: Ints) -> Floats:
+    """[N] ``match_feature`` of all drafted tokens, one request after the other; match, lens [B]."""
+    out = np.empty(lens.sum())
+    n = 0
+    for r in range(lens.size):
+        for j in range(lens[r]):
+            out[n] = match_feature(match[r], j)
+            n += 1
+    return out
 
 
 @njit(cache=True, nogil=True)
@@ -144,50 +161,58 @@ def lookup_depths(
     optimism: float,
     offsets: Floats,
     places: Ints,
-    feature: Floats,
+    match: Ints,
     cap: Ints,
     context: Ints,
     value: float,
-    draft: Floats,
+    instead: Floats,
     target: Floats,
     base_rows: float,
     depth: Ints,
     worth: Floats,
-) -> tuple[float, float, float, float, float]:
-    """Draft lengths for a proposer that costs next to nothing but the target's rows; as ``chain_depths``.
+) -> tuple[float, float, float, float]:
+    """Draft lengths for a proposer that costs next to nothing but the target's rows.
 
     Args:
-        weight, feature: of the acceptance model; feature [B].
+        weight: of the match in the acceptance model, see ``match_feature``; for the others see ``chain_depths``.
+        match: [B] tokens that agree where the draft was found.
+        instead: [B] seconds that something else would bring each request; it gets nothing here if that is more.
+        depth, worth: [B] out.
+
+    Returns:
+        Accepted tokens hoped for, and expected at the best estimate; target rows and KV entries on top.
     """
     hoped_bias = hopeful(bias, variance, optimism)
-    tokens, rows, seen = 0.0, base_rows, 0.0
+    hoped, expected, rows, seen = 0.0, 0.0, base_rows, 0.0
     for r in range(cap.size):
-        reach, depth[r], worth[r] = 1.0, 0, 0.0
-        shift = weight * feature[r] + offsets[places[r]]
+        depth[r], worth[r] = 0, 0.0
+        reach, likely, hoped_here, expected_here = 1.0, 1.0, 0.0, 0.0
         for j in range(cap[r]):
-            price = row_s(target, rows) + target[target.size - 1] * context[r]
+            price = row_s(target, rows + j) + target[target.size - 1] * context[r]
+            shift = weight * match_feature(match[r], j) + offsets[places[r]]
             reach *= _chance(hoped_bias, shift, j)
             if reach * value <= price:
                 break
+            likely *= _chance(bias, shift, j)
             worth[r] += reach * value - price
+            hoped_here, expected_here = hoped_here + reach, expected_here + likely
             depth[r] = j + 1
-            tokens += reach
-            rows += 1.0
-            seen += context[r]
-    if tokens == 0.0:
-        return 0.0, 0.0, 0.0, 0.0, 0.0
-    expected = expected_tokens(weight, bias, offsets, places, feature, depth)
-    return tokens, expected, draft[0] + draft[4], rows - base_rows, seen
+        if worth[r] <= instead[r]:
+            depth[r], worth[r] = 0, 0.0
+        else:
+            hoped, expected = hoped + hoped_here, expected + expected_here
+            rows, seen = rows + depth[r], seen + depth[r] * context[r]
+    return hoped, expected, rows - base_rows, seen
 
 
 @njit(cache=True, nogil=True)
-def expected_tokens(weight: float, bias: Floats, offsets: Floats, places: Ints, feature: Floats, depth: Ints) -> float:
-    """Accepted tokens expected of drafts of ``depth`` [B]; arguments as for ``lookup_depths``."""
+def expected_tokens(bias: Floats, offsets: Floats, places: Ints, depth: Ints) -> float:
+    """Accepted tokens expected of drafts of ``depth`` [B]; arguments as for ``chain_depths``."""
     tokens = 0.0
     for r in range(depth.size):
-        reach, shift = 1.0, weight * feature[r] + offsets[places[r]]
+        reach = 1.0
         for j in range(depth[r]):
-            reach *= _chance(bias, shift, j)
+            reach *= _chance(bias, offsets[places[r]], j)
             tokens += reach
     return tokens
 

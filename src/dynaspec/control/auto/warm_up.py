@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
+
 from dynaspec.contract.step import DraftView, Ended, Limits, ProposerTraits, StepOutcome, StepView, Work
 
 from .controller import AutoController
+from .lengths import admit_by_survival, match_features, survivals
 
 _REQUESTS, _LONGEST = 8, 4
 _WHOLE_STEPS = 4
@@ -46,6 +49,14 @@ def load_kernels() -> None:
     whole = replace(outcome, draft_s=0.0, verify_s=0.0)  # as from hosts that know a step's seconds only as a whole
     for _ in range(_WHOLE_STEPS):
         controller.observe(whole)
+    _load_trim()
+
+
+def _load_trim() -> None:
+    """The scratch controller's rows are too cheap for it to trim."""
+    one, some = np.ones(1, np.int64), np.ones(8)
+    survival = survivals(1.0, some, some[:1], match_features(one, one), np.zeros(1), one)
+    admit_by_survival(survival, one, one, 1.0, some, 1.0, 1)
 
 
 def _view(limits: Limits) -> StepView:

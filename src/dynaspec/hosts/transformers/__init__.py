@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from .generate import generate
-from .session import Session
+from .threads import wait_as_usual
+
+wait_as_usual()  # before torch is loaded
+
+# isort: split
+from .generate import generate  # noqa: E402
+from .session import Session  # noqa: E402
 
 __all__ = ["Session", "generate"]

@@ -76,7 +76,13 @@ class Call:
                 f"the batch has {text.shape[0]} sequences; expected one, as Transformers assists one at a time"
             )
         inputs = prepared["model_kwargs"]
-        controller = self._session.controller(self._setup, lambda: measure_costs(self._model, inputs, text, CLOCK))
+        drafters = self._drafters(theirs, prepared)
+        assistant = drafters[0] if isinstance(drafters[0], AssistantDrafter) else None
+        if prepared.get("assistant_tokenizer") is not None:
+            assistant = None  # it would have to read the whole text anew for every trial
+        controller = self._session.controller(
+            self._setup, lambda: measure_costs(self._model, inputs, text, assistant, CLOCK)
+        )
         self._current = ControlledGenerator(
             request=Request(
                 id=self._session.next_request(),
@@ -84,7 +90,7 @@ class Call:
                 temperature=float(generation_config.temperature or 1.0) if generation_config.do_sample else 0.0,
                 cached=inputs["past_key_values"].get_seq_length(),
             ),
-            drafter=self._drafter(theirs, prepared),
+            drafters=drafters,
             controller=controller,
             limits=self._setup.limits,
             next_step=self._session.next_step,
@@ -93,15 +99,20 @@ class Call:
         )
         return self._current
 
-    def _drafter(self, theirs: Callable[..., Any], prepared: Mapping[str, Any]) -> Drafter:
+    def _drafters(self, theirs: Callable[..., Any], prepared: Mapping[str, Any]) -> list[Drafter]:
+        """In the order of the limits' proposers: an assistant before the look-up beside it."""
         setup = self._setup
         longest = setup.config.longest_draft
-        if setup.source == TEXT_LOOKUP:
-            return TextLookup(setup.config.prompt_lookup_min or 1, setup.config.prompt_lookup_max or 1, longest)
         if setup.source == PROMPT_LOOKUP:
-            return PromptLookup(theirs(**prepared), longest)
+            return [PromptLookup(theirs(**prepared), longest)]
+        drafters: list[Drafter] = [] if setup.source == TEXT_LOOKUP else [self._assistant(theirs, prepared)]
+        if setup.lookup is not None:
+            drafters.append(TextLookup(*setup.lookup, longest))
+        return drafters
+
+    def _assistant(self, theirs: Callable[..., Any], prepared: Mapping[str, Any]) -> AssistantDrafter:
         assistant: Any = prepared.get("assistant_model")
-        if setup.source == EARLY_EXIT:
+        if self._setup.source == EARLY_EXIT:
             # Transformers makes the model itself the assistant: the one whose method this is.
             assistant = _drafting(self._model)
             theirs = assistant._get_candidate_generator

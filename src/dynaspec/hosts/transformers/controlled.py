@@ -56,7 +56,7 @@ class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transfor
     def __init__(
         self,
         request: Request,
-        drafter: Drafter,
+        drafters: Sequence[Drafter],
         controller: Controller,
         limits: Limits,
         next_step: Callable[[], int],
@@ -65,11 +65,12 @@ class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transfor
     ) -> None:
         """
         Args:
+            drafters: one for each of the ``limits``' proposers.
             next_step: numbers of steps, ascending over all texts of the controller.
             clock: seconds.
         """
         self._request = request
-        self._drafter = drafter
+        self._drafters = drafters
         self._controller = controller
         self._limits = limits
         self._next_step = next_step
@@ -86,7 +87,8 @@ class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transfor
         plan = self._controller.plan(view)
         depth = max(0, min(plan.depth[0], view.room_depth[0], self._limits.draft_lens[-1]))
         granted = plan if plan.depth == (depth,) else plan.with_depth((depth,))
-        draft = self._drafter.draft(input_ids, depth, granted.stop) if depth else Draft(input_ids, 0)
+        drafter = self._drafters[granted.proposer[0]]
+        draft = drafter.draft(input_ids, depth, granted.stop) if depth else Draft(input_ids, 0)
         if draft.length > depth:  # in another vocabulary the same text may have more tokens
             draft = draft.cut(depth)
         trimmed = self._controller.trim(view, granted, _draft_view(draft))
@@ -103,7 +105,7 @@ class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transfor
         step.emitted = input_ids.shape[1] - length
         step.accepted = _common(input_ids, step.verified.sequence, length)
         step.ended = self._clock()
-        self._drafter.settle(length, step.draft.length, step.accepted)
+        self._drafters[step.granted.proposer[0]].settle(length, step.draft.length, step.accepted)
         self._unread = False
 
     def finish(self) -> None:
@@ -122,8 +124,8 @@ class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transfor
             room_nodes=(room,),
             max_draft=(None,),
             temperature=(self._request.temperature,),
-            lag=((self._drafter.lag(length),),),
-            offers=(_column(self._drafter.offer(text)),),
+            lag=tuple((drafter.lag(length),) for drafter in self._drafters),
+            offers=tuple(_column(drafter.offer(text)) for drafter in self._drafters),
             prefill_tokens=self._prefill(length),
             waiting=0,
             limits=self._limits,

@@ -12,9 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput, GenerationMixin
+from transformers.generation import (
+    GenerateDecoderOnlyOutput,
+    GenerateEncoderDecoderOutput,
+    GenerationMixin,
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+)
 
 from dynaspec.contract.step import StopRule
+from dynaspec.sampling import ops
 
 from .growth import grown
 from .signals import DraftSignals
@@ -30,7 +37,7 @@ _GROWING = (
 class Prepared:
     """What Transformers made of the first draft's arguments."""
 
-    processors: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    processors: LogitsProcessorList
     sample: bool
     end_tokens: frozenset[int]
     inputs: Mapping[str, Any]
@@ -43,6 +50,19 @@ class Prepared:
         inputs = dict(self.inputs)
         inputs.update({name: given[name] for name in _GROWING if name in given and inputs.get(name) is not None})
         return grown(inputs, length, is_encoder_decoder)
+
+    def draw(self, text: torch.Tensor, logits: torch.Tensor, largest: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """A token, and the scores [1, V] it was drawn from.
+
+        Args:
+            logits: [1, V] float32.
+            largest: [1] the token with the largest logit.
+        """
+        if not self.processors and not self.sample:
+            return logits, int(largest)
+        scores = self.processors(text, logits.clone())
+        drawn = torch.multinomial(scores.softmax(-1), 1)[0] if self.sample else ops.argmax(scores)
+        return scores, int(drawn)
 
 
 class DraftLoop:
@@ -68,6 +88,10 @@ class DraftLoop:
                 rejected. None = the candidate generator sees to it.
         """
         self.rule, self._read, self.signals, self.rows_per_pass = rule, read, None, ()
+
+    def begin_anew(self) -> None:
+        """Another candidate generator begins: what was prepared holds the KV of the one before."""
+        self._prepared = None
 
     def generate(self, model: Any, prepare: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         """What ``model.generate(**given)`` returns to a candidate generator.
@@ -101,7 +125,7 @@ class DraftLoop:
         """The decoding method that Transformers calls with what it has prepared."""
         end = generation_config._eos_token_tensor
         self._prepared = Prepared(
-            processors=logits_processor,
+            processors=_acting(logits_processor, text_length=input_ids.shape[1]),
             sample=bool(generation_config.do_sample),
             end_tokens=frozenset() if end is None else frozenset(end.tolist()),
             inputs=inputs,
@@ -113,17 +137,19 @@ class DraftLoop:
         """One pass a token, until the depth is reached, the rule says so, or the text ends."""
         signals = self.signals = DraftSignals(self.rule, self._depth, text)
         cache = inputs.get("past_key_values")
-        sequence, all_scores, rows = text, [], [text.shape[1] - (0 if cache is None else cache.get_seq_length())]
+        end = text.shape[1]
+        whole = torch.cat([text, text.new_zeros(1, self._depth)], dim=-1)
+        all_scores, rows = [], [end - (0 if cache is None else cache.get_seq_length())]
         going_on = True
         while going_on:
-            outputs = _forward(model, sequence, rows[-1], inputs)
+            outputs = _forward(model, whole[:, :end], rows[-1], inputs)
             logits = outputs.logits[:, -1].to(dtype=torch.float32, device=text.device, copy=True)
-            scores = prepared.processors(sequence, logits.clone())
-            drawn = torch.multinomial(scores.softmax(-1), 1) if prepared.sample else scores.argmax(-1, keepdim=True)
-            sequence = torch.cat([sequence, drawn], dim=-1)
+            largest, probability, lead = ops.leaders(logits)
+            scores, token = prepared.draw(whole[:, :end], logits, largest)
+            whole[0, end] = token
+            end += 1
             all_scores.append(scores)
-            token = int(drawn)
-            going_on = signals.add(token, logits, scores) and token not in prepared.end_tokens
+            going_on = signals.add(token, probability, lead, scores) and token not in prepared.end_tokens
             if going_on:
                 inputs = model._update_model_kwargs_for_generation(
                     outputs, inputs, is_encoder_decoder=model.config.is_encoder_decoder
@@ -132,7 +158,7 @@ class DraftLoop:
         self.rows_per_pass = tuple(rows)
         kind = GenerateEncoderDecoderOutput if model.config.is_encoder_decoder else GenerateDecoderOnlyOutput
         self._output = kind(
-            sequences=sequence, scores=tuple(all_scores), past_key_values=outputs.get("past_key_values")
+            sequences=whole[:, :end], scores=tuple(all_scores), past_key_values=outputs.get("past_key_values")
         )
 
 
@@ -154,6 +180,12 @@ class DraftsInLoop:
 
 def _own_generate(view_class: type) -> Any:
     return next(base.__dict__["generate"] for base in view_class.__mro__[2:] if "generate" in base.__dict__)
+
+
+def _acting(processors: LogitsProcessorList, text_length: int) -> LogitsProcessorList:
+    """Those that may change scores behind a text of this length: a least length that it has reached does not."""
+    reached = [isinstance(one, MinLengthLogitsProcessor) and one.min_length <= text_length for one in processors]
+    return LogitsProcessorList(one for one, idle in zip(processors, reached, strict=True) if not idle)
 
 
 def _forget(cache: Any, kept: int | None) -> None:

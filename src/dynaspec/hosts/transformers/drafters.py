@@ -88,6 +88,17 @@ class AssistantDrafter:
     def _translates(self) -> bool:
         return isinstance(self._generator, AssistedCandidateGeneratorDifferentTokenizers)
 
+    def rehearse(self, text: torch.Tensor, depth: int, rule: StopRule) -> int:
+        """A draft that nobody verifies: the assistant has read the text afterwards. Returns its passes."""
+        passes = len(self.draft(text, depth, rule).rows_per_pass)
+        if passes:
+            self._seen = text.shape[1] - 1
+        return passes
+
+    def begin_anew(self) -> None:
+        """As if nothing had been drafted."""
+        self._generator, self._seen, self._drafted_at = None, 0, 0
+
     def offer(self, text: torch.Tensor) -> None:
         """Nothing is known before the assistant has run."""
 
@@ -95,6 +106,7 @@ class AssistantDrafter:
         length = text.shape[1]
         if self._generator is None or self._lost(length):
             self._generator = self._make(text)
+            self._loop.begin_anew()
         self._generator.num_assistant_tokens = depth
         self._loop.begin(rule, None if self._translates else self._seen)
         sequence, logits = self._generator.get_candidates(text)
@@ -153,22 +165,25 @@ class PromptLookup:
 
 
 class TextLookup:
-    """The look-up that ``method: ngram`` means everywhere in dynaspec: the longest match, the most recent one."""
+    """The look-up that ``method: ngram`` means everywhere in dynaspec: the longest match, the most recent one.
+
+    It is asked before the step is planned, and drafts what it has found then.
+    """
 
     def __init__(self, min_n: int, max_n: int, longest: int) -> None:
         self._min_n, self._max_n, self._longest = min_n, max_n, longest
+        self._start = 0
 
     def lag(self, length: int) -> int:
         return 0
 
     def offer(self, text: torch.Tensor) -> tuple[int, int]:
-        match, start = longest_match(_row(text), text.shape[1], self._min_n, self._max_n, self._longest)
-        return match, min(text.shape[1] - start, self._longest)
+        length = text.shape[1]
+        match, self._start = longest_match(_row(text), length, self._min_n, self._max_n, self._longest)
+        return match, min(length - self._start, self._longest)
 
     def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
-        length = text.shape[1]
-        _, start = longest_match(_row(text), length, self._min_n, self._max_n, depth)
-        found = text[:, start : min(length, start + depth)]
+        found = text[:, self._start : self._start + depth]
         return Draft(torch.cat([text, found], dim=-1), found.shape[1])
 
     def settle(self, length: int, drafted: int, accepted: int) -> None:

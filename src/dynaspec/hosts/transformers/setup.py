@@ -38,6 +38,8 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
 }
 """Keys that this host cannot honour: the values that ask for nothing, and why."""
 _LOOKUP_KEYS = ("prompt_lookup_max", "prompt_lookup_min")
+_LOOKUP_BESIDE = (3, 8)
+"""Tokens that must agree where a draft is looked up beside an assistant, where nothing is configured."""
 _UNSUPPORTED_DRAFTING = {
     "use_mtp": "a model's own multi-token prediction",
     "speculation_type": "drafts of other kinds",
@@ -49,8 +51,10 @@ class Setup:
     """What a session decides for."""
 
     source: str
-    """Who drafts: one of the constants above."""
+    """Who drafts: one of the constants above. A look-up beside an assistant is the second proposer of ``limits``."""
     config: SpeculativeConfig
+    lookup: tuple[int, int] | None
+    """Fewest and most tokens that must agree where a draft is looked up; None = no look-up of dynaspec's."""
     limits: Limits
     target: str
     """Names of the models, for people."""
@@ -76,21 +80,25 @@ def resolve_setup(
     if beams not in (None, 1):
         raise ConfigError(f"num_beams is {beams}; expected 1, as Transformers assists greedy decoding and sampling")
     source = _source(assistant, settings, speculative_config)
-    config = _config(speculative_config, source, assistant, settings)
     one_vocabulary = generation.get("assistant_tokenizer") is None
+    config = _config(speculative_config, source, assistant, settings)
     if not one_vocabulary and config.draft_confidence_threshold == "auto":
         raise ConfigError(
             "draft_confidence_threshold is 'auto' but the assistant has another tokenizer, whose tokens' fate is not "
             "known; expected a number"
         )
-    lookup = source in (PROMPT_LOOKUP, TEXT_LOOKUP)
+    alone = source in (PROMPT_LOOKUP, TEXT_LOOKUP)
+    # An assistant with another vocabulary reads the whole text again after each step that it has not drafted for.
+    lookup = None if source == PROMPT_LOOKUP else _lookup(config, speculative_config is None and one_vocabulary)
     # An assistant's confidence is in its own tokens: with another vocabulary it can end drafts, but not explain them.
-    confident = not lookup and (one_vocabulary or bool(config.draft_confidence_threshold))
-    traits = ProposerTraits(source, passes_per_draft="none" if lookup else "per_token", has_confidence=confident)
-    limits = Limits(
-        draft_lens=tuple(range(config.longest_draft + 1)), proposers=(traits,), can_stop=not lookup, can_gate=False
-    )
-    return Setup(source, config, limits, _name(model), source if assistant is None else _name(assistant))
+    confident = one_vocabulary or bool(config.draft_confidence_threshold)
+    proposers = [] if alone else [ProposerTraits(source, passes_per_draft="per_token", has_confidence=confident)]
+    if alone or lookup:
+        name = source if alone else TEXT_LOOKUP
+        proposers.append(ProposerTraits(name, passes_per_draft="none", has_confidence=False))
+    lengths = tuple(range(config.longest_draft + 1))
+    limits = Limits(draft_lens=lengths, proposers=tuple(proposers), can_stop=not alone, can_gate=False)
+    return Setup(source, config, lookup, limits, _name(model), source if assistant is None else _name(assistant))
 
 
 class _Settings:
@@ -173,6 +181,17 @@ def _decoded(given: Any) -> dict[str, Any]:
     return canonical(given or {}, (*SpeculativeConfig.model_fields, SCHEDULE_KEY))
 
 
+def _lookup(config: SpeculativeConfig, by_itself: bool) -> tuple[int, int] | None:
+    """See ``Setup``.
+
+    Args:
+        by_itself: there may be one that was not asked for.
+    """
+    if config.prompt_lookup_max is not None:
+        return config.prompt_lookup_min or 1, config.prompt_lookup_max
+    return _LOOKUP_BESIDE if by_itself and config.policy == "auto" else None
+
+
 def _check_keys(values: Mapping[str, Any]) -> None:
     """
     Raises:
@@ -207,9 +226,6 @@ def _check_drafter(values: Mapping[str, Any], source: str, assistant: Any) -> No
         raise ConfigError(
             f"model is {model!r} but the assistant is {_name(assistant)!r}; expected no model, or that one"
         )
-    for name in _LOOKUP_KEYS:
-        if name in values:
-            raise ConfigError(f"{name} is {values[name]!r} but an assistant is given; expected one of the two here")
     if values.get("draft_sample_method") == "greedy":
         raise ConfigError(
             "draft_sample_method is 'greedy'; expected 'probabilistic', as Transformers draws drafts as it draws output"

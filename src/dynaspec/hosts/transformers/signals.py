@@ -9,7 +9,6 @@ from dynaspec.contract.step import LOGIT_RANGE, StopRule
 from dynaspec.propose.drawing import ECHO_MATCH, ECHO_WEIGHT
 from dynaspec.propose.match import echo
 from dynaspec.propose.stopping import stop_mask
-from dynaspec.sampling import ops
 
 _HOST = torch.device("cpu")
 _ROW = np.zeros(1, dtype=np.int64)
@@ -36,21 +35,19 @@ class DraftSignals:
         echoes = self._signal == "survival" and text.device.type == "cpu"
         self._text = text[0].numpy().astype(np.int32) if echoes else None
 
-    def add(self, token: int, logits: torch.Tensor, scores: torch.Tensor) -> bool:
+    def add(self, token: int, probability: torch.Tensor, lead: torch.Tensor, scores: torch.Tensor) -> bool:
         """Takes in a drafted token; returns whether to go on drafting.
 
         Args:
-            logits: [1, V] float32, as the assistant gave them.
-            scores: [1, V] the same after all processors, from which the token was drawn.
+            probability, lead: [1] of the largest of the assistant's logits, see ``sampling.ops.leaders``.
+            scores: [1, V] the logits after all processors, from which the token was drawn.
         """
-        _, probability, lead = ops.leaders(logits)
         if self._signal == "token_prob":
             # That of the drawn token under what it was drawn from, as Transformers has it.
             value = float(scores.softmax(-1)[0, token])
-            self.confidence.append(value)
         else:
             value = float(probability[0])
-            self.confidence.append(value)
+        self.confidence.append(value)
         if self._signal == "survival":
             value = self._weigh(token, float(lead[0]))
         done = len(self.confidence)

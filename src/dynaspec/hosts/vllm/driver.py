@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dynaspec.contract.controller import Controller
-from dynaspec.contract.step import Limits, StepOutcome, StepView, Work
+from dynaspec.contract.step import Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.observe.stats import SpecStats
 
 from .methods import Drafter
@@ -33,16 +33,19 @@ from .step import Draft, Row, Step, Verified, draft_view, how_ended
 class Driver:
     """One engine's controller, and the drafts whose fate is still open. Called from one thread."""
 
-    def __init__(self, controller: Controller, drafter: Drafter, limits: Limits, *, fixed: bool) -> None:
+    def __init__(
+        self, controller: Controller, drafter: Drafter, limits: Limits, *, fixed: bool, alike: bool = False
+    ) -> None:
         """
         Args:
             limits: of the host; their proposers are the drafter alone.
             fixed: every step drafts the longest length; only rows are saved.
+            alike: what is drafted for one request is verified for all, as far as they can: see ``_levelled``.
         """
         self._controller = controller
         self._drafter = drafter
         self._limits = limits
-        self._fixed = fixed
+        self._fixed, self._alike = fixed, alike
         self._drafts: dict[str, Draft] = {}
         self._next_step = 0
         self._measured: tuple[StepOutcome, float, float] | None = None
@@ -68,6 +71,8 @@ class Driver:
         tested = {row.id: self._drafts.pop(row.id) for row in rows if row.id in self._drafts}
         view = self._view(rows, waiting) if drafts else None
         plan = None if view is None else self._controller.plan(view)
+        if self._alike and plan is not None:
+            plan = _levelled(plan, [row for row in rows if row.goes_on], self._limits.draft_lens[-1])
         deepest = 0 if plan is None else max(plan.depth)
         self.k = self._limits.draft_lens[-1] if self._fixed else deepest
         step = Step(started_s, rows, self.k, view, plan, drafts, tested)
@@ -196,14 +201,35 @@ class Driver:
         )
 
 
-def limits_for(drafter: Drafter, menu: Sequence[int], *, asynchronous: bool) -> Limits:
-    """What vLLM can carry out."""
+def _levelled(plan: SpecPlan, rows: Sequence[Row], longest: int) -> SpecPlan:
+    """The plan at its greatest length for all, but for those that wish for less or have come near the model's end.
+
+    vLLM has drafted that much for everybody, and its kernels for CPUs are made for each number of rows when it first
+    occurs, which takes as long as half a step of a small model, and kept for a few: where every request has a length
+    of its own, hardly any number occurs twice. What a request cannot use any more is verified in vain, as vLLM itself
+    does.
+
+    Args:
+        rows: of the plan's requests.
+        longest: that vLLM drafts.
+    """
+    deepest = max(plan.depth)
+    wishes = [longest if row.max_draft is None else row.max_draft for row in rows]
+    return plan.with_depth(tuple([min(deepest, row.space, wish) for row, wish in zip(rows, wishes, strict=True)]))
+
+
+def limits_for(drafter: Drafter, menu: Sequence[int], *, asynchronous: bool, alike: bool = False) -> Limits:
+    """What vLLM can carry out.
+
+    Args:
+        alike: see ``Driver``.
+    """
     return Limits(
         draft_lens=tuple(menu),
         proposers=(drafter.traits,),
         ragged=True,
         can_stop=False,
-        can_trim=not asynchronous,
+        can_trim=not asynchronous and not alike,
         can_gate=False,
         plan_lag=2 if asynchronous else 1,
     )

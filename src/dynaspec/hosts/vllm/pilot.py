@@ -48,8 +48,9 @@ class Pilot:
         self._max_model_len = max_model_len
         self._drafter_len = drafter_len
         self._clock = clock
-        limits = limits_for(settings.drafter, settings.menu, asynchronous=settings.host.asynchronous)
-        self._driver = Driver(controller, settings.drafter, limits, fixed=not settings.drafter.varies)
+        drafter, alike = settings.drafter, settings.alike
+        limits = limits_for(drafter, settings.menu, asynchronous=settings.host.asynchronous, alike=alike)
+        self._driver = Driver(controller, drafter, limits, fixed=not drafter.varies, alike=alike)
         self._steps: dict[int, Step] = {}
         """By ``SchedulerOutput``: steps whose output is awaited."""
         self._latest: Step | None = None
@@ -194,7 +195,7 @@ def build_pilot(vllm_config: Any, clock: Callable[[], float]) -> Pilot:
     extra = vllm_config.additional_config
     told = extra.get(KEY) if isinstance(extra, Mapping) else None
     settings = Settings.read(told, speculation_of(vllm_config), os.environ)
-    limits = limits_for(settings.drafter, settings.menu, asynchronous=settings.host.asynchronous)
+    limits = limits_for(settings.drafter, settings.menu, asynchronous=settings.host.asynchronous, alike=settings.alike)
     controller = build_controller(settings.config, limits)
     if settings.fixed is not None:
         logger.warning("every step drafts %d tokens: %s", settings.host.longest, settings.fixed)

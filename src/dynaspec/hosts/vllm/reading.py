@@ -27,6 +27,7 @@ def speculation_of(vllm_config: Any) -> VllmSpeculation:
         table=tuple(tuple(entry) for entry in spec.num_speculative_tokens_per_batch_size or ()),
         parallel=spec.parallel_drafting,
         runner_v2=vllm_config.use_v2_model_runner,
+        on_cpu=vllm_config.device_config.device_type == "cpu",
         asynchronous=bool(vllm_config.scheduler_config.async_scheduling),
         ranks=parallel.data_parallel_size,
         rank=parallel.data_parallel_rank,
@@ -63,7 +64,8 @@ def rows_of(
 
 def _row(request: Any, count: int, drafts: int, max_model_len: int, wish: int | None) -> Row:
     length = request.num_computed_tokens + count - drafts + 1
-    left = min(request.max_tokens - (length - request.num_prompt_tokens), max_model_len - length)
+    space = max_model_len - length
+    left = min(request.max_tokens - (length - request.num_prompt_tokens), space)
     params = request.sampling_params
     return Row(
         id=request.request_id,
@@ -76,6 +78,7 @@ def _row(request: Any, count: int, drafts: int, max_model_len: int, wish: int | 
         room=max(0, left - 1),
         max_draft=wish,
         temperature=0.0 if params is None else params.temperature,
+        space=max(0, space - 1),
     )
 
 

@@ -46,6 +46,7 @@ class VllmSpeculation:
     parallel: bool = False
     """All tokens of a draft come from one pass."""
     runner_v2: bool = False
+    on_cpu: bool = False
     asynchronous: bool = False
     ranks: int = 1
     """Data-parallel engines."""
@@ -64,6 +65,8 @@ class Settings:
     """Draft lengths that a request may have, ascending from 0."""
     fixed: str | None
     """Why every step drafts the longest length; None = steps have lengths of their own."""
+    alike: bool
+    """All requests of a step verify as many tokens, see ``driver``."""
     decision_log: Path | None
 
     @classmethod
@@ -93,7 +96,8 @@ class Settings:
             )
         fixed = _why_fixed(drafter, host)
         menu = menu_of(None if fixed else host.table, host.longest)
-        return cls(config, drafter, host, menu, fixed, log)
+        alike = host.on_cpu and drafter.runs_model and fixed is None
+        return cls(config, drafter, host, menu, fixed, alike, log)
 
     @property
     def header(self) -> dict[str, Any]:

@@ -30,6 +30,8 @@ class Row:
     max_draft: int | None = None
     """What it asked for; None = no wish."""
     temperature: float = 0.0
+    space: int = 0
+    """Most draft tokens that its next step can verify, of use or not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ JsonSchema = Annotated[
     Annotated[str, Tag(TEXT), Field(min_length=1)] | Annotated[dict[str, Any], Tag(OBJECT)], Discriminator(json_kind)
 ]
 """A JSON schema, as an object or as text."""
-Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=4096)]
+Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=2**16)]
 
 
 class TextFormat(RequestModel):

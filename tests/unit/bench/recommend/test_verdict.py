@@ -20,7 +20,19 @@ def test_auto_where_it_is_as_good_as_any():
         predicted(plain=(100, 400), fixed_1=(130, 410), fixed_4=(180, 300), schedule=(179, 400), auto=(178, 405))
     )
     assert found.choice == "auto"
-    assert "it is 4 at 1 and 1 at 8 requests at once" in " ".join(found.reasons)
+    said = " ".join(found.reasons)
+    assert "it is 4 at 1 and 1 at 8 requests at once" in said
+    assert "auto is preferred" not in said
+
+
+@pytest.mark.parametrize(
+    ("rival", "called"), [("fixed_4", "The fixed length 4"), ("schedule", "A schedule by batch size")]
+)
+def test_auto_where_another_is_a_little_faster(rival, called):
+    speeds = {"fixed_4": (178, 520), "schedule": (178, 520), rival: (182, 540)}
+    found = decide(predicted(plain=(100, 400), auto=(176, 520), **speeds))
+    assert found.choice == "auto"
+    assert found.reasons[-1].startswith(f"{called} is faster, but by no more than 5 % of its speed: auto is preferred")
 
 
 def test_auto_with_loads_at_which_nothing_pays():

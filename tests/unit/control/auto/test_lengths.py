@@ -16,6 +16,7 @@ from dynaspec.control.auto.lengths import (
     expected_tokens,
     hopeful,
     lookup_depths,
+    match_features,
     stop_thresholds,
     survivals,
 )
@@ -151,10 +152,10 @@ def test_sums_are_those_of_the_lengths() -> None:
     hoped, expected, seconds, rows, seen = sums
     assert depth == [3, 2]
     bias, offset = np.array([logit(0.8), *[logit(0.6)] * 7]), np.array([0.0, 0.4])
-    places, nothing = np.arange(2), np.zeros(2)
-    assert expected == pytest.approx(expected_tokens(0.0, bias, offset, places, nothing, column(*depth)))
+    places = np.arange(2)
+    assert expected == pytest.approx(expected_tokens(bias, offset, places, column(*depth)))
     better = hopeful(bias, np.full(8, 0.2), 1.0)
-    assert hoped == pytest.approx(expected_tokens(0.0, better, offset, places, nothing, column(*depth)))
+    assert hoped == pytest.approx(expected_tokens(better, offset, places, column(*depth)))
     assert hoped > expected
     assert (rows, seen) == (5.0, 3 * 100 + 2 * 200)
     assert seconds == pytest.approx(1e-5 + 3 * 2e-5 + 5 * 3e-6 + 40 * 1e-6 / 32)
@@ -183,6 +184,13 @@ def test_a_request_is_not_dropped_at_a_length_that_cannot_run() -> None:
 
 def test_one_that_does_not_pay_as_far_as_it_must_go_is_left_out() -> None:
     assert chain([0.5], [0, 1e-6, 0.3e-3, 0], cap=[4, 4], lens=[0, 4], offsets=[0.0, 3.0])[0] == [0, 4]
+
+
+def test_who_pays_for_the_passes_of_others_takes_part_in_them() -> None:
+    """The second's only token does not pay for the draft's start by itself, but with the first's two."""
+    chances, draft = [0.9, 0.9, 0.05], [0.9e-3, 1e-6, 0.3e-3, 0]
+    assert chain(chances, draft, cap=[4, 4], offsets=[0.0, -2.1])[0] == [2, 1]
+    assert chain(chances, draft, cap=[4, 0], offsets=[0.0, -2.1])[0] == [2, 0]
 
 
 @given(
@@ -215,15 +223,15 @@ def test_lengths_can_run_and_bring_something(
 def test_lookups_end_where_a_row_costs_more_than_it_brings() -> None:
     depth, worth = np.empty(2, np.int64), np.empty(2)
     bias, zero, places = np.zeros(8), np.zeros(2), np.arange(2)
-    tokens, expected, seconds, rows, seen = lookup_depths(
-        *(0.0, bias, np.zeros(8), 0.0, zero, places, zero),
-        *(column(8, 0), column(7, 9), 10e-3, np.array([3e-5, 0, 0, 0, 0]), STEEP, 2.0, depth, worth),
+    tokens, expected, rows, seen = lookup_depths(
+        *(0.0, bias, np.zeros(8), 0.0, zero, places, column(2, 2)),
+        *(column(8, 0), column(7, 9), 10e-3, zero, STEEP, 2.0, depth, worth),
     )
     assert depth.tolist() == [3, 0]  # 5, 2.5, 1.25, 0.625 ms for 1 ms each
     assert worth.tolist() == pytest.approx([5.75e-3, 0.0])
-    assert (tokens, expected, seconds) == pytest.approx((0.875, 0.875, 3e-5))
+    assert (tokens, expected) == pytest.approx((0.875, 0.875))
     assert (rows, seen) == (3.0, 21.0)
-    assert expected_tokens(0.0, bias, zero, places, zero, depth) == pytest.approx(0.875)
+    assert expected_tokens(bias, zero, places, depth) == pytest.approx(0.875)
 
 
 def test_lookups_with_better_matches_or_less_context_go_further() -> None:
@@ -231,8 +239,8 @@ def test_lookups_with_better_matches_or_less_context_go_further() -> None:
     target[-1] = 1e-5
     depth, worth = np.empty(3, np.int64), np.empty(3)
     lookup_depths(
-        *(1.0, np.zeros(8), np.zeros(8), 0.0, np.zeros(3), np.arange(3), np.array([0.0, 3.0, 0.0])),
-        *(column(8, 8, 8), column(0, 0, 450), 10e-3, np.zeros(5), target, 3.0, depth, worth),
+        *(1.0, np.full(8, -1.0), np.zeros(8), 0.0, np.zeros(3), np.arange(3), column(2, 16, 2)),
+        *(column(8, 8, 8), column(0, 0, 450), 10e-3, np.zeros(3), target, 3.0, depth, worth),
     )
     assert depth[1] > depth[0] > depth[2] == 0
 
@@ -242,8 +250,8 @@ def test_hope_looks_further_than_the_estimate() -> None:
     for optimism in (0.0, 1.0):
         depth, worth = np.empty(1, np.int64), np.empty(1)
         sums = lookup_depths(
-            *(0.0, np.zeros(8), np.ones(8), optimism, np.zeros(1), np.arange(1), np.zeros(1)),
-            *(column(8), column(0), 3e-3, np.zeros(5), STEEP, 1.0, depth, worth),
+            *(0.0, np.zeros(8), np.ones(8), optimism, np.zeros(1), np.arange(1), column(2)),
+            *(column(8), column(0), 3e-3, np.zeros(1), STEEP, 1.0, depth, worth),
         )
         found.append((int(depth[0]), sums[0], sums[1]))
     assert found[0][0] == 1
@@ -254,12 +262,28 @@ def test_hope_looks_further_than_the_estimate() -> None:
 
 def test_what_is_expected_is_the_sum_of_survivals() -> None:
     bias, offsets = np.linspace(1.0, -1.0, 8), np.array([0.3, -0.2, 9.0])
-    places, feature, depth = column(1, 0), np.array([0.5, -1.0]), column(10, 3)
+    places, depth = column(1, 0), column(10, 3)
     total = 0.0
-    for place, x, n in zip(places, feature, depth, strict=True):
-        scores = np.array([0.7 * x + bias[min(j, 7)] + offsets[place] for j in range(n)])
+    for place, n in zip(places, depth, strict=True):
+        scores = np.array([bias[min(j, 7)] + offsets[place] for j in range(n)])
         total += float(np.cumprod(1 / (1 + np.exp(-scores))).sum())
-    assert expected_tokens(0.7, bias, offsets, places, feature, depth) == pytest.approx(total)
+    assert expected_tokens(bias, offsets, places, depth) == pytest.approx(total)
+
+
+def test_lookups_give_way_to_what_brings_more() -> None:
+    depth, worth = np.empty(3, np.int64), np.empty(3)
+    sums = lookup_depths(
+        *(1.0, np.zeros(8), np.zeros(8), 0.0, np.zeros(3), np.arange(3), column(4, 4, 4)),
+        *(column(3, 3, 3), column(5, 5, 5), 10e-3, np.array([0.0, 1.0, 2e-3]), STEEP, 3.0, depth, worth),
+    )
+    assert depth[0] == depth[2] == 3
+    assert (depth[1], worth[1]) == (0, 0.0)
+    assert sums[2:] == (6.0, 30.0)
+
+
+def test_every_token_found_makes_the_match_longer() -> None:
+    features = match_features(column(2, 7), column(3, 2))
+    assert features.tolist() == pytest.approx(np.log2([1.0, 1.5, 2.0, 3.5, 4.0]).tolist())
 
 
 # --- ending drafts ------------------------------------------------------------------------------------------------

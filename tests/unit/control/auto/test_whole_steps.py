@@ -92,18 +92,20 @@ def test_a_pass_that_runs_anyway_is_no_drafting(
     traits: ProposerTraits, passes: tuple[int, ...], drafting: Drafting | None
 ) -> None:
     assert drafting_in(Work(rows_per_pass=passes), (traits,)) == drafting
-    assert drafting_in(Work(rows_per_pass=passes), (traits, LOOKUP)) is None
+    assert drafting_in(Work(rows_per_pass=passes), (traits, LOOKUP)) == drafting  # which runs no passes
+    assert drafting_in(Work(rows_per_pass=passes), (traits, traits)) is None
 
 
 def test_what_a_plan_had_drafted_the_step_before() -> None:
     assert drafting_before(outcome(3, 0, 1), (IDLE,)) == Drafting(0, 2, 4, 0, 0.0)
     assert drafting_before(outcome(3, 0, 1), (MODEL,)) == Drafting(0, 3, 6, 0, 0.0)
+    assert drafting_before(outcome(3, 0, 1), (MODEL, LOOKUP)) == Drafting(0, 3, 6, 0, 0.0)
     assert drafting_before(outcome(1, 1), (IDLE,)) is None
     for requested, traits in (
         ((0, 0), (IDLE,)),
         ((2,), (LOOKUP,)),
         ((2,), (ONE,)),
-        ((2,), (MODEL, LOOKUP)),
+        ((2,), (MODEL, MODEL)),
         ((), (IDLE,)),
     ):
         assert drafting_before(outcome(*requested), traits) is None

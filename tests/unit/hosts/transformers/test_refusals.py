@@ -25,7 +25,7 @@ CONFIGS: list[tuple[Any, str]] = [
     ({"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}, "Transformers verifies drafts"),
     ({"method": "ngram"}, "method is 'ngram' but an assistant is given"),
     ({"model": "another"}, "model is 'another'"),
-    ({"prompt_lookup_max": 3}, "prompt_lookup_max is 3"),
+    ({"policy": "constant", "prompt_lookup_max": 3}, "policy 'auto', which looks up beside the model"),
     ({"draft_sample_method": "greedy"}, "draft_sample_method is 'greedy'"),
     ({"num_speculative_tokens": 100}, "an integer from 1 to 64"),
     ({"policy": "goodput"}, "there is no dynamic_config_path"),

@@ -51,6 +51,7 @@ def row(name: str, drafts: int = 0, *, computed: int = 20, room: int = 50, **oth
         "goes_on": True,
         "length": computed + 2,
         "room": room,
+        "space": 50,
     }
     return Row(**{**values, **other})  # type: ignore[arg-type]  # of many types
 
@@ -60,11 +61,16 @@ def prefill(name: str, rows: int, *, ends: bool = True) -> Row:
 
 
 def driver(
-    controller: Scripted, method: str = "draft_model", *, asynchronous: bool = False, alike: bool = False
+    controller: Scripted,
+    method: str = "draft_model",
+    *,
+    asynchronous: bool = False,
+    ranks: bool = False,
+    alike: bool = False,
 ) -> Driver:
-    drafter = drafter_of(method, alike=alike)
-    limits = limits_for(drafter, range(9), asynchronous=asynchronous)
-    return Driver(controller, drafter, limits, fixed=not drafter.varies)
+    drafter = drafter_of(method, alike=ranks)
+    limits = limits_for(drafter, range(9), asynchronous=asynchronous, alike=alike)
+    return Driver(controller, drafter, limits, fixed=not drafter.varies, alike=alike)
 
 
 # --- what a plan is about -----------------------------------------------------------------------------------------
@@ -106,7 +112,19 @@ def test_methods_of_one_length_draft_that_in_every_step(method: str) -> None:
 
 
 def test_ranks_that_must_draft_alike_do() -> None:
-    assert driver(Scripted((1,)), alike=True).schedule([row("a")], 0, 0.0).k == 8
+    assert driver(Scripted((1,)), ranks=True).schedule([row("a")], 0, 0.0).k == 8
+
+
+def test_requests_that_are_to_be_alike_verify_what_is_drafted_for_one() -> None:
+    controller = Scripted((3, 1, 0, 2, 0))
+    rows = [row("a"), row("b"), row("c", max_draft=1), row("d", space=2), row("e", room=0)]
+    host = driver(controller, alike=True)
+    step = host.schedule(rows, 0, 0.0)
+    assert step.k == 3
+    assert dict(step.depths) == {"a": 3, "b": 3, "c": 1, "d": 2, "e": 3}
+    assert not controller.views[0].limits.can_trim
+    kept = host.drafted(step, dict.fromkeys("abcde", 3), 1.0)
+    assert kept == {"a": 3, "b": 3, "c": 1, "d": 2, "e": 3}
 
 
 # --- whose outcome, and when --------------------------------------------------------------------------------------
@@ -315,12 +333,12 @@ def test_every_policy_drives_every_kind_of_method(policy: str, method: str, asyn
         assert set(machine.lengths) == {8}
 
 
-def learnt(chance: float, prices: Prices, *, asynchronous: bool = False) -> tuple[float, float]:
+def learnt(chance: float, prices: Prices, *, asynchronous: bool = False, alike: bool = False) -> tuple[float, float]:
     """Mean draft length of ``auto`` once it has learnt, and its goodput over that of plain decoding."""
     drafter = drafter_of("draft_model")
-    limits = limits_for(drafter, range(9), asynchronous=asynchronous)
+    limits = limits_for(drafter, range(9), asynchronous=asynchronous, alike=alike)
     config = SpeculativeConfig(method="draft_model", model="drafter", num_speculative_tokens=8)
-    host = Driver(build_controller(config, limits), drafter, limits, fixed=False)
+    host = Driver(build_controller(config, limits), drafter, limits, fixed=False, alike=alike)
     machine = Machine(host, prices, asynchronous=asynchronous)
     requests = [Request(str(i), left=1_000_000, chance=chance) for i in range(8)]
     machine.run(requests, 200)
@@ -331,9 +349,9 @@ def learnt(chance: float, prices: Prices, *, asynchronous: bool = False) -> tupl
     return sum(machine.lengths) / len(machine.lengths), emitted / (machine.now - began) / plain
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_auto_drafts_long_where_that_pays(asynchronous: bool) -> None:
-    length, gain = learnt(0.9, Prices(), asynchronous=asynchronous)
+@pytest.mark.parametrize(("asynchronous", "alike"), [(False, False), (True, False), (False, True)])
+def test_auto_drafts_long_where_that_pays(asynchronous: bool, alike: bool) -> None:
+    length, gain = learnt(0.9, Prices(), asynchronous=asynchronous, alike=alike)
     assert length > 5
     assert gain > 2.2  # 2.4 at the best length
 

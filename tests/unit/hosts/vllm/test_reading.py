@@ -48,6 +48,7 @@ def test_a_decoding_request() -> None:
         room=16,  # of 20 tokens it has 2, gets 1 in this step and 1 beside the drafts of the next
         max_draft=3,
         temperature=0.5,
+        space=86,  # of the model's 100
     )
 
 
@@ -81,6 +82,7 @@ def test_room_ends_with_the_request_and_with_the_model() -> None:
     assert rows(request(max_tokens=5), count=1)[0].room == 1
     assert rows(request(), count=1, max_model_len=16)[0].room == 2
     assert rows(request(), count=1, max_model_len=13)[0].room == 0
+    assert rows(request(max_tokens=3), count=1, max_model_len=16)[0].space == 2
 
 
 @pytest.mark.parametrize(
@@ -142,6 +144,7 @@ def config(**spec: Any) -> SimpleNamespace:
         model_config=SimpleNamespace(model="target", max_model_len=256),
         scheduler_config=SimpleNamespace(async_scheduling=True),
         use_v2_model_runner=False,
+        device_config=SimpleNamespace(device_type="cuda"),
     )
 
 
@@ -157,6 +160,9 @@ def test_what_vllm_s_configuration_says() -> None:
         rank=1,
     )
     assert speculation_of(config(method="ngram", prompt_lookup_min=1, prompt_lookup_max=3)).lookup == (1, 3)
+    on_cpu = config()
+    on_cpu.device_config.device_type = "cpu"
+    assert speculation_of(on_cpu).on_cpu
 
 
 def test_how_long_requests_may_get_before_the_drafter_stops_for_all() -> None:

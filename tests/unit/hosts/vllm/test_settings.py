@@ -90,6 +90,20 @@ def test_where_every_step_drafts_the_longest_length_it_says_why(host: VllmSpecul
 
 
 @pytest.mark.parametrize(
+    ("host", "alike"),
+    [
+        (replace(MODEL, on_cpu=True), True),
+        (MODEL, False),
+        (replace(NGRAM, on_cpu=True), False),  # it finds what it finds
+        (replace(MODEL, on_cpu=True, ranks=2), False),
+        (replace(MODEL, on_cpu=True, method="medusa"), False),
+    ],
+)
+def test_on_cpus_models_draft_alike_for_all(host: VllmSpeculation, alike: bool) -> None:
+    assert read(None, host).alike == alike
+
+
+@pytest.mark.parametrize(
     ("given", "host", "sentence"),
     [
         ([1], MODEL, "additional_config has dynaspec = [1]; expected a mapping"),

@@ -1,0 +1,109 @@
+"""Look-ups beside a model: who drafts for which request, and what is expected of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dynaspec.contract.costs import PassCosts
+from dynaspec.contract.step import Limits, ProposerTraits, SpecPlan, StepView
+from dynaspec.control.auto import AutoController
+
+LONGEST = 8
+LIMITS = Limits(
+    draft_lens=tuple(range(LONGEST + 1)),
+    proposers=(ProposerTraits("model"), ProposerTraits("lookup", passes_per_draft="none", has_confidence=False)),
+)
+TARGET = ((1, 10e-3), (8, 10.4e-3), (64, 14e-3))
+CHEAP, DEAR = ((1, 0.5e-3), (16, 0.6e-3)), ((1, 50e-3), (16, 60e-3))
+NOTHING = (0, 0)
+
+
+def auto(drafter: tuple[tuple[int, float], ...] = CHEAP) -> AutoController:
+    return AutoController(LIMITS, longest=LONGEST, costs=PassCosts(target=TARGET, drafters=(drafter, ())))
+
+
+def view(*offers: tuple[int, int], step: int = 0, limits: Limits = LIMITS) -> StepView:
+    """A request for each look-up: (length of the match, tokens found)."""
+    size = len(offers)
+    return StepView(
+        step=step,
+        ids=tuple(map(str, range(size))),
+        context_len=(100,) * size,
+        room_depth=(50,) * size,
+        room_nodes=(50,) * size,
+        max_draft=(None,) * size,
+        temperature=(0.0,) * size,
+        lag=((0,) * size,) * 2,
+        offers=(None, offers),
+        prefill_tokens=0,
+        waiting=0,
+        limits=limits,
+    )
+
+
+def who(plan: SpecPlan) -> list[str]:
+    return [("model", "lookup")[p] if k else "nobody" for p, k in zip(plan.proposer, plan.depth, strict=True)]
+
+
+def test_a_long_match_spares_the_drafter() -> None:
+    plan = auto().plan(view((16, 8), NOTHING, (2, 1)))
+    assert who(plan) == ["lookup", "model", "model"]
+    assert plan.depth[0] == 4  # the very first drafts are short
+    assert plan.stop is not None
+
+
+def test_where_nothing_is_found_the_model_drafts_as_if_it_were_alone() -> None:
+    alone = AutoController(
+        replace(LIMITS, proposers=LIMITS.proposers[:1]), longest=LONGEST, costs=PassCosts(TARGET, (CHEAP,))
+    )
+    nothing = view(NOTHING, NOTHING)
+    plan = auto().plan(nothing)
+    lonely = alone.plan(replace(nothing, lag=nothing.lag[:1], offers=(None,)))
+    assert (plan.depth, plan.proposer, plan.stop) == (lonely.depth, lonely.proposer, lonely.stop)
+
+
+def test_no_pass_is_expected_where_all_is_found() -> None:
+    controller = auto()
+    assert who(controller.plan(view(NOTHING))) == ["model"]
+    drafting = controller.estimates()["predicted_step_s"]
+    assert who(controller.plan(view((16, 8), step=1))) == ["lookup"]
+    found = controller.estimates()
+    assert found["predicted_step_s"] < drafting - 0.5e-3
+    assert found["predicted_emitted"] > 4.0
+
+
+def test_beside_plain_decoding_too() -> None:
+    plan = auto(DEAR).plan(view((16, 8), NOTHING, (2, 3)))
+    assert plan.stop is None
+    assert who(plan) == ["lookup", "nobody", "lookup"]
+    assert plan.depth[0] > plan.depth[2] > 0
+
+
+def test_dear_rows_are_for_the_likely_only() -> None:
+    steep = PassCosts(target=((1, 10e-3), (64, 10e-3 + 63 * 6e-3)), drafters=(DEAR, ()))
+    plan = AutoController(LIMITS, longest=LONGEST, costs=steep).plan(view((2, 8), (16, 8)))
+    assert who(plan) == ["nobody", "lookup"]
+
+
+def test_a_request_gets_no_more_than_it_wants() -> None:
+    wanting = replace(view((16, 8), (16, 8)), max_draft=(3, 0))
+    assert auto().plan(wanting).depth == (3, 0)
+
+
+@pytest.mark.parametrize("drafter", [CHEAP, DEAR])
+def test_what_was_found_changes_from_step_to_step(drafter: tuple[tuple[int, float], ...]) -> None:
+    controller = auto(drafter)
+    seen = [who(controller.plan(view(offer, step=step)))[0] for step, offer in enumerate([NOTHING, (16, 8), NOTHING])]
+    other = "model" if drafter is CHEAP else "nobody"
+    assert seen == [other, "lookup", other]
+
+
+@pytest.mark.parametrize("last", [{"room_depth": (0,)}, {"max_draft": (0,)}])
+def test_a_request_at_its_end_tells_nothing_of_the_next(last: dict[str, tuple[int, ...]]) -> None:
+    controller = auto()
+    assert who(controller.plan(view(NOTHING))) == ["model"]
+    assert controller.plan(replace(view(NOTHING, step=1), **last)).depth == (0,)
+    assert controller.plan(view(NOTHING, step=2)).depth[0] > 0
+    assert controller.estimates()["mode"] == "speculate"
