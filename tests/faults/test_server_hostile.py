@@ -92,23 +92,23 @@ FORMS_REFUSED: dict[str, dict[str, Any]] = {
     "a schema of many levels": {"guided_json": nested(300)},
     "a schema that is text of many levels": {"guided_json": "[" * 100_000},
     "a schema that is itself alone": {"guided_json": {"$ref": "#"}},
-    "a schema with a large automaton": {
-        "guided_json": {"properties": {f"p{i}": {"type": "string", "pattern": "(a|b)*c{1,500}"} for i in range(3000)}}
-    },
     "a long regex": {"guided_regex": "a|" * 200_000 + "b"},
     "a regex that is none": {"guided_regex": "("},
     "a grammar that never ends": {"guided_grammar": "start: start"},
     "a grammar that is none": {"guided_grammar": "start: \x00"},
-    "too many choices": {"guided_choice": ["a"] * 5000},
+    "too many choices": {"guided_choice": ["a"] * (2**16 + 1)},
     "long choices": {"guided_choice": ["a" * 1000 + str(i) for i in range(4000)]},
 }
 FORMS_SERVED: dict[str, dict[str, Any]] = {
     "a schema that doubles": {"guided_json": doubling(40)},
+    "a schema with a large automaton": {
+        "guided_json": {"properties": {f"p{i}": {"type": "string", "pattern": "(a|b)*c{1,500}"} for i in range(3000)}}
+    },
     "a regex of many copies": {"guided_regex": "((a{1,1000}){1,1000}){1,1000}"},
     "a regex that backtracks": {"guided_regex": "(a*)*" * 200 + "b"},
     "a regex with a large automaton": {"guided_regex": "(a|b)*a" + "(a|b)" * 200},
     "a grammar that is ambiguous": {"guided_grammar": 'start: start start | "a" |'},
-    "many choices": {"guided_choice": [f"choice {i}" for i in range(4096)]},
+    "many choices": {"guided_choice": [f"choice {i}" for i in range(10_000)]},
 }
 
 
