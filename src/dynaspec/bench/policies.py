@@ -8,15 +8,17 @@ from typing import Any
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.resolve import DEFAULT_LOOKUP_BESIDE
 
 PLAIN = "plain"
 _METHODS = ("draft_model", "ngram", "both")
-_LOOKUP: Mapping[str, Any] = {"prompt_lookup_max": 16, "prompt_lookup_min": 2}
-"""N-grams of a lookup that drafts beside a model."""
+_LOOKUP: Mapping[str, Any] = dict(zip(("prompt_lookup_min", "prompt_lookup_max"), DEFAULT_LOOKUP_BESIDE, strict=True))
+"""N-grams of a lookup that drafts beside a model, as by default."""
 FORMS = (
     "plain, auto[:K], constant:K, heuristic[:K], heuristic_transient[:K], confidence[:T[:K]], goodput:FILE[:K], "
-    "schedule:LO-HI=K;… or elastic[:A/B/C[:GATE]], after ngram: (lookup) or both: (lookup beside the model) if need "
-    "be, and before +stop:T (confidence stopping) or +off:B (plain above B requests)"
+    "schedule:LO-HI=K;… or elastic[:A/B/C[:GATE]], after ngram: (lookup), draft_model: (no lookup beside the model) or "
+    "both: (lookup beside it, as auto has by itself) if need be, and before +stop:T (confidence stopping) or +off:B "
+    "(plain above B requests)"
 )
 """What a command line may say."""
 
@@ -70,6 +72,8 @@ def parse_policy(name: str, draft_model: str | None) -> PolicySpec:
         options["model"] = draft_model
     if method == "both":
         options |= {"method": "draft_model", **_LOOKUP}
+    elif head == "draft_model":
+        options["prompt_lookup_max"] = 0
     try:
         return PolicySpec(name, SpeculativeConfig.parse(options))
     except ConfigError as error:

@@ -37,7 +37,7 @@ def drafting(engine: EngineConfig) -> str:
     if config is None:
         return "none: plain decoding"
     drafter = config.model or config.method
-    lookup = " and lookup" if config.model is not None and config.prompt_lookup_max is not None else ""
+    lookup = " and lookup" if config.lookup_beside else ""
     return f"{drafter}{lookup}, policy {config.policy}"
 
 

@@ -15,7 +15,7 @@ MAX_DRAFT_TOKENS = 64
 
 
 class ChainPlanner:
-    """Clamps wished-for lengths; shared by all policies that draft chains with the host's first proposer.
+    """Clamps wished-for lengths; shared by all policies.
 
     A granted length is the least of: the wish, ``room_depth``, the request's own ``max_draft``; then the next
     lower entry of ``limits.draft_lens``. Where the host cannot run ragged batches, every request gets the
@@ -47,12 +47,19 @@ class ChainPlanner:
         """The largest length ≤ ``length`` that the host can run."""
         return self._next_lower[min(length, self.longest)]
 
-    def plan(self, view: StepView, wanted: Sequence[int], stop: StopRule | None = None) -> SpecPlan:
+    def plan(
+        self,
+        view: StepView,
+        wanted: Sequence[int],
+        stop: StopRule | None = None,
+        proposer: tuple[int, ...] | None = None,
+    ) -> SpecPlan:
         """A plan of chains.
 
         Args:
             wanted: the policy's length for each request of ``view``, ≥ 0.
             stop: when to end drafts early.
+            proposer: who drafts for each request; None = the first for all.
         """
         depth = self._clamp(view, wanted)
         budget = self._draft_budget(view)
@@ -63,7 +70,7 @@ class ChainPlanner:
         return SpecPlan(
             step=view.step,
             depth=depth,
-            proposer=(0,) * len(depth),
+            proposer=proposer or (0,) * len(depth),
             nodes=depth,
             stop=stop if any(depth) else None,
             verify_nodes=budget,

@@ -23,6 +23,8 @@ DEFAULT_LONGEST_DRAFT = 20
 DEFAULT_CAP = 16
 """Of the policies that choose any length up to one."""
 DEFAULT_LOOKUP = 5
+DEFAULT_LOOKUP_BESIDE = (4, 16)
+"""Shortest and longest n-gram looked up beside a draft model, by ``auto``."""
 
 METHODS = ("draft_model", "ngram")
 POLICIES = (
@@ -118,6 +120,8 @@ def _check_method(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"method is 'draft_model' but model is {model!r}; expected a model's checkpoint")
     if method != "ngram":
         return
+    if values.get("prompt_lookup_max") == 0:
+        raise ConfigError("prompt_lookup_max is 0; expected an integer of at least 1 with method 'ngram'")
     for name in _MODEL_ONLY:
         if name in values and (name, values[name]) not in _HARMLESS:
             raise ConfigError(
@@ -146,7 +150,7 @@ def _check_policy(values: Mapping[str, Any]) -> None:
             raise ConfigError(f"policy is {policy!r} but there is no {key}; expected one")
     if values["method"] == "draft_model" and policy != "auto":
         for name in _LOOKUP:
-            if name in values:
+            if values.get(name, 0) != 0:
                 raise ConfigError(
                     f"{name} is {values[name]!r} but method is 'draft_model' and policy is {policy!r}; expected no "
                     f"{name}, method 'ngram', or policy 'auto', which looks up beside the model"
@@ -198,12 +202,22 @@ def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     longest = values["num_speculative_tokens"]
     if values["policy"] == "elastic" and isinstance(longest, int):
         values.setdefault(elastic.KEY, elastic.ladder_up_to(longest))
-    if any(name in values for name in _LOOKUP) or values["method"] == "ngram":
+    if _looks_up_beside(values):
+        values["prompt_lookup_min"], values["prompt_lookup_max"] = DEFAULT_LOOKUP_BESIDE
+    elif values.get("prompt_lookup_max") != 0 and (
+        any(name in values for name in _LOOKUP) or values["method"] == "ngram"
+    ):
         # A single bound stands for both, as in vLLM.
         values.setdefault("prompt_lookup_max", values.get("prompt_lookup_min", DEFAULT_LOOKUP))
         values.setdefault("prompt_lookup_min", values["prompt_lookup_max"])
     values.setdefault("draft_sample_method", "greedy" if values["method"] == "ngram" else "probabilistic")
     return values
+
+
+def _looks_up_beside(values: Mapping[str, Any]) -> bool:
+    """Whether an n-gram lookup joins the draft model without being asked for; synthetic rates are one drafter's."""
+    alone = values["method"] == "ngram" or values["policy"] != "auto" or any(name in values for name in _LOOKUP)
+    return not alone and values.get("rejection_sample_method") != "synthetic"
 
 
 def _default_length(values: Mapping[str, Any]) -> int:

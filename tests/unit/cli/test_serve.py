@@ -266,7 +266,7 @@ def test_the_banner_says_what_where_and_how_to_stop(capsys):
     shown = announced(capsys, served_model_name=["a"], api_key=["secret"])
     assert "serves m as a" in shown
     for words in (
-        "d, policy auto",
+        "d and lookup, policy auto",
         "http://h:1/v1",
         "http://h:1/openapi.json",
         "http://h:1/dashboard",

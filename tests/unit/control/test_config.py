@@ -34,7 +34,7 @@ class TestDefaults:
         )
         assert config.draft_sample_method == "probabilistic"
         assert config.draft_confidence_threshold is None
-        assert config.prompt_lookup_max is None
+        assert config.lookup == (4, 16)
 
     @pytest.mark.parametrize(
         "given",
@@ -112,11 +112,24 @@ class TestDefaults:
         assert draft(dynamic_config_path=H100_PROFILE, num_speculative_tokens=3).longest_draft == 3
 
     def test_lookup_beside_a_draft_model(self) -> None:
-        config = draft(prompt_lookup_max=4)
+        config = draft(prompt_lookup_max=8)
         assert config.lookup_beside
-        assert (config.prompt_lookup_min, config.prompt_lookup_max) == (4, 4)
-        assert not draft().lookup_beside
+        assert (config.prompt_lookup_min, config.prompt_lookup_max) == (8, 8)
+        assert draft(prompt_lookup_min=3).lookup == (3, 3)
         assert not SpeculativeConfig(method="ngram").lookup_beside
+
+    def test_auto_looks_up_beside_the_model_unless_told_not_to(self) -> None:
+        assert draft().lookup_beside
+        off = draft(prompt_lookup_max=0)
+        assert (off.lookup_beside, off.lookup) == (False, None)
+        assert parse(off.model_dump(exclude_none=True)) == off
+        assert parse(draft().model_dump(exclude_none=True)) == draft()
+        assert not draft(rejection_sample_method="synthetic", synthetic_acceptance_rates=[0.5]).lookup_beside
+
+    @pytest.mark.parametrize("policy", ["constant", "heuristic", "confidence", "elastic"])
+    def test_no_other_policy_looks_up_beside_a_model(self, policy: str) -> None:
+        assert draft(policy=policy).lookup is None
+        assert draft(policy=policy, prompt_lookup_max=0).lookup is None
 
     def test_none_means_not_given(self) -> None:
         assert parse({"model": "drafter", "policy": None, "num_speculative_tokens": None}) == draft()

@@ -22,7 +22,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 @pytest.mark.parametrize(
     ("speculation", "names"),
     [
-        ({}, ["draft_model"]),
+        ({}, ["draft_model", "ngram"]),
+        ({"prompt_lookup_max": 0}, ["draft_model"]),
         ({"prompt_lookup_max": 3, "policy": "auto"}, ["draft_model", "ngram"]),
         ({"model": "[ngram]", "prompt_lookup_max": 3}, ["ngram"]),
     ],

@@ -164,7 +164,7 @@ def test_what_auto_believes(tiny: Pair, tmp_path: Path) -> None:
     assert found.longest_draft > 0
     assert found.estimates["goodput"] > 0.0
     assert found.estimates["mode"] in GUARD_STATES
-    assert found.proposers == {"draft_model": True}
+    assert found.proposers == {"draft_model": True, "ngram": True}
 
 
 def test_a_proposer_that_is_switched_off(tiny: Pair) -> None:

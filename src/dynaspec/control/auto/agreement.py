@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from dynaspec.contract.step import StopRule
 
 from .drafter import Wish
 from .guard import Mode, Prediction
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -18,11 +23,11 @@ class Pending:
     alone: Prediction
     """The same without look-ups beside a model: what they add is told by how far steps surpass it."""
     mode: Mode
-    found: bool
-    """Look-ups draft beside the model, or beside plain decoding."""
+    found: float
+    """Share of the requests that look-ups draft for, beside the model or plain decoding."""
     trims: bool
-    match: tuple[tuple[int, ...] | None, ...]
-    """For each proposer the match lengths [B] on offer; empty where none looks up."""
+    offers: tuple[tuple[tuple[int, int], ...] | None, ...]
+    """As in the view that was planned; empty where no look-up drafts."""
 
 
 @dataclass(slots=True)
@@ -33,7 +38,7 @@ class Agreement:
     prefill: int
     lengths: Wish
     """As expected; what a rule ends is granted more."""
-    wish: list[int]
+    wish: Ints
     """[B]"""
     owner: tuple[int, ...] | None
     """[B] proposers; None: the first for all."""
@@ -45,5 +50,7 @@ class Agreement:
     speculation: Prediction
     plain: Prediction
     trims: bool
+    looks_up: bool
+    """Look-ups are asked beside the model, or beside plain decoding."""
     steps: int
     """For which it still holds."""

@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from dynaspec.contract.step import StepView, StopRule
 
 from .agreement import Agreement
+from .costs import row_s
 from .drafter import Drafter, LookupDrafter, ModelDrafter, Situation
 from .guard import Prediction
+from .lengths import merge_depths
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,64 +35,66 @@ class Found:
     context: float
     """KV entries that their rows see."""
     drafting_s: float
+    share: float
+    """Of the requests that look-ups draft for."""
 
 
 class LookupsBeside:
     """Decides anew in every step, as what is found changes with every token; costs one compiled call."""
 
-    def __init__(self, index: int, drafter: LookupDrafter) -> None:
+    def __init__(self, index: int, drafter: LookupDrafter, target: Floats) -> None:
         """
         Args:
             index: the lookup's, among the host's proposers.
+            target: what its rows cost, see ``StepCosts``.
         """
         self._index = index
         self._drafter = drafter
+        self._target = target
 
     def offered(self, view: StepView) -> bool:
         """Whether a look-up has found anything."""
         offers = view.offers[self._index]
         return offers is not None and any(match for match, _ in offers)
 
-    def find(self, view: StepView, situation: Situation, agreed: Agreement, alone: Prediction) -> Found | None:
+    def find(
+        self, view: StepView, situation: Situation, agreed: Agreement, alone: Prediction, trust: float
+    ) -> Found | None:
         """The requests for which a look-up brings more than what was agreed; None if there are none.
 
         Args:
             alone: what is expected of the step without look-ups; one that drafts, or plain decoding.
+            trust: what steps that draft really gave a second, over what was expected.
         """
         lengths, requests = agreed.lengths, len(view.ids)
-        instead = lengths.worth if alone.drafts else np.zeros(requests)
-        situation.base_rows += lengths.rows if alone.drafts else 0.0
-        wish = self._drafter.finds(view, situation, instead)
+        agreed_depth, instead, parts = np.zeros(requests, np.int64), np.zeros(requests), np.zeros(3)
+        if alone.drafts:
+            agreed_depth = lengths.depth
+            more = (trust - 1.0) * alone.emitted * situation.value / requests
+            instead = np.where(agreed_depth > 0, lengths.worth + more, 0.0)
+            situation.base_rows += lengths.rows
+            parts[:] = lengths.expected, lengths.rows, lengths.seconds
+        wish = self._drafter.finds(self._drafter.offers(view), situation, instead)
         if not wish.rows:
             return None
-        found = wish.depth > 0
-        if not alone.drafts:
-            owner = np.where(found, self._index, 0)
-            return Found(
-                depth=wish.depth.tolist(),
-                owner=tuple(owner.tolist()),
-                stop=None,
-                emitted=requests + wish.expected,
-                rows=wish.rows,
-                context=wish.context,
-                drafting_s=0.0,
-            )
-        owner = np.where(found, self._index, 0 if agreed.owner is None else agreed.owner)
-        kept = float(lengths.depth[~found].sum() / lengths.depth.sum())
+        owner = np.array(agreed.owner or (0,) * requests)
+        row, value = row_s(self._target, situation.base_rows), situation.value
+        count, kept = merge_depths(wish.depth, self._index, agreed_depth, agreed.wish, value, row, parts, owner)
         return Found(
-            depth=np.where(found, wish.depth, agreed.wish).tolist(),
+            depth=wish.depth.tolist(),
             owner=tuple(owner.tolist()),
             stop=agreed.stop if kept else None,
             emitted=requests + wish.expected + kept * lengths.expected,
             rows=wish.rows + kept * lengths.rows,
             context=wish.context + kept * lengths.context,
             drafting_s=lengths.seconds if kept else 0.0,
+            share=count / requests,
         )
 
 
-def beside_models(drafters: Sequence[Drafter]) -> LookupsBeside | None:
+def beside_models(drafters: Sequence[Drafter], target: Floats) -> LookupsBeside | None:
     """The look-up that stands beside drafters with models; None where there is none, or nothing else."""
     lookups = [(i, drafter) for i, drafter in enumerate(drafters) if isinstance(drafter, LookupDrafter)]
     if not lookups or not any(isinstance(drafter, ModelDrafter) for drafter in drafters):
         return None
-    return LookupsBeside(*lookups[0])
+    return LookupsBeside(*lookups[0], target)

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.contract.step import DraftView, ProposerTraits, StepOutcome, StepView, Work
+from dynaspec.contract.step import DraftView, ProposerTraits, StepOutcome, Work
 
 from .acceptance import logits
 from .agreement import Pending
@@ -63,15 +63,12 @@ def drafting_before(outcome: StepOutcome, traits: Sequence[ProposerTraits]) -> D
     return drafting_in(Work(rows_per_pass=(len(drafted),) * deepest), traits)
 
 
-def matches_of(view: StepView) -> tuple[tuple[int, ...] | None, ...]:
-    """For each proposer the match lengths [B] on offer."""
-    return tuple(None if column is None else tuple(n for n, _ in column) for column in view.offers)
-
-
 def match_of(pending: Pending | None, proposer: int, requests: int) -> Ints:
     """[B] match lengths that a step's drafts came from, 1 where that is not known."""
-    found = pending.match[proposer] if pending is not None and pending.match else None
-    return np.ones(requests, np.int64) if found is None or len(found) != requests else np.array(found)
+    found = pending.offers[proposer] if pending is not None and pending.offers else None
+    if found is None or len(found) != requests:
+        return np.ones(requests, np.int64)
+    return np.array(found, dtype=np.int64)[:, 0]
 
 
 def evidence_of(source: DraftView | StepOutcome, lens: Sequence[int]) -> Floats:

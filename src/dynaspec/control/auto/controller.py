@@ -19,7 +19,7 @@ from ..profile import Profile
 from .acceptance import Places, Verdicts
 from .agreement import Agreement, Pending
 from .beside import Found, beside_models
-from .columns import drafting_before, drafting_in, drafting_of, echo_of, evidence_of, match_of, matches_of
+from .columns import drafting_before, drafting_in, drafting_of, echo_of, evidence_of, match_of
 from .costs import StepCosts, row_s
 from .drafter import ModelDrafter, Situation, Wish
 from .guard import PlainGuard, Prediction
@@ -43,6 +43,8 @@ _OPTIMISM = 0.6
 _ROUNDS = 2
 """Times that lengths and the value of a token are fitted to each other; they go on from the last ones."""
 _SETTLED = 0.02
+_CHEAP_ROW = 0.35
+"""Where a row costs a larger share of a token's worth, look-ups beside a model bring less than asking them takes."""
 _TRIM_FROM = 0.4
 """Where a rule ends drafts, only a last token each may not be worth its row: looked at from this share of a step on."""
 _FIRST_STEPS = 24
@@ -93,7 +95,7 @@ class AutoController:
         self._pending: dict[int, Pending] = {}
         self._latest = Prediction(False, 0.0, 0.0)
         self._agreement: Agreement | None = None
-        self._beside = beside_models(self._drafters)
+        self._beside = beside_models(self._drafters, self._costs.target)
         # What look-ups have found changes with every token, and says beforehand what it may be worth.
         self._lasting = any(isinstance(drafter, ModelDrafter) for drafter in self._drafters)
         self._guard = PlainGuard(only_by_trial=self._lasting)
@@ -113,21 +115,21 @@ class AutoController:
         mode = self._guard.decide(agreed.hoped, agreed.plain_goodput, len(view.ids))
         alone = agreed.speculation if mode == "speculate" else agreed.plain
         found = None
-        if self._beside is not None and mode != "probe_draft" and self._beside.offered(view):
-            found = self._beside.find(view, self._situation(view), agreed, alone)
+        if agreed.looks_up and self._beside is not None and mode != "probe_draft" and self._beside.offered(view):
+            found = self._beside.find(view, self._situation(view), agreed, alone, self._guard.speculation.value)
         if found is not None:
-            plan = replace(self._planner.plan(view, found.depth, found.stop), proposer=found.owner)
+            plan = self._planner.plan(view, found.depth, found.stop, found.owner)
         elif mode == "speculate":
-            plan = self._planner.plan(view, agreed.wish, agreed.stop)
-            plan = plan if agreed.owner is None else replace(plan, proposer=agreed.owner)
+            plan = self._planner.plan(view, agreed.wish.tolist(), agreed.stop, agreed.owner)
         elif mode == "probe_draft":
-            plan = self._trial(view, np.array(agreed.wish))
+            plan = self._trial(view, agreed.wish)
         else:
             plan = plain_plan(view)
-        self._latest = alone if found is None else self._predict(view, found)
-        matches = () if self._lasting and found is None else matches_of(view)
+        self._latest = alone if found is None else self._predict(view, found, alone.drafts)
+        offers = () if self._lasting and found is None else view.offers
         trims = mode == "speculate" and agreed.trims
-        self._pending[view.step] = Pending(self._latest, alone, mode, found is not None, trims, matches)
+        share = 0.0 if found is None else found.share
+        self._pending[view.step] = Pending(self._latest, alone, mode, share, trims, offers)
         if len(self._pending) > _PENDING:
             del self._pending[next(iter(self._pending))]
         return plan
@@ -216,7 +218,6 @@ class AutoController:
         """Lengths and proposers for the next steps, at the value of a token that follows from them."""
         situation = self._situation(view)
         requests, context = len(view.ids), float(sum(view.context_len))
-        gain = 1.0 if self._beside is None else self._guard.gain
         plain_s = self._costs.pass_s(requests, context) + self._host_s
         self._value = self._value or plain_s / requests
         for _ in range(_ROUNDS):
@@ -224,7 +225,7 @@ class AutoController:
             wish, owner = self._route(view, situation)
             seconds = wish.seconds + self._costs.pass_s(requests + wish.rows, context + wish.context) + self._host_s
             hoped = (requests + wish.hoped) / seconds
-            best = max(hoped, requests / plain_s) * gain
+            best = max(hoped, requests / plain_s)
             settled = abs(best * self._value - 1.0) < _SETTLED
             self._value = 1.0 / best
             if settled:
@@ -238,7 +239,7 @@ class AutoController:
             ids=view.ids,
             prefill=view.prefill_tokens,
             lengths=wish,
-            wish=depth.tolist(),
+            wish=depth,
             owner=None if owner is None else tuple(owner.tolist()),
             stop=stop,
             hoped=hoped if drafts else 0.0,
@@ -246,6 +247,7 @@ class AutoController:
             speculation=Prediction(drafts, requests + wish.expected, seconds),
             plain=Prediction(False, float(requests), plain_s),
             trims=self._can_trim and drafts and (stop is None or requests * row > _TRIM_FROM * plain_s),
+            looks_up=row + float(self._costs.target[-1]) * context / requests < _CHEAP_ROW * self._value,
             steps=self._every if self._lasting else 1,
         )
 
@@ -292,10 +294,10 @@ class AutoController:
             total.context += own.context
         return total, owner
 
-    def _predict(self, view: StepView, found: Found) -> Prediction:
+    def _predict(self, view: StepView, found: Found, drafts: bool) -> Prediction:
         """What is expected of a step in which look-ups draft too."""
         rows, context = len(view.ids) + found.rows, float(sum(view.context_len)) + found.context
-        return Prediction(True, found.emitted, self._costs.pass_s(rows, context) + found.drafting_s + self._host_s)
+        return Prediction(drafts, found.emitted, self._costs.pass_s(rows, context) + found.drafting_s + self._host_s)
 
     def _trial(self, view: StepView, wish: Ints) -> SpecPlan:
         """Short drafts for as many requests as cost little, by the first proposer that has something to offer.
@@ -322,8 +324,7 @@ class AutoController:
         _, stop = self._open_ends(situation, depth, owner)
         # It never stops, but whoever evaluates it tells the evidence.
         stop = None if stop is None else replace(stop, below=(0.0,), total_below=())
-        plan = self._planner.plan(view, depth.tolist(), stop)
-        return replace(plan, proposer=tuple(owner.tolist())) if owner.any() else plan
+        return self._planner.plan(view, depth.tolist(), stop, tuple(owner.tolist()))
 
     def _open_ends(self, situation: Situation, depth: Ints, owner: Ints | None) -> tuple[Ints, StopRule | None]:
         """Where a rule ends drafts by what they turn out to be, the length expected is no limit."""
@@ -388,8 +389,8 @@ class AutoController:
             limit = 3.0 * self._host_s if self._host_s else host
             self._host_s = _HOST_FORGET * self._host_s + (1 - _HOST_FORGET) * min(host, limit) if limit else host
             if pending is not None and pending.mode != "probe_draft":
-                trial = pending.mode == "probe_plain"
-                self._guard.observe(pending.alone, sum(outcome.emitted), outcome.step_s, trial=trial)
+                trial, emitted = pending.mode == "probe_plain", sum(outcome.emitted)
+                self._guard.observe(pending.prediction, emitted, outcome.step_s, trial=trial, share=1.0 - pending.found)
 
     def _learn(self, outcome: StepOutcome, pending: Pending | None) -> None:
         """Accepted tokens and first rejections, to the models of the proposers that they came from."""
@@ -401,7 +402,8 @@ class AutoController:
             self._drafters[0].observe(seen, evidence, match_of(pending, 0, len(tested)))
             return
         proposer, place = np.array(outcome.proposer), seen.place
-        for index, drafter in enumerate(self._drafters):
+        for index in {p for p, count in zip(outcome.proposer, outcome.drafted, strict=True) if count}:
+            drafter = self._drafters[index]
             seen.place = np.where(proposer == index, place, -1)
             drafter.observe(seen, evidence, match_of(pending, index, len(tested)))
 

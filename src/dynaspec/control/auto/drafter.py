@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dynaspec.contract.step import ProposerTraits, StepView, StopRule
 
+from ..planner import MAX_DRAFT_TOKENS
 from .acceptance import POSITIONS, AcceptanceModel, Verdicts, logit
 from .costs import StepCosts
 from .lengths import chain_depths, lookup_depths, match_features, stop_thresholds, survivals
@@ -282,12 +283,13 @@ class LookupDrafter:
         return np.zeros(len(view.ids))
 
     def wish(self, view: StepView, situation: Situation) -> Wish:
-        return self.finds(view, situation, np.zeros(situation.cap.size))
+        return self.finds(self.offers(view), situation, np.zeros(situation.cap.size))
 
-    def finds(self, view: StepView, situation: Situation, instead: Floats) -> Wish:
+    def finds(self, offers: Ints, situation: Situation, instead: Floats) -> Wish:
         """``wish`` for requests to which it brings more than something else would.
 
         Args:
+            offers: [B, 2] see ``offers``.
             instead: [B] seconds that the other would gain.
         """
         requests = situation.cap.size
@@ -299,8 +301,8 @@ class LookupDrafter:
             situation.optimism,
             self._model.offset,
             situation.places,
-            self._matches(view),
-            self.caps(view, situation.cap),
+            offers,
+            situation.cap,
             situation.context,
             situation.value,
             instead,
@@ -318,7 +320,7 @@ class LookupDrafter:
     def survivals(
         self, view: StepView, places: Ints, requests: Ints, lens: Ints, evidence: Floats, echo: Floats
     ) -> Floats:
-        feature = match_features(self._matches(view)[requests], lens)
+        feature = match_features(np.maximum(self.offers(view)[requests, 0], 1), lens)
         model = self._model
         none = np.zeros_like(feature)  # what was found was known before
         chances: Floats = survivals(float(model.weight[0]), model.bias, model.offset[places], feature, none, lens)
@@ -337,9 +339,12 @@ class LookupDrafter:
             "cost": {"call_s": float(self._cost[0]), "pass_s": 0.0, "row_s": 0.0},
         }
 
-    def _matches(self, view: StepView) -> Ints:
-        offers = view.offers[self._index] or ((1, 0),) * len(view.ids)
-        return np.array([match for match, _ in offers], dtype=np.int64)
+    def offers(self, view: StepView) -> Ints:
+        """[B, 2] length of each request's match, 0 = none; tokens on offer. A lookup that does not say may find any."""
+        offers = view.offers[self._index]
+        if offers is None:
+            return np.full((len(view.ids), 2), (1, MAX_DRAFT_TOKENS))
+        return np.array(offers, dtype=np.int64).reshape(-1, 2)
 
 
 def conditional(rates: Sequence[float]) -> list[float]:

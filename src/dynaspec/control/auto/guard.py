@@ -56,6 +56,7 @@ class Prediction:
     """What a planned step was expected to give and take."""
 
     drafts: bool
+    """A model drafts, or a lookup that stands alone."""
     emitted: float
     seconds: float
 
@@ -123,11 +124,6 @@ class PlainGuard:
                 self._until_trial = self._pause = min(2 * self._pause, _LONGEST)
         return self.mode
 
-    @property
-    def gain(self) -> float:
-        """What steps of the present mode give a second over what was predicted; 1 at least."""
-        return max(1.0, (self.speculation if self.speculating else self.plain).value)
-
     def _goes_on(self, advantage: float) -> bool:
         """Whether this step should speculate, as the last did, or after plain decoding."""
         if self.speculating:
@@ -145,14 +141,19 @@ class PlainGuard:
         if self._paid and not self.speculating:
             self._until_trial, self._pause = 0, max(_SHORTEST, self._pause // 2)
 
-    def observe(self, prediction: Prediction, emitted: int, seconds: float, *, trial: bool = False) -> None:
+    def observe(
+        self, prediction: Prediction, emitted: int, seconds: float, *, trial: bool = False, share: float = 1.0
+    ) -> None:
         """A step without prefill has ended.
 
         Args:
             trial: it was one of plain decoding.
+            share: of the requests that it tells of.
         """
+        if not share:
+            return
         used, other = (self.speculation, self.plain) if prediction.drafts else (self.plain, self.speculation)
-        weight = _TRIAL_WEIGHT if trial else 1.0
+        weight = share * (_TRIAL_WEIGHT if trial else 1.0)
         used.observe(float(emitted), seconds, prediction.emitted, prediction.seconds, weight)
         if not trial:
             other.rest()

@@ -161,7 +161,7 @@ def lookup_depths(
     optimism: float,
     offsets: Floats,
     places: Ints,
-    match: Ints,
+    offers: Ints,
     cap: Ints,
     context: Ints,
     value: float,
@@ -175,7 +175,7 @@ def lookup_depths(
 
     Args:
         weight: of the match in the acceptance model, see ``match_feature``; for the others see ``chain_depths``.
-        match: [B] tokens that agree where the draft was found.
+        offers: [B, 2] tokens that agree where the draft was found, 0 = none was; and tokens that follow there.
         instead: [B] seconds that something else would bring each request; it gets nothing here if that is more.
         depth, worth: [B] out.
 
@@ -187,9 +187,10 @@ def lookup_depths(
     for r in range(cap.size):
         depth[r], worth[r] = 0, 0.0
         reach, likely, hoped_here, expected_here = 1.0, 1.0, 0.0, 0.0
-        for j in range(cap[r]):
+        match = offers[r, 0]
+        for j in range(min(cap[r], offers[r, 1]) if match else 0):
             price = row_s(target, rows + j) + target[target.size - 1] * context[r]
-            shift = weight * match_feature(match[r], j) + offsets[places[r]]
+            shift = weight * match_feature(match, j) + offsets[places[r]]
             reach *= _chance(hoped_bias, shift, j)
             if reach * value <= price:
                 break
@@ -203,6 +204,42 @@ def lookup_depths(
             hoped, expected = hoped + hoped_here, expected + expected_here
             rows, seen = rows + depth[r], seen + depth[r] * context[r]
     return hoped, expected, rows - base_rows, seen
+
+
+@njit(cache=True, nogil=True)
+def merge_depths(
+    found: Ints, lookup: int, agreed: Ints, granted: Ints, value: float, row: float, parts: Floats, owner: Ints
+) -> tuple[int, float]:
+    """Gives the requests without a match to the model, if its passes pay for those alone.
+
+    Args:
+        found: [B] lengths that a lookup drafts, and out: the lengths of all.
+        lookup: its index among the proposers.
+        agreed: [B] lengths expected of the model; 0 throughout = it does not draft.
+        granted: [B] most that it may draft.
+        value: seconds that a token is worth.
+        row: seconds that a target row takes.
+        parts: [3] accepted tokens expected of the model, its target rows, seconds of its passes, for all requests.
+        owner: [B] the model's requests' proposers, and out: everyone's.
+
+    Returns:
+        Requests that lookups draft for; share of the model's drafts that is left, 0 if it does not draft.
+    """
+    rest, total, count = 0.0, 0.0, 0
+    for r in range(found.size):
+        total += agreed[r]
+        if found[r]:
+            owner[r] = lookup
+            count += 1
+        else:
+            rest += agreed[r]
+    kept = rest / total if total else 0.0
+    if kept * (parts[0] * value - parts[1] * row) <= parts[2]:
+        return count, 0.0
+    for r in range(found.size):
+        if not found[r]:
+            found[r] = granted[r]
+    return count, kept
 
 
 @njit(cache=True, nogil=True)

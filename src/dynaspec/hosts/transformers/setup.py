@@ -39,7 +39,7 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
 """Keys that this host cannot honour: the values that ask for nothing, and why."""
 _LOOKUP_KEYS = ("prompt_lookup_max", "prompt_lookup_min")
 _LOOKUP_BESIDE = (3, 8)
-"""Tokens that must agree where a draft is looked up beside an assistant, where nothing is configured."""
+"""Tokens that must agree where ``auto`` looks a draft up beside an assistant, if not told otherwise."""
 _UNSUPPORTED_DRAFTING = {
     "use_mtp": "a model's own multi-token prediction",
     "speculation_type": "drafts of other kinds",
@@ -81,15 +81,14 @@ def resolve_setup(
         raise ConfigError(f"num_beams is {beams}; expected 1, as Transformers assists greedy decoding and sampling")
     source = _source(assistant, settings, speculative_config)
     one_vocabulary = generation.get("assistant_tokenizer") is None
-    config = _config(speculative_config, source, assistant, settings)
+    config = _config(speculative_config, source, assistant, settings, one_vocabulary)
     if not one_vocabulary and config.draft_confidence_threshold == "auto":
         raise ConfigError(
             "draft_confidence_threshold is 'auto' but the assistant has another tokenizer, whose tokens' fate is not "
             "known; expected a number"
         )
     alone = source in (PROMPT_LOOKUP, TEXT_LOOKUP)
-    # An assistant with another vocabulary reads the whole text again after each step that it has not drafted for.
-    lookup = None if source == PROMPT_LOOKUP else _lookup(config, speculative_config is None and one_vocabulary)
+    lookup = None if source == PROMPT_LOOKUP else config.lookup
     # An assistant's confidence is in its own tokens: with another vocabulary it can end drafts, but not explain them.
     confident = one_vocabulary or bool(config.draft_confidence_threshold)
     proposers = [] if alone else [ProposerTraits(source, passes_per_draft="per_token", has_confidence=confident)]
@@ -139,7 +138,7 @@ def _source(assistant: Any, settings: _Settings, given: object) -> str:
     return TEXT_LOOKUP
 
 
-def _config(given: object, source: str, assistant: Any, settings: _Settings) -> SpeculativeConfig:
+def _config(given: object, source: str, assistant: Any, settings: _Settings, one_vocabulary: bool) -> SpeculativeConfig:
     """
     Raises:
         ConfigError: see ``resolve_setup``.
@@ -154,6 +153,10 @@ def _config(given: object, source: str, assistant: Any, settings: _Settings) -> 
     values["model"] = source if assistant is None else _name(assistant)
     values = fill_in(values, os.environ)
     policy = infer_policy(values)
+    if policy == "auto" and not any(name in values for name in _LOOKUP_KEYS):
+        # An assistant with another vocabulary reads the whole text again after each step that it has not drafted for.
+        low, high = _LOOKUP_BESIDE
+        values |= {"prompt_lookup_min": low, "prompt_lookup_max": high} if one_vocabulary else {"prompt_lookup_max": 0}
     if policy in _LENGTH_POLICIES:
         values.setdefault("num_speculative_tokens", settings.get("num_assistant_tokens") or _DEFAULT_LENGTH)
     if policy == "confidence" and "draft_confidence_threshold" not in values:
@@ -179,17 +182,6 @@ def _decoded(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping | None):
         raise ConfigError(f"speculative_config is {given!r}; expected a mapping, or a JSON object")
     return canonical(given or {}, (*SpeculativeConfig.model_fields, SCHEDULE_KEY))
-
-
-def _lookup(config: SpeculativeConfig, by_itself: bool) -> tuple[int, int] | None:
-    """See ``Setup``.
-
-    Args:
-        by_itself: there may be one that was not asked for.
-    """
-    if config.prompt_lookup_max is not None:
-        return config.prompt_lookup_min or 1, config.prompt_lookup_max
-    return _LOOKUP_BESIDE if by_itself and config.policy == "auto" else None
 
 
 def _check_keys(values: Mapping[str, Any]) -> None:

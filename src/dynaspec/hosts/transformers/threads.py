@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-_OF_THE_ENGINE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "5000"}
+_OF_THE_ENGINE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "30000"}
 """What importing dynaspec sets where nothing is set."""
 
 

@@ -11,7 +11,14 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.environment import fill_in
 from dynaspec.control.keys import ALIASES, canonical
-from dynaspec.control.resolve import DEFAULT_CAP, METHODS, SCHEDULE_KEY, infer_method, infer_policy
+from dynaspec.control.resolve import (
+    DEFAULT_CAP,
+    DEFAULT_LOOKUP_BESIDE,
+    METHODS,
+    SCHEDULE_KEY,
+    infer_method,
+    infer_policy,
+)
 
 POLICY_KEYS = frozenset(
     {
@@ -58,6 +65,7 @@ VLLM_KEYS = frozenset(
 _KEYS = frozenset({*SpeculativeConfig.model_fields, SCHEDULE_KEY})
 _ONLY_VLLMS = (("rejection_sample_method", "block"),)
 """Values that only vLLM has, of keys that dynaspec has too."""
+_LOOKUP = frozenset(("prompt_lookup_max", "prompt_lookup_min"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,8 @@ def divide(value: Any, environ: Mapping[str, str], vllms: Collection[str] = ()) 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     if isinstance(value, SpeculativeConfig):
-        return {name: getattr(value, name) for name in value.model_fields_set}
+        by_itself = _LOOKUP if value.lookup_beside and value.lookup == DEFAULT_LOOKUP_BESIDE else frozenset()
+        return {name: getattr(value, name) for name in value.model_fields_set - by_itself}
     try:
         given = json.loads(value) if isinstance(value, str) else value
     except json.JSONDecodeError as error:
@@ -125,7 +134,7 @@ def _split(given: Mapping[str, Any], vllms: frozenset[str]) -> tuple[dict[str, A
 def _own_method(named: Mapping[str, Any], passed: Mapping[str, Any]) -> Speculation:
     """A method that the embedded engine has too: its keys are checked, and lengths decided, as there."""
     config = SpeculativeConfig(**named)
-    if config.lookup_beside:
+    if config.lookup_beside and _LOOKUP & set(named):
         raise ConfigError(
             f"prompt_lookup_max is {config.prompt_lookup_max} but method is 'draft_model'; expected one or the other, "
             "as vLLM has one drafter"
@@ -133,6 +142,8 @@ def _own_method(named: Mapping[str, Any], passed: Mapping[str, Any]) -> Speculat
     if config.dtype != "auto":
         raise ConfigError(f"dtype is {config.dtype!r}; expected 'auto', as vLLM's drafter has the target's dtype")
     told = {name: value for name, value in named.items() if name != "dtype"}
+    if config.method == "draft_model":
+        told.pop("prompt_lookup_max", None)  # 0: no lookup
     if config.method == "ngram":  # which may be named in a model's place, or not at all
         told.pop("model", None)
         told["method"] = config.method

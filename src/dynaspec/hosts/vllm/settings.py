@@ -132,6 +132,7 @@ def _drafting(told: Mapping[str, Any], drafter: Drafter, host: VllmSpeculation) 
     values: dict[str, Any] = {"method": drafter.kind}
     if drafter.runs_model:
         values["model"] = host.model or host.target
+        values["prompt_lookup_max"] = 0  # vLLM has one drafter
     elif host.lookup is not None:
         values["prompt_lookup_min"], values["prompt_lookup_max"] = host.lookup
     if not any(ALIASES.get(key, key) == "num_speculative_tokens" for key in told):

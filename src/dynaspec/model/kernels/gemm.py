@@ -29,7 +29,7 @@ _TILE_ROWS = 12
 
 _AHEAD = 128
 """Inputs that weights are fetched ahead of their use; without it a tile of 8 rows waits for memory."""
-_TEAM_WORK = 1 << 20
+_TEAM_WORK = 1 << 16
 """Multiplications from which more threads than one are faster."""
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)

@@ -81,10 +81,12 @@ def test_beside_plain_decoding_too() -> None:
     assert plan.depth[0] > plan.depth[2] > 0
 
 
-def test_dear_rows_are_for_the_likely_only() -> None:
-    steep = PassCosts(target=((1, 10e-3), (64, 10e-3 + 63 * 6e-3)), drafters=(DEAR, ()))
-    plan = AutoController(LIMITS, longest=LONGEST, costs=steep).plan(view((2, 8), (16, 8)))
-    assert who(plan) == ["nobody", "lookup"]
+@pytest.mark.parametrize(("row_s", "better"), [(1.5e-3, True), (6e-3, False)])
+def test_dear_rows_are_for_the_likely_and_very_dear_ones_for_nobody(row_s: float, better: bool) -> None:
+    steep = PassCosts(target=((1, 10e-3), (64, 10e-3 + 63 * row_s)), drafters=(DEAR, ()))
+    plan = AutoController(LIMITS, longest=LONGEST, costs=steep).plan(view((1, 8), (16, 8)))
+    assert (plan.depth[1] > plan.depth[0]) is better
+    assert any(plan.depth) is better
 
 
 def test_a_request_gets_no_more_than_it_wants() -> None:

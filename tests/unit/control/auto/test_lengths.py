@@ -17,6 +17,7 @@ from dynaspec.control.auto.lengths import (
     hopeful,
     lookup_depths,
     match_features,
+    merge_depths,
     stop_thresholds,
     survivals,
 )
@@ -220,11 +221,15 @@ def test_lengths_can_run_and_bring_something(
 # --- look-ups -----------------------------------------------------------------------------------------------------
 
 
+def offered(*matches: int) -> np.ndarray:
+    return np.array([(match, 8) for match in matches])
+
+
 def test_lookups_end_where_a_row_costs_more_than_it_brings() -> None:
     depth, worth = np.empty(2, np.int64), np.empty(2)
     bias, zero, places = np.zeros(8), np.zeros(2), np.arange(2)
     tokens, expected, rows, seen = lookup_depths(
-        *(0.0, bias, np.zeros(8), 0.0, zero, places, column(2, 2)),
+        *(0.0, bias, np.zeros(8), 0.0, zero, places, offered(2, 2)),
         *(column(8, 0), column(7, 9), 10e-3, zero, STEEP, 2.0, depth, worth),
     )
     assert depth.tolist() == [3, 0]  # 5, 2.5, 1.25, 0.625 ms for 1 ms each
@@ -239,7 +244,7 @@ def test_lookups_with_better_matches_or_less_context_go_further() -> None:
     target[-1] = 1e-5
     depth, worth = np.empty(3, np.int64), np.empty(3)
     lookup_depths(
-        *(1.0, np.full(8, -1.0), np.zeros(8), 0.0, np.zeros(3), np.arange(3), column(2, 16, 2)),
+        *(1.0, np.full(8, -1.0), np.zeros(8), 0.0, np.zeros(3), np.arange(3), offered(2, 16, 2)),
         *(column(8, 8, 8), column(0, 0, 450), 10e-3, np.zeros(3), target, 3.0, depth, worth),
     )
     assert depth[1] > depth[0] > depth[2] == 0
@@ -250,7 +255,7 @@ def test_hope_looks_further_than_the_estimate() -> None:
     for optimism in (0.0, 1.0):
         depth, worth = np.empty(1, np.int64), np.empty(1)
         sums = lookup_depths(
-            *(0.0, np.zeros(8), np.ones(8), optimism, np.zeros(1), np.arange(1), column(2)),
+            *(0.0, np.zeros(8), np.ones(8), optimism, np.zeros(1), np.arange(1), offered(2)),
             *(column(8), column(0), 3e-3, np.zeros(1), STEEP, 1.0, depth, worth),
         )
         found.append((int(depth[0]), sums[0], sums[1]))
@@ -273,12 +278,46 @@ def test_what_is_expected_is_the_sum_of_survivals() -> None:
 def test_lookups_give_way_to_what_brings_more() -> None:
     depth, worth = np.empty(3, np.int64), np.empty(3)
     sums = lookup_depths(
-        *(1.0, np.zeros(8), np.zeros(8), 0.0, np.zeros(3), np.arange(3), column(4, 4, 4)),
+        *(1.0, np.zeros(8), np.zeros(8), 0.0, np.zeros(3), np.arange(3), offered(4, 4, 4)),
         *(column(3, 3, 3), column(5, 5, 5), 10e-3, np.array([0.0, 1.0, 2e-3]), STEEP, 3.0, depth, worth),
     )
     assert depth[0] == depth[2] == 3
     assert (depth[1], worth[1]) == (0, 0.0)
     assert sums[2:] == (6.0, 30.0)
+
+
+def test_no_longer_than_what_is_on_offer() -> None:
+    depth, worth = np.empty(3, np.int64), np.empty(3)
+    lookup_depths(
+        *(0.0, np.full(8, 9.0), np.zeros(8), 0.0, np.zeros(3), np.arange(3), np.array([(4, 3), (4, 8), (0, 8)])),
+        *(column(8, 5, 8), column(1, 1, 1), 10e-3, np.zeros(3), STEEP, 3.0, depth, worth),
+    )
+    assert depth.tolist() == [3, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("found", "passes_s", "depth", "owner", "kept"),
+    [
+        # The model's 4 expected tokens are worth 4 ms less 4 rows of 0.1 ms, of which the rest has half.
+        ((6, 0, 0), 1.7e-3, [6, 9, 9], [1, 0, 0], 0.5),
+        ((6, 0, 0), 1.9e-3, [6, 0, 0], [1, 0, 0], 0.0),
+        ((6, 5, 4), 0.0, [6, 5, 4], [1, 1, 1], 0.0),
+    ],
+)
+def test_the_model_drafts_for_the_rest_if_its_passes_pay(
+    found: tuple[int, ...], passes_s: float, depth: list[int], owner: list[int], kept: float
+) -> None:
+    lens, who = column(*found), column(0, 0, 0)
+    agreed, granted, parts = column(4, 2, 2), column(9, 9, 9), np.array([4.0, 4.0, passes_s])
+    count, left = merge_depths(lens, 1, agreed, granted, 1e-3, 1e-4, parts, who)
+    assert (lens.tolist(), who.tolist()) == (depth, owner)
+    assert (count, left) == (sum(n > 0 for n in found), kept)
+
+
+def test_beside_plain_decoding_only_look_ups_draft() -> None:
+    lens, who = column(3, 0), column(0, 0)
+    assert merge_depths(lens, 1, column(0, 0), column(9, 9), 1e-3, 1e-4, np.zeros(3), who) == (1, 0.0)
+    assert lens.tolist() == [3, 0]
 
 
 def test_every_token_found_makes_the_match_longer() -> None:

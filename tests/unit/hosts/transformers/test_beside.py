@@ -203,7 +203,7 @@ def test_a_log_replays_to_identical_plans(looping: Models, tmp_path: Path) -> No
 
 
 def test_what_is_looked_up_by_itself(decoder: Models) -> None:
-    """Where nothing is configured and an assistant can skip steps."""
+    """By ``auto``, unless told otherwise, where an assistant can skip steps."""
 
     def names(given: Any, **options: Any) -> list[str]:
         setup = resolve_setup(given, decoder.target, decoder.assistant, options)
@@ -211,14 +211,15 @@ def test_what_is_looked_up_by_itself(decoder: Models) -> None:
 
     other = {"assistant_tokenizer": object()}
     assert names(None) == ["assistant", "ngram"]
-    assert names({"policy": "auto"}) == names({"policy": "constant"}) == ["assistant"]
-    assert names(None, **other) == ["assistant"]
+    assert names({"policy": "auto"}) == ["assistant", "ngram"]
+    assert names({"policy": "constant"}) == names({"prompt_lookup_max": 0}) == ["assistant"]
+    assert names(None, **other) == names({"policy": "auto"}, **other) == ["assistant"]
     assert names({"prompt_lookup_max": 3}, **other) == ["assistant", "ngram"]
 
 
 def test_settings_that_cannot_be(decoder: Models) -> None:
-    with pytest.raises(ConfigError, match="prompt_lookup_max is 0; expected an integer of at least 1"):
-        ours(decoder, {"prompt_lookup_max": 0})
+    with pytest.raises(ConfigError, match="prompt_lookup_max is -1; expected an integer of at least 0"):
+        ours(decoder, {"prompt_lookup_max": -1})
     with pytest.raises(ConfigError, match="prompt_lookup_min is 5 but prompt_lookup_max is 3"):
         ours(decoder, {"prompt_lookup_min": 5, "prompt_lookup_max": 3})
     with pytest.raises(ConfigError, match="or policy 'auto', which looks up beside the model"):
