@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.costs import PassCosts
-from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView, StopRule
+from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
 
 from ..plain import plain_plan
 from ..planner import ChainPlanner
@@ -21,9 +21,10 @@ from .agreement import Agreement, Pending
 from .beside import Found, beside_models
 from .columns import drafting_before, drafting_in, drafting_of, echo_of, evidence_of, match_of
 from .costs import StepCosts, row_s
-from .drafter import ModelDrafter, Situation, Wish
+from .drafter import ModelDrafter, Situation
 from .guard import PlainGuard, Prediction
 from .lengths import admit_by_survival
+from .routing import open_ends, route, trial_drafts
 from .start import dense, make_drafters, with_profile
 
 Floats = npt.NDArray[np.float64]
@@ -35,9 +36,6 @@ _SETTLED_AFTER = 2
 of either mode look dear among those of the other."""
 _PENDING = 16
 """Planned steps whose outcome may still come."""
-_TRIAL_LENGTH = 2
-_TRIAL_COST = 1.7
-"""Most that a trial may take, in plain steps and without drafter passes, where there are requests to leave out."""
 _OPTIMISM = 0.6
 """Standard deviations hoped for: what is little known is tried as long as it may well pay."""
 _ROUNDS = 2
@@ -95,9 +93,11 @@ class AutoController:
         self._pending: dict[int, Pending] = {}
         self._latest = Prediction(False, 0.0, 0.0)
         self._agreement: Agreement | None = None
+        models = [i for i, drafter in enumerate(self._drafters) if isinstance(drafter, ModelDrafter)]
         self._beside = beside_models(self._drafters, self._costs.target)
+        self._asked = models if self._beside else range(len(self._drafters))
         # What look-ups have found changes with every token, and says beforehand what it may be worth.
-        self._lasting = any(isinstance(drafter, ModelDrafter) for drafter in self._drafters)
+        self._lasting = bool(models)
         self._guard = PlainGuard(only_by_trial=self._lasting)
         self._unread: list[tuple[StepOutcome, Pending | None]] = []
         self._steps_read = self._drafts_read = 0
@@ -222,7 +222,7 @@ class AutoController:
         self._value = self._value or plain_s / requests
         for _ in range(_ROUNDS):
             situation.value = self._value
-            wish, owner = self._route(view, situation)
+            wish, owner = route(self._drafters, self._asked, view, situation)
             seconds = wish.seconds + self._costs.pass_s(requests + wish.rows, context + wish.context) + self._host_s
             hoped = (requests + wish.hoped) / seconds
             best = max(hoped, requests / plain_s)
@@ -232,7 +232,7 @@ class AutoController:
                 break
         drafts = wish.hoped > 0.0
         situation.value = self._value
-        depth, stop = self._open_ends(situation, wish.depth, owner) if drafts else (wish.depth, None)
+        depth, stop = open_ends(self._drafters, situation, wish.depth, owner) if drafts else (wish.depth, None)
         row = float(row_s(self._costs.target, situation.base_rows + requests))
         self._every = self._cadence(seconds if drafts else plain_s)
         return Agreement(
@@ -270,70 +270,18 @@ class AutoController:
             base_rows=float(len(view.ids) + view.prefill_tokens),
         )
 
-    def _route(self, view: StepView, situation: Situation) -> tuple[Wish, Ints | None]:
-        """Every request goes to the proposer that gains most for it: [B], or None if there is but one to choose.
-
-        Look-ups beside models are not among them: they are asked in every step.
-        """
-        asked = [
-            i for i, drafter in enumerate(self._drafters) if self._beside is None or isinstance(drafter, ModelDrafter)
-        ]
-        wishes = [self._drafters[i].wish(view, situation) for i in asked]
-        if asked == [0]:
-            return wishes[0], None
-        owner = np.array(asked)[np.argmax([wish.worth for wish in wishes], axis=0)]
-        whole = situation.cap
-        total = Wish(np.zeros_like(whole), np.zeros(whole.size))
-        for index in asked:
-            # Once more for its own requests alone, which share the cost of its passes.
-            own = self._drafters[index].wish(view, replace(situation, cap=np.where(owner == index, whole, 0)))
-            total.depth = np.where(owner == index, own.depth, total.depth)
-            total.worth = np.where(owner == index, own.worth, total.worth)
-            total.hoped, total.expected = total.hoped + own.hoped, total.expected + own.expected
-            total.seconds, total.rows = total.seconds + own.seconds, total.rows + own.rows
-            total.context += own.context
-        return total, owner
-
     def _predict(self, view: StepView, found: Found, drafts: bool) -> Prediction:
         """What is expected of a step in which look-ups draft too."""
         rows, context = len(view.ids) + found.rows, float(sum(view.context_len)) + found.context
         return Prediction(drafts, found.emitted, self._costs.pass_s(rows, context) + found.drafting_s + self._host_s)
 
     def _trial(self, view: StepView, wish: Ints) -> SpecPlan:
-        """Short drafts for as many requests as cost little, by the first proposer that has something to offer.
-
-        Args:
-            wish: [B] lengths that would be drafted now; if nobody would, all are tried.
-        """
         situation = self._situation(view)
-        cap, requests, plain_s = situation.cap, len(view.ids), self._costs.pass_s(len(view.ids), 0.0)
-        depth, owner = np.zeros_like(cap), np.zeros_like(cap)
-        extra = np.zeros(requests)
-        shortest = np.minimum(wish if wish.any() else _TRIAL_LENGTH, _TRIAL_LENGTH)
-        for index, drafter in enumerate(self._drafters):
-            offered = np.minimum(drafter.caps(view, cap), shortest)
-            chosen = (depth == 0) & (offered > 0)
-            owner[chosen], depth[chosen] = index, offered[chosen]
-            extra[chosen] = drafter.catching_up(view)[chosen]
-        if self._limits.ragged:
-            # Those that lag least, as many as fit into the allowance, but one at least.
-            order = np.argsort(extra + (depth == 0) * plain_s * requests, kind="stable")
-            rows = requests + np.cumsum(depth[order])
-            cost = np.cumsum(extra[order]) + [self._costs.pass_s(float(r), 0.0) for r in rows]
-            depth[order[1:][cost[1:] > _TRIAL_COST * plain_s]] = 0
-        _, stop = self._open_ends(situation, depth, owner)
+        depth, owner = trial_drafts(self._drafters, view, situation, wish, self._costs, self._limits.ragged)
+        _, stop = open_ends(self._drafters, situation, depth, owner)
         # It never stops, but whoever evaluates it tells the evidence.
         stop = None if stop is None else replace(stop, below=(0.0,), total_below=())
         return self._planner.plan(view, depth.tolist(), stop, tuple(owner.tolist()))
-
-    def _open_ends(self, situation: Situation, depth: Ints, owner: Ints | None) -> tuple[Ints, StopRule | None]:
-        """Where a rule ends drafts by what they turn out to be, the length expected is no limit."""
-        for index, drafter in enumerate(self._drafters):
-            mine = depth > 0 if owner is None else (owner == index) & (depth > 0)
-            if drafter.stops and mine.any():
-                stop = drafter.rule(situation)
-                return np.where(mine, np.minimum(situation.cap, _open_end(stop)), depth), stop
-        return depth, None
 
     # --- after drafting ---------------------------------------------------------------------------------------
 
@@ -416,10 +364,3 @@ def _room(view: StepView) -> bool:
 def _steps_lost(plain: Prediction, outcome: StepOutcome, seconds: float) -> float:
     """What a step took beyond what its tokens would have taken plain decoding, in steps of that."""
     return seconds / plain.seconds - sum(outcome.emitted) / plain.emitted
-
-
-def _open_end(rule: StopRule | None) -> int:
-    """Draft tokens after which the rule stops whatever happens."""
-    if rule is None:
-        return 0
-    return next((done for done, below in enumerate(rule.below, 1) if below >= 1.0), len(rule.below) + 1)
