@@ -10,7 +10,7 @@ from statistics import median
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.engine.calibrate import CONTEXT, Runner, measure_costs
+from dynaspec.engine.calibrate import CONTEXT, Runner
 from dynaspec.engine.engine import Engine
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
@@ -34,7 +34,7 @@ FIXED = tuple(range(1, 9))
 """Fixed lengths that compete."""
 _COST_PROMPTS = 1
 """Prompts of each task on which steps are timed, in every round."""
-_FEW_ROWS = 8
+_FEW_ROWS, _ROW_TRIALS = 8, 30
 _TIMED = (0, 2, 5, 8, 12, 16, LONGEST)
 """Draft lengths whose steps are timed apart, as no fixed length that competes goes so far."""
 
@@ -299,11 +299,19 @@ def _device(engine: Engine) -> str:
 
 def _row_s(target: Model) -> float:
     """Seconds that another row adds to the target's pass, among as few as a request's draft has."""
-    blocks = CONTEXT // BLOCK_SIZE + 2
-    arena = Arena.allocate(target.config.num_layers, target.kv_shapes(blocks), target.dtype, target.device)
-    curve = measure_costs(Runner(target, arena), [], time.perf_counter, _FEW_ROWS).target
-    (low, least), (high, most) = curve[0], curve[-1]
-    return max(0.0, most - least) / max(1, high - low)
+    arena = Arena.allocate(
+        target.config.num_layers, target.kv_shapes(CONTEXT // BLOCK_SIZE + 2), target.dtype, target.device
+    )
+    runner = Runner(target, arena)
+
+    def seconds(rows: int) -> float:
+        started = time.perf_counter()
+        runner.run(rows, CONTEXT)
+        return time.perf_counter() - started
+
+    pairs = [(seconds(1), seconds(_FEW_ROWS)) for _ in range(_ROW_TRIALS)]
+    pairs = pairs[_ROW_TRIALS // 3 :]  # the first ones warm up
+    return max(0.0, median(few for _, few in pairs) - median(one for one, _ in pairs)) / (_FEW_ROWS - 1)
 
 
 def _decoder(name: str, engines: Mapping[str, Engine], fixed_engine: Engine, params: SamplingParams) -> Decode:
