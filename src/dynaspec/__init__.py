@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
-
-# Must be set before torch loads its OpenMP runtime. Worker threads that spin for long make a small product beside
-# a busy process twenty times slower; threads that never spin must be woken for each of a step's many products. A few
-# milliseconds of spinning, at most, bridge the host's work between steps (a pause is far longer on Intel than on AMD).
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
 from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from dynaspec.openmp import prepare
 
 if TYPE_CHECKING:
     from dynaspec.api import LLM, AsyncLLM
     from dynaspec.control.config import SpeculativeConfig
+
+prepare()  # nothing above loads torch
 
 __version__ = "0.1.0"
 __all__ = [

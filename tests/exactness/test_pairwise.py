@@ -143,6 +143,7 @@ def engine_options(row: Row, tiny: Pair) -> dict[str, Any]:
     else:
         speculation |= {"method": "draft_model", "model": tiny.drafter}
         speculation["draft_sample_method"] = "greedy" if row["proposer"] == "draft_greedy" else "probabilistic"
+        speculation.setdefault("prompt_lookup_max", 0)  # else auto looks up beside the model
         models.append(tiny.drafter)
     return {
         "speculative_config": speculation,

@@ -40,7 +40,7 @@ DraftLength = Annotated[
     Expected(f"an integer from 1 to {MAX_DRAFT_TOKENS}"),
 ]
 Count = Annotated[Annotated[int, Field(strict=True, ge=1)] | None, Expected("an integer of at least 1")]
-CountOrNone = Annotated[Annotated[int, Field(strict=True, ge=0)] | None, Expected("an integer of at least 0")]
+CountOrZero = Annotated[Annotated[int, Field(strict=True, ge=0)] | None, Expected("an integer of at least 0")]
 Probability = Annotated[float, Field(strict=True, ge=0.0, le=1.0, allow_inf_nan=False)]
 Gate = Annotated[Probability | None, Expected("a number from 0 to 1")]
 Threshold = Annotated[Probability | Literal["auto"] | None, Expected("a number from 0 to 1, or 'auto'")]
@@ -87,7 +87,7 @@ class SpeculativeConfig(BaseModel):
     """The drafter's dtype; ``auto`` = the target's."""
     draft_sample_method: SampleMethod
     """``greedy``: drafts are the drafter's most probable tokens; ``probabilistic``: sampled from it."""
-    prompt_lookup_max: CountOrNone = None
+    prompt_lookup_max: CountOrZero = None
     """Longest n-gram looked up in the context; None or 0 = nothing is looked up."""
     prompt_lookup_min: Count = None
     """Shortest n-gram looked up."""

@@ -31,7 +31,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "schedule": {"num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 8, 2]], "num_speculative_tokens": 5},
     "goodput": {"dynamic_config_path": str(PROFILE), "num_speculative_tokens": 5},
     "elastic": {"draft_length_options": [2, 4, 8], "kv_write_gating_threshold": 0.3},
-    "auto": {"policy": "auto", "num_speculative_tokens": 6},
+    "auto": {"policy": "auto", "num_speculative_tokens": 6, "prompt_lookup_max": 0},
+    "auto_by_itself": {"policy": "auto", "num_speculative_tokens": 6},
     "auto_routed": {"policy": "auto", "num_speculative_tokens": 6, "prompt_lookup_max": 3},
 }
 PARAMS = [SamplingParams(temperature=0.0 if i % 2 else 0.8, seed=i, max_tokens=10 + 6 * i) for i in range(len(PROMPTS))]

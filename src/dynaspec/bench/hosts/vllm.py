@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any, Self
 
 from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.openmp import SETTINGS
 
 from ..statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios
 from . import vllm_side
@@ -31,7 +32,7 @@ WANTED, WANTED_SHIFT = 0.97, 1.0
 SCHEDULER = "dynaspec.hosts.vllm.Scheduler"
 _STARTED_AT_ONCE = 2
 """Engines: each takes a core for half a minute, most of it to compile."""
-_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+_WAITING = tuple(SETTINGS)
 """What importing dynaspec, as this process has, says of how OpenMP's threads wait: not vLLM's way."""
 
 

@@ -20,8 +20,6 @@ class Pending:
     """A planned step, until its outcome comes."""
 
     prediction: Prediction
-    alone: Prediction
-    """The same without look-ups beside a model: what they add is told by how far steps surpass it."""
     mode: Mode
     found: float
     """Share of the requests that look-ups draft for, beside the model or plain decoding."""
@@ -37,9 +35,9 @@ class Agreement:
     ids: tuple[str, ...]
     prefill: int
     lengths: Wish
-    """As expected; what a rule ends is granted more."""
-    wish: Ints
-    """[B]"""
+    """As expected."""
+    granted: Ints
+    """[B] most tokens; where a rule ends drafts, more than is expected."""
     owner: tuple[int, ...] | None
     """[B] proposers; None: the first for all."""
     stop: StopRule | None

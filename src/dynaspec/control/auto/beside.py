@@ -40,7 +40,7 @@ class Found:
 
 
 class LookupsBeside:
-    """Decides anew in every step, as what is found changes with every token; costs one compiled call."""
+    """Decides anew in every step, as what is found changes with every token; costs two compiled calls."""
 
     def __init__(self, index: int, drafter: LookupDrafter, target: Floats) -> None:
         """
@@ -79,7 +79,7 @@ class LookupsBeside:
             return None
         owner = np.array(agreed.owner or (0,) * requests)
         row, value = row_s(self._target, situation.base_rows), situation.value
-        count, kept = merge_depths(wish.depth, self._index, agreed_depth, agreed.wish, value, row, parts, owner)
+        count, kept = merge_depths(wish.depth, self._index, agreed_depth, agreed.granted, value, row, parts, owner)
         return Found(
             depth=wish.depth.tolist(),
             owner=tuple(owner.tolist()),

@@ -120,16 +120,16 @@ class AutoController:
         if found is not None:
             plan = self._planner.plan(view, found.depth, found.stop, found.owner)
         elif mode == "speculate":
-            plan = self._planner.plan(view, agreed.wish.tolist(), agreed.stop, agreed.owner)
+            plan = self._planner.plan(view, agreed.granted.tolist(), agreed.stop, agreed.owner)
         elif mode == "probe_draft":
-            plan = self._trial(view, agreed.wish)
+            plan = self._trial(view, agreed.granted)
         else:
             plan = plain_plan(view)
         self._latest = alone if found is None else self._predict(view, found, alone.drafts)
         offers = () if self._lasting and found is None else view.offers
         trims = mode == "speculate" and agreed.trims
         share = 0.0 if found is None else found.share
-        self._pending[view.step] = Pending(self._latest, alone, mode, share, trims, offers)
+        self._pending[view.step] = Pending(self._latest, mode, share, trims, offers)
         if len(self._pending) > _PENDING:
             del self._pending[next(iter(self._pending))]
         return plan
@@ -239,7 +239,7 @@ class AutoController:
             ids=view.ids,
             prefill=view.prefill_tokens,
             lengths=wish,
-            wish=depth,
+            granted=depth,
             owner=None if owner is None else tuple(owner.tolist()),
             stop=stop,
             hoped=hoped if drafts else 0.0,

@@ -11,14 +11,13 @@ import os
 import sys
 from collections.abc import Mapping
 
-_OF_THE_ENGINE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "30000"}
-"""What importing dynaspec sets where nothing is set."""
+from dynaspec.openmp import SETTINGS
 
 
 def without_ours(environ: Mapping[str, str]) -> dict[str, str]:
     """Environment variables but for those that importing dynaspec has set."""
-    ours = all(environ.get(name) == value for name, value in _OF_THE_ENGINE.items())
-    return {name: value for name, value in environ.items() if not (ours and name in _OF_THE_ENGINE)}
+    ours = all(environ.get(name) == value for name, value in SETTINGS.items())
+    return {name: value for name, value in environ.items() if not (ours and name in SETTINGS)}
 
 
 def wait_as_usual() -> None:

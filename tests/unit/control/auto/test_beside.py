@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from dynaspec.contract.costs import PassCosts
-from dynaspec.contract.step import Limits, ProposerTraits, SpecPlan, StepView
+from dynaspec.contract.step import Limits, ProposerTraits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.control.auto import AutoController
 
 LONGEST = 8
@@ -17,6 +18,8 @@ LIMITS = Limits(
 )
 TARGET = ((1, 10e-3), (8, 10.4e-3), (64, 14e-3))
 CHEAP, DEAR = ((1, 0.5e-3), (16, 0.6e-3)), ((1, 50e-3), (16, 60e-3))
+WORTH_IT = ((1, 4e-3), (16, 4.2e-3))
+"""But not if a token were worth much less."""
 NOTHING = (0, 0)
 
 
@@ -108,4 +111,42 @@ def test_a_request_at_its_end_tells_nothing_of_the_next(last: dict[str, tuple[in
     assert who(controller.plan(view(NOTHING))) == ["model"]
     assert controller.plan(replace(view(NOTHING, step=1), **last)).depth == (0,)
     assert controller.plan(view(NOTHING, step=2)).depth[0] > 0
+    assert controller.estimates()["mode"] == "speculate"
+
+
+def committed(plan: SpecPlan, ids: tuple[str, ...]) -> StepOutcome:
+    """All tokens of a plan were accepted; a step took what it costs."""
+    drafted, lookup = sum(plan.depth), plan.proposer[0] == 1
+    draft_s = 0.0 if lookup else WORTH_IT[0][1] * drafted
+    rows = 1 + drafted
+    verify_s = float(np.interp(rows, *zip(*TARGET, strict=True)))
+    return StepOutcome(
+        plan_step=plan.step,
+        ids=ids,
+        proposer=plan.proposer,
+        requested=plan.depth,
+        drafted=plan.depth,
+        verified=plan.depth,
+        accepted=plan.depth,
+        emitted=(rows,),
+        ended=("all_accepted",),
+        early_exit=(False,),
+        confidence=((0.9,) * drafted,),
+        work=Work(rows_per_pass=() if lookup else (1,) * drafted, verify_rows=rows, kv_tokens=100 * rows),
+        draft_s=draft_s,
+        verify_s=verify_s,
+        step_s=draft_s + verify_s,
+    )
+
+
+def test_a_stretch_that_repeats_the_text_leaves_the_worth_of_drafting_as_it_was() -> None:
+    """What look-ups gain there says nothing of the text behind it."""
+    controller = auto(WORTH_IT)
+    assert who(controller.plan(view(NOTHING))) == ["model"]
+    for step in range(1, 200):
+        found = view((16, LONGEST), step=step)
+        plan = controller.plan(found)
+        controller.observe(committed(plan, found.ids))
+    behind = [controller.plan(view(NOTHING, step=step)) for step in range(200, 208)]
+    assert [who(plan) for plan in behind] == [["model"]] * 8
     assert controller.estimates()["mode"] == "speculate"

@@ -9,6 +9,7 @@ import pytest
 from dynaspec.bench.hosts.transformers import ASSISTED, OURS, PLAIN, Decoded, Options, Side, measure
 from dynaspec.contract.errors import ConfigError
 from dynaspec.hosts.transformers.threads import without_ours
+from dynaspec.openmp import SETTINGS
 
 
 def test_sides_take_turns_and_rates_are_of_all_prompts() -> None:
@@ -43,7 +44,7 @@ def test_nothing_to_measure() -> None:
 
 
 def test_processes_know_nothing_of_our_threads() -> None:
-    ours = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "30000"}
+    ours = dict(SETTINGS)
     assert without_ours({"HOME": "/", **ours}) == {"HOME": "/"}
     wished = {"HOME": "/", **ours, "GOMP_SPINCOUNT": "7"}
     assert without_ours(wished) == wished
