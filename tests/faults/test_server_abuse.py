@@ -39,8 +39,8 @@ def llm(tiny: Pair) -> Iterator[AsyncLLM]:
     engine.close()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+async def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    async with asyncio.timeout(patience_s):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -108,7 +108,7 @@ async def test_a_client_that_stops_reading_and_goes_leaves_its_place(llm: AsyncL
 
 async def test_a_client_that_stops_reading_does_not_keep_its_place_for_ever(llm: AsyncLLM) -> None:
     async with serving(llm, read_timeout_s=1) as server, stalled(server):
-        await until(lambda: server.state.admission.active == 0)
+        await until(lambda: server.state.admission.active == 0, patience_s=4)
         assert not connections(server)
         await assert_serves(server)
 
