@@ -23,10 +23,9 @@ from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.sampling.state import SamplerState
 
-from .drawing import DraftColumns
 from .gating import WriteGate
 from .none import no_drafts
-from .stopping import stop_mask
+from .passes import DraftPasses, draft_passes
 from .watermark import Watermarks
 
 
@@ -97,32 +96,31 @@ class DraftModelProposer:
         """Requests ``index`` draft up to ``depth`` tokens; ``catching_up`` only ingest."""
         granted = depth[index]
         longest = int(granted.max(initial=0))
-        columns = DraftColumns(
+        rule = None if plan.stop is None else plan.stop.select(index.tolist())
+        passes = draft_passes(
             self._sampler,
             batch,
-            longest,
+            index,
+            granted,
+            rule,
             self._model.config.vocab_size,
             self._model.device,
             probabilistic=self._probabilistic,
         )
-        rule = None if plan.stop is None else plan.stop.select(index.tolist())
-        mask = stop_mask(rule, granted, self._model.device)
         gate = WriteGate(plan.gate_kv_below, index.size) if plan.gate_kv_below > 0.0 else None
         hidden, ingested, redone = self._ingest(batch, index, catching_up)
         rows_per_pass = [ingested]
         running = np.arange(index.size)
         processed = np.zeros_like(index)
         for done in range(1, longest + 1):
-            signal = columns.draw(self._model.logits(hidden), index[running], done - 1, rule)
-            mask.update(done, running, signal)
-            running = mask.running(done)
+            running = passes.take(self._model.logits(hidden), running, done)
             if not running.size:
                 break
-            hidden = self._extend(batch, columns, index, running, done, gate)
+            hidden = self._extend(batch, passes, index, running, done, gate)
             processed[running] = done
             rows_per_pass.append(int(running.size))
         self._marks.ingest_drafts(batch.lanes[index], processed, processed if gate is None else gate.in_place)
-        drafts = columns.finish(index, mask.lengths(), depth)
+        drafts = passes.finish(depth)
         drafts.rows_per_pass = tuple(rows_per_pass)
         drafts.kv_skipped, drafts.kv_redone = 0 if gate is None else gate.skipped, redone
         return drafts
@@ -157,7 +155,7 @@ class DraftModelProposer:
         return hidden, int(rows.slots.size), redone
 
     def _extend(
-        self, batch: DecodeBatch, columns: DraftColumns, index: Ints, running: Ints, done: int, gate: WriteGate | None
+        self, batch: DecodeBatch, passes: DraftPasses, index: Ints, running: Ints, done: int, gate: WriteGate | None
     ) -> torch.Tensor:
         """One pass over draft token number ``done`` of the requests ``index[running]``; returns [r, hidden]."""
         requests = index[running]
@@ -165,14 +163,14 @@ class DraftModelProposer:
         positions = batch.lengths[requests] + (done - 1)
         context, kept = positions, None
         if gate is not None:
-            ahead, kept = gate.place(running, done, columns.confidence(requests, done - 1))
+            ahead, kept = gate.place(running, done, passes.confidence(requests, done - 1))
             context = batch.lengths[requests] + ahead
         rows = ragged_rows(batch.block_tables, self._tables.block_size, lanes, context, np.ones_like(lanes))
         if kept is not None:
             rows.slots[~kept] = -1
         return self._forward(
             ForwardBatch(
-                tokens=columns.tokens(requests, done - 1),
+                tokens=passes.tokens(requests, done - 1),
                 positions=positions,
                 slots=rows.slots,
                 query_start=rows.query_start,

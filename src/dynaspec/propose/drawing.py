@@ -36,21 +36,22 @@ class DraftColumns:
         vocab_size: int,
         device: torch.device,
         *,
-        probabilistic: bool,
+        most_probable: bool,
+        first_choice: bool,
     ) -> None:
         """
         Args:
             width: longest draft.
+            most_probable: every token is the one with the largest score.
+            first_choice: that score is the drafter's own.
         """
         lanes = batch.lanes
         self._sampler = sampler
         self._batch = batch
         self._lanes = lanes
         self._vocab_size = vocab_size
-        self._most_probable = not probabilistic or bool(sampler.greedy[lanes].all())
-        """Every token is the one with the largest score."""
-        self._first_choice = self._most_probable and sampler.leaves_alone(lanes)
-        """That score is the drafter's own."""
+        self._most_probable = most_probable
+        self._first_choice = first_choice
         self._tokens = torch.zeros(lanes.size, width, dtype=torch.int64, device=device)
         self._confidence = torch.zeros(lanes.size, width, device=device)
         self._evidence: torch.Tensor | None = None
@@ -142,21 +143,26 @@ class DraftColumns:
             lengths: [A]
             granted: [B] lengths asked for.
         """
-        lens = np.zeros(self._lanes.size, dtype=np.int64)
-        lens[requests] = lengths
-        early_exit = np.zeros(self._lanes.size, dtype=np.bool_)
-        early_exit[requests] = lengths < granted[requests]
-        tokens = ops.to_host(self._tokens)
-        tokens[np.arange(tokens.shape[1]) >= lens[:, None]] = 0
-        return Drafts(
-            tokens,
-            lens,
-            confidence=self._confidence.cpu().numpy(),
-            evidence=None if self._evidence is None else self._evidence.cpu().numpy(),
-            echo=self._echo,
-            q=self._q,
-            early_exit=early_exit,
-        )
+        drafts = cut(ops.to_host(self._tokens), requests, lengths, granted)
+        drafts.confidence = self._confidence.cpu().numpy()
+        drafts.evidence = None if self._evidence is None else self._evidence.cpu().numpy()
+        drafts.echo, drafts.q = self._echo, self._q
+        return drafts
+
+
+def cut(tokens: npt.NDArray[np.int64], requests: Ints, lengths: Ints, granted: Ints) -> Drafts:
+    """Drafts of these lengths, without their signals.
+
+    Args:
+        tokens: [B, longest] zeroed behind the ends.
+        requests, lengths, granted: see ``DraftColumns.finish``.
+    """
+    lens = np.zeros(granted.size, dtype=np.int64)
+    lens[requests] = lengths
+    early_exit = np.zeros(granted.size, dtype=np.bool_)
+    early_exit[requests] = lengths < granted[requests]
+    tokens[np.arange(tokens.shape[1]) >= lens[:, None]] = 0
+    return Drafts(tokens, lens, early_exit=early_exit)
 
 
 # numpy indexes small tables several times faster than torch.

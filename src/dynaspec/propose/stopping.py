@@ -56,7 +56,7 @@ def stop_mask(rule: StopRule | None, depth: Int64, device: torch.device) -> Stop
     return _SurvivalOnHost(rule, depth) if rule.signal == "survival" else _OnHost(rule, depth)
 
 
-def _at(column: tuple[float, ...], done: int) -> float:
+def at_pass(column: tuple[float, ...], done: int) -> float:
     """The entry for pass number ``done``; the last one goes on, and an empty column is 0 throughout."""
     return column[min(done, len(column)) - 1] if column else 0.0
 
@@ -82,13 +82,13 @@ class _OnHost(_Unstopped):
 
     def update(self, done: int, rows: Int64, signal: torch.Tensor) -> None:
         values: Floats = signal.numpy()
-        _stop(
+        stop(
             self._lengths,
             rows,
             values,
             done,
-            float(values.dtype.type(_at(self._rule.below, done))),
-            _at(self._rule.total_below, done) if self._rule.total_below else -np.inf,
+            float(values.dtype.type(at_pass(self._rule.below, done))),
+            at_pass(self._rule.total_below, done) if self._rule.total_below else -np.inf,
             self._rule.scope == "batch_mean",
         )
 
@@ -104,23 +104,23 @@ class _SurvivalOnHost(_Unstopped):
 
     def update(self, done: int, rows: Int64, signal: torch.Tensor) -> None:
         rule = self._rule
-        _survive_or_stop(
+        survive_or_stop(
             self._lengths,
             rows,
             self._chance,
             signal.numpy(),
             rule.weight,
-            _at(rule.bias, done),
+            at_pass(rule.bias, done),
             self._offset,
             done,
-            _at(rule.below, done),
-            _at(rule.total_below, done) if rule.total_below else -np.inf,
+            at_pass(rule.below, done),
+            at_pass(rule.total_below, done) if rule.total_below else -np.inf,
             rule.scope == "batch_mean",
         )
 
 
 @kernel
-def _stop(
+def stop(
     lengths: Int64, rows: Int64, values: Floats, done: int, below: float, total_below: float, together: bool
 ) -> None:
     """Rows end after ``done`` tokens where their value is below, or all of them where their mean is (``together``).
@@ -140,7 +140,7 @@ def _stop(
 
 
 @kernel
-def _survive_or_stop(
+def survive_or_stop(
     lengths: Int64,
     rows: Int64,
     chance: Float64,
@@ -153,12 +153,12 @@ def _survive_or_stop(
     total_below: float,
     together: bool,
 ) -> None:
-    """``_stop`` after chance[row] *= σ(weight · evidence + bias + offset[row])."""
+    """``stop`` after chance[row] *= σ(weight · evidence + bias + offset[row])."""
     values = np.empty(rows.size)
     for n in range(rows.size):
         chance[rows[n]] /= 1.0 + np.exp(-(weight * evidence[n] + bias + offset[rows[n]]))
         values[n] = chance[rows[n]]
-    _stop(lengths, rows, values, done, below, total_below, together)
+    stop(lengths, rows, values, done, below, total_below, together)
 
 
 class _OnDevice:
@@ -177,11 +177,11 @@ class _OnDevice:
             signal = self._survival.update(done, index, signal)
         if self._rule.scope == "batch_mean":
             signal = ((signal * drafting).sum() / drafting.sum()).expand_as(signal)
-        below = _at(self._rule.below, done)
+        below = at_pass(self._rule.below, done)
         lengths = torch.where(drafting & (signal < below), done, lengths)
         if self._rule.total_below and self._rule.scope == "request":
             going_on = lengths > done
-            poor = ((signal - below) * going_on).sum() < _at(self._rule.total_below, done)
+            poor = ((signal - below) * going_on).sum() < at_pass(self._rule.total_below, done)
             lengths = torch.where(going_on & poor, done, lengths)
         self._lengths[index] = lengths
         self._publish()
@@ -213,7 +213,7 @@ class _SurvivalOnDevice:
         self._offset = torch.tensor(rule.offset or (0.0,) * rows, device=device)
 
     def update(self, done: int, rows: torch.Tensor, evidence: torch.Tensor) -> torch.Tensor:
-        score = self._rule.weight * evidence + _at(self._rule.bias, done) + self._offset[rows]
+        score = self._rule.weight * evidence + at_pass(self._rule.bias, done) + self._offset[rows]
         chance = self._chance[rows] * torch.sigmoid(score)
         self._chance[rows] = chance
         return chance

@@ -23,6 +23,8 @@ _LOG2_E = 1.0 / _LN2
 _SQRT2 = math.sqrt(2.0)
 _ROUND = 1.5 * 2.0**52
 """Adding it to a double of moderate size leaves the rounded integer in the low bits."""
+_ROUND_SINGLE = 1.5 * 2.0**23
+"""The same for single precision."""
 _MANTISSA = 2**52 - 1
 _ONE_BITS = 1023 << 52
 _INF_BITS = 0x7FF << 52
@@ -48,6 +50,24 @@ def _exp(x: float) -> float:
     series = series * r + 1.0
     series = series * r + 1.0
     return series * np.int64((power + 1023) << 52).view(np.float64)
+
+
+@inlined
+def _exp_single(x: np.float32) -> np.float32:
+    """e^x for x ≤ 0 in single precision, relative error below 1e-6; constant below −80."""
+    x = max(x, np.float32(-80.0))
+    shifted = x * np.float32(_LOG2_E) + np.float32(_ROUND_SINGLE)
+    power = np.float32(shifted).view(np.int32)
+    r = x - (shifted - np.float32(_ROUND_SINGLE)) * np.float32(_LN2)
+    series = np.float32(1.0 / 720.0)
+    series = series * r + np.float32(1.0 / 120.0)
+    series = series * r + np.float32(1.0 / 24.0)
+    series = series * r + np.float32(1.0 / 6.0)
+    series = series * r + np.float32(0.5)
+    series = series * r + np.float32(1.0)
+    series = series * r + np.float32(1.0)
+    scale = np.int32((power + np.int32(127)) << np.int32(23)).view(np.float32)
+    return np.float32(series * scale)
 
 
 @inlined
@@ -158,7 +178,7 @@ def leaders(scores: Float32, tokens: Int64, probability: Float32, lead: Float32)
     In 16 lanes, which the compiler turns into vectors.
     """
     first, second = np.empty(16, np.float32), np.empty(16, np.float32)
-    weights = np.empty(scores.shape[1], np.float64)
+    masses = np.empty(16, np.float32)
     for r in range(tokens.size):
         row = scores[r]
         first[:] = -np.inf
@@ -179,10 +199,17 @@ def leaders(scores: Float32, tokens: Int64, probability: Float32, lead: Float32)
         token = 0
         while token < row.size - 1 and row[token] != best:
             token += 1
-        weigh(row, weights)
-        mass = total(weights)
+        masses[:] = np.float32(0.0)
+        for i in range(0, whole, 16):
+            for lane in range(16):
+                masses[lane] += _exp_single(row[i + lane] - best)
+        for i in range(whole, row.size):
+            masses[0] += _exp_single(row[i] - best)
+        mass = 0.0
+        for lane in range(16):
+            mass += np.float64(masses[lane])
         tokens[r] = token
-        probability[r] = np.float32(weights[token] / mass) if mass > 0.0 else np.nan
+        probability[r] = np.float32(1.0 / mass) if row[token] == best and mass >= 1.0 else np.nan
         lead[r] = best - next_best
 
 

@@ -28,7 +28,9 @@ _TILE_ROWS = 12
 """Rows worked on at a time, at most: 24 sums in registers."""
 
 _AHEAD = 128
-"""Inputs that weights are fetched ahead of their use; without it a tile of 8 rows waits for memory."""
+"""Inputs that weights are fetched ahead of their use where there is one tile; without it 8 rows wait for memory. Where
+there are more, each fetches its share of the next panel: the first one alone would wait for all of it, and memory for
+the others."""
 _TEAM_WORK = 1 << 16
 """Multiplications from which more threads than one are faster."""
 
@@ -62,9 +64,22 @@ def _splat(builder: Any, scalar: Any) -> Any:
 
 
 def _tile(
-    builder: Any, rows: int, words: int, x: Any, depth: Any, panel: Any, bias: Any, out: Any, stride: Any
+    builder: Any,
+    rows: int,
+    words: int,
+    x: Any,
+    depth: Any,
+    panel: Any,
+    bias: Any,
+    out: Any,
+    stride: Any,
+    ahead: Any,
+    pace: Any,
 ) -> None:
-    """Emits the sums of ``rows`` rows over one panel whose inputs take ``words`` 32-bit words each."""
+    """Emits the sums of ``rows`` rows over one panel whose inputs take ``words`` 32-bit words each.
+
+    Memory is fetched from ``ahead`` words behind the panel's start on, ``pace`` words an input.
+    """
     module = builder.module
     weights = _float_weights if words == PANEL else _bfloat_weights
     fma = cgutils.get_or_insert_function(module, ir.FunctionType(_VEC, [_VEC] * 3), "llvm.fma.v16f32")
@@ -78,8 +93,8 @@ def _tile(
             builder.store(value, slot)
     with cgutils.for_range(builder, depth) as loop:
         here = builder.mul(loop.index, _I64(words))
-        soon = builder.gep(panel, [builder.add(here, _I64(_AHEAD * words))])
-        builder.call(fetch, [builder.bitcast(soon, _I8.as_pointer()), _I32(0), _I32(3), _I32(1)])
+        soon = builder.gep(panel, [builder.add(ahead, builder.mul(loop.index, pace))])
+        builder.call(fetch, [builder.bitcast(soon, _I8.as_pointer()), _I32(0), _I32(2), _I32(1)])  # to the second cache
         pair = weights(builder, panel, here)
         for x_row, slots in zip(x_rows, sums, strict=True):
             value = _splat(builder, builder.load(builder.gep(x_row, [loop.index])))
@@ -106,25 +121,30 @@ def _panel_kernel(words: int) -> Any:
             x_at, bias_at, out_at = (builder.inttoptr(args[i], _FLOAT.as_pointer()) for i in (0, 4, 5))
             panel_at = builder.inttoptr(args[3], (_FLOAT if words == PANEL else _I32).as_pointer())
 
-            def tile(size: int, row: Any) -> None:
+            def tile(size: int, row: Any, ahead: Any, pace: Any) -> None:
                 x_tile = builder.gep(x_at, [builder.mul(row, depth_)])
                 out_tile = builder.gep(out_at, [builder.mul(row, stride_)])
-                _tile(builder, size, words, x_tile, depth_, panel_at, bias_at, out_tile, stride_)
+                _tile(builder, size, words, x_tile, depth_, panel_at, bias_at, out_tile, stride_, ahead, pace)
 
             # As few tiles as possible, of sizes that differ by one at most: first the larger ones.
             tiles = builder.udiv(builder.add(rows_, _I64(_TILE_ROWS - 1)), _I64(_TILE_ROWS))
             with builder.if_then(builder.icmp_signed(">", tiles, _I64(0))):
                 small = builder.udiv(rows_, tiles)
                 larger = builder.urem(rows_, tiles)
-                ahead = builder.mul(larger, builder.add(small, _I64(1)))
+                pace = builder.udiv(_I64(words), tiles)
+                alone = builder.icmp_signed("==", tiles, _I64(1))
+                ahead = builder.select(alone, _I64(_AHEAD * words), builder.mul(depth_, _I64(words)))
+                share = builder.mul(depth_, pace)
                 for size in range(1, _TILE_ROWS + 1):
-                    for first, offset, count in (
+                    for before, offset, count in (
                         (_I64(0), 1, larger),
-                        (ahead, 0, builder.sub(tiles, larger)),
+                        (larger, 0, builder.sub(tiles, larger)),
                     ):
                         fits = builder.icmp_signed("==", builder.add(small, _I64(offset)), _I64(size))
                         with builder.if_then(fits), cgutils.for_range(builder, count) as loop:
-                            tile(size, builder.add(first, builder.mul(loop.index, _I64(size))))
+                            number = builder.add(before, loop.index)
+                            row = builder.add(builder.mul(number, small), loop.index if offset else before)
+                            tile(size, row, builder.add(ahead, builder.mul(number, share)), pace)
             return context.get_dummy_value()
 
         return types.void(*(types.intp,) * 7), generate

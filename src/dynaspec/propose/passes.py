@@ -1,0 +1,104 @@
+"""What follows a draft pass's logits: a token for each request, what speaks for it, and who goes on."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints
+from dynaspec.contract.step import StopRule
+from dynaspec.sampling.state import SamplerState
+
+from .drawing import DraftColumns
+from .first_choice import FirstChoices
+from .stopping import StopMask, stop_mask
+
+
+class DraftPasses(Protocol):
+    """The draft tokens of one propose call, filled one position a pass."""
+
+    def take(self, logits: torch.Tensor, running: Ints, done: int) -> Ints:
+        """Token number ``done`` (1-based) of the rows that ran.
+
+        Args:
+            logits: [r, V] of the drafter, raw.
+            running: [r] rows, as indices into the requests that draft.
+
+        Returns:
+            The rows that go on, as far as the host knows.
+        """
+        ...
+
+    def tokens(self, requests: Ints, position: int) -> torch.Tensor:
+        """[r] int64 drafted at ``position`` (0-based), on the device; ``requests`` are places in the batch."""
+        ...
+
+    def confidence(self, requests: Ints, position: int) -> npt.NDArray[np.float32]:
+        """[r] the confidence in these tokens, on the host; waits for the device."""
+        ...
+
+    def finish(self, granted: Ints) -> Drafts:
+        """The drafts, cut to their final lengths; ``granted`` [B] lengths were asked for."""
+        ...
+
+
+def draft_passes(
+    sampler: SamplerState,
+    batch: DecodeBatch,
+    requests: Ints,
+    granted: Ints,
+    rule: StopRule | None,
+    vocab_size: int,
+    device: torch.device,
+    *,
+    probabilistic: bool,
+) -> DraftPasses:
+    """
+    Args:
+        requests: [A] places in the batch of those that draft.
+        granted: [A] their longest drafts, ≥ 1.
+        rule: of these requests alone.
+        probabilistic: draw from the drafter's processed distribution; else take its most probable token.
+    """
+    lanes = batch.lanes
+    most_probable = not probabilistic or bool(sampler.greedy[lanes].all())
+    first_choice = most_probable and sampler.leaves_alone(lanes)
+    if first_choice and device.type == "cpu":
+        return FirstChoices(batch, requests, granted, rule)
+    columns = DraftColumns(
+        sampler,
+        batch,
+        int(granted.max(initial=0)),
+        vocab_size,
+        device,
+        most_probable=most_probable,
+        first_choice=first_choice,
+    )
+    return _Drawn(columns, stop_mask(rule, granted, device), requests, rule)
+
+
+class _Drawn:
+    """Each part by itself: drawing, on any device, and the stop rule."""
+
+    def __init__(self, columns: DraftColumns, mask: StopMask, requests: Ints, rule: StopRule | None) -> None:
+        self._columns = columns
+        self._mask = mask
+        self._requests = requests
+        self._rule = rule
+
+    def take(self, logits: torch.Tensor, running: Ints, done: int) -> Ints:
+        signal = self._columns.draw(logits, self._requests[running], done - 1, self._rule)
+        self._mask.update(done, running, signal)
+        return self._mask.running(done)
+
+    def tokens(self, requests: Ints, position: int) -> torch.Tensor:
+        return self._columns.tokens(requests, position)
+
+    def confidence(self, requests: Ints, position: int) -> npt.NDArray[np.float32]:
+        return self._columns.confidence(requests, position)
+
+    def finish(self, granted: Ints) -> Drafts:
+        return self._columns.finish(self._requests, self._mask.lengths(), granted)
