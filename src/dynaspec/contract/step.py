@@ -213,6 +213,7 @@ class StepOutcome:
     verify_s: float = 0.0
     """Hosts that cannot tell drafting from verifying leave both at 0; then ``work`` explains ``step_s`` as a whole."""
     step_s: float = 0.0
+    """From the beginning of its planning, or from the end of the step before if that was later."""
     evidence: tuple[tuple[float, ...], ...] = ()
     """See ``DraftView``."""
 

@@ -18,6 +18,8 @@ class Scheduled:
     batch: StepBatch
     view: StepView
     plan: SpecPlan
+    began_s: float
+    """When planning began, by the engine's clock."""
 
 
 @dataclass(slots=True)
@@ -33,4 +35,3 @@ class Ran:
     verified: Verified
     draft_s: float
     verify_s: float
-    started_s: float

@@ -53,6 +53,7 @@ class Step:
 
     def schedule(self) -> Scheduled | None:
         """Plans the next step; None if nobody could run."""
+        began = self._clock()
         batch = self._scheduler.next_batch()
         if batch.empty:
             return None
@@ -60,7 +61,7 @@ class Step:
         plan = self._controller.plan(view)
         batch.skipped = why_off(view, plan)
         plan = self._scheduler.reserve(batch, plan)
-        return Scheduled(batch, view, plan)
+        return Scheduled(batch, view, plan, began)
 
     def settle(self, scheduled: Scheduled) -> Scheduled | None:
         """Brings a step that was planned ahead up to date; None if all its requests have left."""
@@ -89,7 +90,7 @@ class Step:
         ended = self._clock()
         if not verified.prefill_rows:
             self._pace.record(ended - between)
-        return Ran(scheduled, drafts, drafted, plan, verified, between - started, ended - between, started)
+        return Ran(scheduled, drafts, drafted, plan, verified, between - started, ended - between)
 
     def commit(self, ran: Ran) -> list[Request]:
         """Makes the tokens output; returns the requests that got any, or ended."""
@@ -97,7 +98,7 @@ class Step:
         committed = self._scheduler.commit(batch, ran.verified.result)
         touched = self._follow(batch, committed)
         now = self._clock()
-        outcome = build_outcome(ran, committed, step_s=now - max(ran.started_s, self._last_end))
+        outcome = build_outcome(ran, committed, step_s=now - max(ran.scheduled.began_s, self._last_end))
         self._last_end = now
         self._controller.observe(outcome)
         self._stats.record(outcome)

@@ -57,14 +57,14 @@ def rounded(curve: tuple[tuple[int, float], ...], scale: float) -> list[tuple[in
 def test_curves_of_all_models_without_their_first_pass() -> None:
     clock, scale = Clock(), 1e-6
     costs = measure_costs(runner(scale, clock), (None, runner(scale / 10, clock)), clock, 1024)
-    assert rounded(costs.target, scale) == [(n, round(1 + n / 10, 6)) for n in (1, 2, 4, 8, 16, 32, 64)]
+    assert rounded(costs.target, scale) == [(n, round(1 + n / 10, 6)) for n in (1, 2, 4, 8, 12, 16, 32, 64)]
     assert costs.drafters[0] == ()
     assert rounded(costs.drafters[1], scale / 10) == [(1, 1.1), (4, 1.4), (16, 2.6)]
 
 
 def test_no_larger_passes_than_the_host_runs() -> None:
     clock = Clock()
-    assert [rows for rows, _ in measure_costs(runner(1e-6, clock), (), clock, 20).target] == [1, 2, 4, 8, 16]
+    assert [rows for rows, _ in measure_costs(runner(1e-6, clock), (), clock, 20).target] == [1, 2, 4, 8, 12, 16]
 
 
 def test_slow_models_are_measured_at_few_sizes() -> None:

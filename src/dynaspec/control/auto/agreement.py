@@ -42,7 +42,9 @@ class Agreement:
     """[B] proposers; None: the first for all."""
     stop: StopRule | None
     hoped: float
-    """Tokens/s; 0 without drafts."""
+    """Tokens/s if acceptance is as good as it may well be; 0 without drafts."""
+    expected: float
+    """The same at the best estimate."""
     plain_goodput: float
     """Tokens/s."""
     speculation: Prediction

@@ -112,7 +112,7 @@ class AutoController:
         if agreed is None or agreed.steps <= 0 or agreed.ids != view.ids or agreed.prefill != view.prefill_tokens:
             agreed = self._agreement = self._negotiate(view)
         agreed.steps -= 1
-        mode = self._guard.decide(agreed.hoped, agreed.plain_goodput, len(view.ids))
+        mode = self._guard.decide(agreed.hoped, agreed.expected, agreed.plain_goodput, len(view.ids))
         alone = agreed.speculation if mode == "speculate" else agreed.plain
         found = None
         if agreed.looks_up and self._beside is not None and mode != "probe_draft" and self._beside.offered(view):
@@ -243,6 +243,7 @@ class AutoController:
             owner=None if owner is None else tuple(owner.tolist()),
             stop=stop,
             hoped=hoped if drafts else 0.0,
+            expected=(requests + wish.expected) / seconds if drafts else 0.0,
             plain_goodput=requests / plain_s,
             speculation=Prediction(drafts, requests + wish.expected, seconds),
             plain=Prediction(False, float(requests), plain_s),

@@ -22,8 +22,9 @@ from dynaspec.contract.costs import Curve, PassCosts
 
 Floats = npt.NDArray[np.float64]
 
-BOUNDS = np.array([0.0, 8.0, 32.0, 128.0, 512.0])
-"""Rows of a target pass from which on a row may cost something else."""
+BOUNDS = np.array([0.0, 8.0, 12.0, 16.0, 32.0, 128.0, 512.0])
+"""Rows of a target pass from which on a row may cost something else. Closest where kernels go from one tile to two,
+and from waiting for memory to computing."""
 _PASS_PARTS = 2 + BOUNDS.size
 """Parts of a target pass: fixed, one for each range of rows, context."""
 _DRAFT_PARTS = 5
@@ -69,7 +70,7 @@ def pass_s(parts: Floats, rows: float, context: float) -> float:
     """Seconds of a target pass.
 
     Args:
-        parts: [7] seconds, see ``StepCosts.target``.
+        parts: [9] seconds, see ``StepCosts.target``.
         context: Σ over the rows of the KV entries they see.
     """
     seconds = parts[0] + parts[parts.size - 1] * context
@@ -235,7 +236,7 @@ class StepCosts:
         self._paced[[self._first(group + 1) - 1 for group in range(1, len(self._known))]] = 0.0
         self._parts: Floats = self._start * self._paced
         self.target: Floats = self._parts[:_PASS_PARTS]
-        """[7] seconds: fixed; a row in each range of ``BOUNDS``; a KV entry seen by a row. Changes in place."""
+        """[9] seconds: fixed; a row in each range of ``BOUNDS``; a KV entry seen by a row. Changes in place."""
         self.drafters: tuple[Floats, ...] = tuple(
             self._parts[self._first(i + 1) : self._first(i + 2)] for i in range(len(drafters))
         )

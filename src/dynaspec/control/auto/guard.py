@@ -19,7 +19,7 @@ _PLAIN_RUN = 6
 """Steps of such a trial: the first ones tell little, as the caches are full of what drafting needs."""
 _TRIAL_WEIGHT = 8.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
-_TRIAL_SHARE, _SAVED = 0.02, 2.0
+_TRIAL_SHARE, _SAVED = 0.01, 2.0
 """Share of all steps that trials of drafting may cost, and steps that can be saved up for them."""
 _OTHER_LOAD = 1.5
 """What trials of drafting have shown holds up to so many times the requests, or as many times fewer."""
@@ -72,12 +72,13 @@ class PlainGuard:
     def __init__(self, *, only_by_trial: bool = False) -> None:
         """
         Args:
-            only_by_trial: from plain decoding, nothing but a trial that paid leads back to drafting: for proposers of
-                which nothing is known before they have drafted.
+            only_by_trial: from plain decoding, nothing but a trial leads back to drafting: for proposers of which
+                nothing is known before they have drafted.
         """
         self._only_by_trial = only_by_trial
         self._paid = False
         """The latest trial since speculation was left."""
+        self._just_tried = False
         self._allowance = 0.0
         """Steps that trials may cost now; negative: the latest cost more than was saved."""
         self.speculation = Ratio()
@@ -91,11 +92,12 @@ class PlainGuard:
         self._pause = _SHORTEST
         self._load = 0
 
-    def decide(self, speculative: float, plain: float, load: int = 1) -> Mode:
+    def decide(self, hoped: float, expected: float, plain: float, load: int) -> Mode:
         """The mode of the next step.
 
         Args:
-            speculative: predicted tokens/s of the best plan with drafts; 0 if there is none.
+            hoped: tokens/s of the best plan with drafts if acceptance is as good as it may well be; 0 if there is none.
+            expected: the same at the best estimate.
             plain: predicted tokens/s of plain decoding.
             load: requests.
         """
@@ -103,8 +105,10 @@ class PlainGuard:
             self._load, self._pause = load, _SHORTEST
             self._until_trial = min(self._until_trial, _SHORTEST)
         self._allowance = min(self._allowance + _TRIAL_SHARE, _SAVED)
-        advantage = speculative * self.speculation.value / (plain * self.plain.value)
-        if self._goes_on(advantage):
+        corrected = self.speculation.value / (plain * self.plain.value)
+        advantage, known = hoped * corrected, expected * corrected if self._just_tried else 0.0
+        self._just_tried = False
+        if self._goes_on(advantage, known):
             if not self.speculating:
                 self.speculating, self._pause = True, _SHORTEST
             self._since_plain += 1
@@ -124,11 +128,16 @@ class PlainGuard:
                 self._until_trial = self._pause = min(2 * self._pause, _LONGEST)
         return self.mode
 
-    def _goes_on(self, advantage: float) -> bool:
-        """Whether this step should speculate, as the last did, or after plain decoding."""
+    def _goes_on(self, advantage: float, known: float) -> bool:
+        """Whether this step should speculate, as the last did, or after plain decoding.
+
+        Args:
+            known: the advantage by what a trial in the step before has taught. That may be one although the trial cost
+                more than it gave: it drafts for few requests, from cold caches.
+        """
         if self.speculating:
             return advantage > 1.0
-        return advantage > _HYSTERESIS and (self._paid or not self._only_by_trial)
+        return known > _HYSTERESIS or (advantage > _HYSTERESIS and (self._paid or not self._only_by_trial))
 
     def tried(self, steps_lost: float) -> None:
         """What a trial of drafting cost, in steps of plain decoding. One that cost nothing goes on.
@@ -137,7 +146,7 @@ class PlainGuard:
             steps_lost: what it took, less what it gave; not above 0 if it gave more tokens a second.
         """
         self._allowance -= max(0.0, steps_lost)
-        self._paid = steps_lost <= 0.0
+        self._paid, self._just_tried = steps_lost <= 0.0, True
         if self._paid and not self.speculating:
             self._until_trial, self._pause = 0, max(_SHORTEST, self._pause // 2)
 

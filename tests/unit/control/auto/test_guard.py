@@ -7,13 +7,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dynaspec.control.auto.guard import PlainGuard, Prediction, Ratio
+from dynaspec.control.auto.guard import Mode, PlainGuard, Prediction, Ratio
+
+
+def decide(guard: PlainGuard, hoped: float, expected: float = 0.0) -> Mode:
+    """At one request that plain decoding gives one token a second."""
+    return guard.decide(hoped, expected, 1.0, 1)
 
 
 def test_plain_decoding_is_tried_rarely_and_more_rarely_the_clearer_the_case() -> None:
     def tries(advantage: float) -> int:
         guard = PlainGuard()
-        modes = [guard.decide(advantage, 1.0) for _ in range(4000)]
+        modes = [decide(guard, advantage) for _ in range(4000)]
         return sum(mode == "probe_plain" != before for before, mode in pairwise(modes))
 
     assert 4000 / 60 > tries(1.03) > tries(1.1) > tries(1.3) > tries(3.0) > 0
@@ -21,13 +26,13 @@ def test_plain_decoding_is_tried_rarely_and_more_rarely_the_clearer_the_case() -
 
 def test_a_trial_of_plain_decoding_lasts_until_caches_have_settled() -> None:
     guard = PlainGuard()
-    modes = "".join(str(int(guard.decide(1.03, 1.0) == "probe_plain")) for _ in range(500))
+    modes = "".join(str(int(decide(guard, 1.03) == "probe_plain")) for _ in range(500))
     assert set(modes.strip("0").split("0")) - {""} == {"111111"}
 
 
 def test_drafting_is_tried_again_ever_more_rarely() -> None:
     guard = PlainGuard()
-    modes = [guard.decide(0.5, 1.0) for _ in range(2000)]
+    modes = [decide(guard, 0.5) for _ in range(2000)]
     at = [step for step, mode in enumerate(modes) if mode == "probe_draft"]
     gaps = np.diff(at)
     assert at[0] < 10
@@ -37,7 +42,7 @@ def test_drafting_is_tried_again_ever_more_rarely() -> None:
 
 def tried(guard: PlainGuard, steps_lost: float, advantage: float = 0.5) -> None:
     """Goes on to the next trial of drafting, which costs so much."""
-    while guard.decide(advantage, 1.0) != "probe_draft":
+    while decide(guard, advantage) != "probe_draft":
         pass
     guard.tried(steps_lost)
 
@@ -45,18 +50,18 @@ def tried(guard: PlainGuard, steps_lost: float, advantage: float = 0.5) -> None:
 def test_a_trial_that_paid_goes_on() -> None:
     guard = PlainGuard()
     tried(guard, -0.2)
-    assert guard.decide(0.5, 1.0) == "probe_draft"
+    assert decide(guard, 0.5) == "probe_draft"
     guard.tried(0.1)
-    assert guard.decide(0.5, 1.0) == "plain"
+    assert decide(guard, 0.5) == "plain"
 
 
 @pytest.mark.parametrize("advantage", [0.5, 1.2])
 def test_trials_cost_a_small_share_of_the_time(advantage: float) -> None:
     """Even where drafting promises much and never keeps it."""
     guard, lost = PlainGuard(only_by_trial=True), 0.0
-    guard.decide(0.5, 1.0)
+    decide(guard, 0.5)
     for _ in range(4000):
-        if guard.decide(advantage, 1.0) == "probe_draft":
+        if decide(guard, advantage) == "probe_draft":
             guard.tried(1.5)
             lost += 1.5
     assert 0.0 < lost <= 0.02 * 4000 + 1.5
@@ -66,10 +71,21 @@ def test_from_plain_decoding_only_a_trial_that_paid_leads_back_where_nothing_is_
     for only_by_trial, expected in ((True, "plain"), (False, "speculate")):
         guard = PlainGuard(only_by_trial=only_by_trial)
         tried(guard, 1.0)
-        assert guard.decide(1.5, 1.0) == expected
+        assert decide(guard, 1.5) == expected
     guard = PlainGuard(only_by_trial=True)
     tried(guard, -0.5)
-    assert guard.decide(1.5, 1.0) == "speculate"
+    assert decide(guard, 1.5) == "speculate"
+
+
+def test_a_dear_trial_leads_back_to_drafting_where_what_it_taught_promises_more() -> None:
+    guard = PlainGuard(only_by_trial=True)
+    decide(guard, 0.5, 0.5)
+    assert decide(guard, 0.5, 1.5) != "speculate"  # by hearsay
+    tried(guard, 0.8)
+    assert decide(guard, 0.5, 1.0) != "speculate"
+    assert decide(guard, 0.5, 1.5) != "speculate"  # taught a step too early
+    tried(guard, 0.8)
+    assert decide(guard, 1.2, 1.05) == "speculate"
 
 
 def test_a_trial_of_plain_decoding_counts_for_more_than_a_step_of_it() -> None:
@@ -88,7 +104,7 @@ def test_what_steps_really_gave_corrects_the_prediction() -> None:
     for _ in range(300):
         guard.observe(Prediction(True, 3.0, 1.0), 2, 1.0)
     assert guard.speculation.value == pytest.approx(2 / 3, rel=0.1)
-    assert guard.decide(1.3, 1.0) == "plain"
+    assert decide(guard, 1.3) == "plain"
     for _ in range(3000):
         guard.observe(Prediction(False, 1.0, 1.0), 1, 1.0)
     assert guard.speculation.value == pytest.approx(1.0, rel=0.02)
