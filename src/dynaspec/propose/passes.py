@@ -77,10 +77,10 @@ def draft_passes(
         most_probable=most_probable,
         first_choice=first_choice,
     )
-    return _Drawn(columns, stop_mask(rule, granted, device), requests, rule)
+    return Drawn(columns, stop_mask(rule, granted, device), requests, rule)
 
 
-class _Drawn:
+class Drawn:
     """Each part by itself: drawing, on any device, and the stop rule."""
 
     def __init__(self, columns: DraftColumns, mask: StopMask, requests: Ints, rule: StopRule | None) -> None:
