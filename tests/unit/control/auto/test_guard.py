@@ -67,7 +67,7 @@ def test_trials_cost_a_small_share_of_the_time(advantage: float) -> None:
     assert 0.0 < lost <= 0.02 * 4000 + 1.5
 
 
-def test_from_plain_decoding_only_a_trial_that_paid_leads_back_where_nothing_is_known_before() -> None:
+def test_where_nothing_is_known_beforehand_a_promise_alone_does_not_lead_back_to_drafting() -> None:
     for only_by_trial, expected in ((True, "plain"), (False, "speculate")):
         guard = PlainGuard(only_by_trial=only_by_trial)
         tried(guard, 1.0)
