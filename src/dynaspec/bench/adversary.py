@@ -14,7 +14,7 @@ from dynaspec.engine.tokenizer import Tokenizer
 
 from .drafters import Adversarial
 from .drive import ClosedLoop, StepTrace, warm_prompts
-from .engines import Wrap, open_engine
+from .engines import SharedModels, Wrap, open_engine
 from .policies import PLAIN, PolicySpec, parse_policy
 from .statistics import lower_bound
 from .sweep import endless
@@ -114,14 +114,15 @@ def measure_cost(
 
     What the policy needs to find out that the drafter is of no use is part of the cost.
     """
-    plain = _open(model, PolicySpec(PLAIN, None), concurrency)
+    load = SharedModels()
+    plain = _open(model, PolicySpec(PLAIN, None), concurrency, load)
     spec = parse_policy(policy, draft_model)
     plain_s: list[float] = []
     policy_s: list[float] = []
     drafted: list[float] = []
     try:
         for turn in range(rounds):
-            engine = _open(model, spec, concurrency, adversarial(plain.tokenizer.vocab_size, []))
+            engine = _open(model, spec, concurrency, load, adversarial(plain.tokenizer.vocab_size, []))
             try:
                 runs = [_Run(plain, prompts, concurrency), _Run(engine, prompts, concurrency)]
                 for done in range(0, STEPS, _TURN):
@@ -147,7 +148,7 @@ def measure_drift(
     """A drafter that is good for 100 steps, useless for 200, then good again."""
     kept: list[Adversarial] = []
     wrap = adversarial(Tokenizer(model).vocab_size, kept)
-    engine = _open(model, parse_policy(policy, draft_model), 1, wrap)
+    engine = _open(model, parse_policy(policy, draft_model), 1, SharedModels(), wrap)
     if not kept:
         raise ConfigError(f"the policy {policy!r} drafts nothing; expected one that does")
 
@@ -169,8 +170,8 @@ def measure_drift(
     return Drift(tuple(map(_draft_length, run.trace)))
 
 
-def _open(model: str, spec: PolicySpec, concurrency: int, wrap: Wrap | None = None) -> Engine:
-    return open_engine(model, spec, wrap=wrap, max_num_seqs=concurrency)
+def _open(model: str, spec: PolicySpec, concurrency: int, load: SharedModels, wrap: Wrap | None = None) -> Engine:
+    return open_engine(model, spec, wrap=wrap, load=load, max_num_seqs=concurrency)
 
 
 class _Run:

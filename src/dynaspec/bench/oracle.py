@@ -19,7 +19,7 @@ from dynaspec.model.loader import load_model
 
 from .datasets import BenchPrompt, fit
 from .drive import Job, StepTrace, run_all
-from .engines import open_engine
+from .engines import SharedModels, open_engine
 from .hindsight import Hindsight, best_survival, best_threshold_per_position, confidence_alone, evidence
 from .passes import Iteration, KnownText, Passes, StepCosts, Walk, fixed, monotone, oracle, tokens_per_second, walk
 from .policies import PLAIN, PolicySpec, parse_policy
@@ -251,9 +251,10 @@ def _open(
     specs = {PLAIN: PolicySpec(PLAIN, None), _FIXED: parse_policy(f"constant:{LONGEST}", draft_model)}
     specs |= {spec.name: spec for spec in policies}
     engines = {}
+    load = SharedModels()
     for done, (name, spec) in enumerate(specs.items()):
         progress("loading", done, len(specs))
-        engines[name] = open_engine(model, spec, max_num_seqs=1, enable_prefix_caching=False)
+        engines[name] = open_engine(model, spec, load=load, max_num_seqs=1, enable_prefix_caching=False)
         stack.callback(engines[name].close)
     progress("loading", len(specs), len(specs))
     return engines

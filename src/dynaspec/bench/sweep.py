@@ -15,7 +15,7 @@ from dynaspec.model.batch import BLOCK_SIZE
 
 from .datasets import BenchPrompt
 from .drive import Job, cacheable, steady_window, warm_prompts
-from .engines import open_engine
+from .engines import SharedModels, open_engine
 from .policies import PLAIN, PolicySpec, parse_policy
 from .statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios
 
@@ -155,10 +155,11 @@ def open_sides(
         options.policy: parse_policy(options.policy, draft_model),
     }
     engines = {}
+    load = SharedModels()
     for done, (name, spec) in enumerate(specs.items()):
         progress("loading", done, len(specs))
         engines[name] = open_engine(
-            model, spec, max_num_seqs=seqs, max_num_batched_tokens=max(1024, seqs * (longest + 1))
+            model, spec, load=load, max_num_seqs=seqs, max_num_batched_tokens=max(1024, seqs * (longest + 1))
         )
         stack.callback(engines[name].close)
     progress("loading", len(specs), len(specs))

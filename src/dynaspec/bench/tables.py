@@ -26,7 +26,7 @@ from dynaspec.model.batch import BLOCK_SIZE
 from .cells import Cells
 from .datasets import Dataset, fit, spread
 from .drive import Job, Window, cacheable, run_all, steady_window, warm_prompts
-from .engines import open_engine
+from .engines import SharedModels, open_engine
 from .policies import PLAIN, PolicySpec, parse_policy
 from .profiling import Grid, measure, prompt_room
 from .sweep import endless, mixed
@@ -86,9 +86,10 @@ def measure_sides(
     """Load → side → windows, in alternating rounds; engines keep their state, prompts come from the prefix cache."""
     with ExitStack() as stack:
         engines: dict[str, Engine] = {}
+        load_model = SharedModels()
         for done, (name, spec) in enumerate(specs.items()):
             progress(f"{stage}: loading", done, len(specs))
-            engines[name] = open_engine(options.model, spec, max_num_seqs=max(options.loads))
+            engines[name] = open_engine(options.model, spec, load=load_model, max_num_seqs=max(options.loads))
             stack.callback(engines[name].close)
         progress(f"{stage}: loading", len(specs), len(specs))
         prompts = _prompts(engines[PLAIN], options.data[0])
@@ -220,8 +221,9 @@ def _latencies(
     """Side → one window a round, from the first request to the end of the last of a fixed set of requests."""
     with ExitStack() as stack:
         engines = {}
+        load_model = SharedModels()
         for name, spec in specs.items():
-            engines[name] = open_engine(options.model, spec, max_num_seqs=load)
+            engines[name] = open_engine(options.model, spec, load=load_model, max_num_seqs=load)
             stack.callback(engines[name].close)
         prompts = _prompts(engines[PLAIN], options.data[0])
         jobs = [Job(prompts[i % len(prompts)], _params()) for i in range(max(4, load))]

@@ -49,19 +49,21 @@ def build_engine(
     *,
     proposer: Proposer | None = None,
     wrap: Callable[[Proposer], Proposer] | None = None,
+    load: Callable[..., Model] = load_model,
 ) -> Engine:
     """Loads the models and connects the parts.
 
     Args:
         proposer: drafts instead of the one that ``speculative_config`` names, under its policy.
         wrap: puts something around each proposer, for tests and measurements.
+        load: reads a checkpoint, as ``load_model`` does; models hold weights only, so engines may share them.
 
     Raises:
         CheckpointError, ConfigError, CapacityError: see there.
     """
     device = _device(config.device)
     speculation = config.speculative_config
-    target = load_model(
+    target = load(
         config.model,
         revision=config.revision,
         dtype=config.dtype,
@@ -73,7 +75,7 @@ def build_engine(
         config.tokenizer or config.model, revision=config.revision, trust_remote_code=config.trust_remote_code
     )
     max_model_len = _max_model_len(config, target)
-    drafter = _load_drafter(config, target) if speculation and speculation.method == "draft_model" else None
+    drafter = _load_drafter(config, target, load) if speculation and speculation.method == "draft_model" else None
     tables, arenas = _kv_cache(config, [m for m in (target, drafter) if m is not None], max_model_len)
     sampler = SamplerState(config.max_num_seqs, target.config.vocab_size, device)
     draft_runner = None if drafter is None else Runner(drafter, arenas[-1])
@@ -151,7 +153,7 @@ def _max_model_len(config: EngineConfig, target: Model) -> int:
     return config.max_model_len or limit
 
 
-def _load_drafter(config: EngineConfig, target: Model) -> Model:
+def _load_drafter(config: EngineConfig, target: Model, load: Callable[..., Model]) -> Model:
     """
     Raises:
         ConfigError: its vocabulary is not the target's.
@@ -160,7 +162,7 @@ def _load_drafter(config: EngineConfig, target: Model) -> Model:
     if speculation is None or speculation.model is None:
         raise ConfigError("method is 'draft_model' but no model is given; expected its checkpoint")
     dtype = config.dtype if speculation.dtype == "auto" else speculation.dtype
-    drafter = load_model(
+    drafter = load(
         speculation.model,
         revision=speculation.revision,
         dtype=dtype,

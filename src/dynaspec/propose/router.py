@@ -43,6 +43,8 @@ class Router:
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         """Drafts of all requests, each from the proposer that the plan names for it."""
+        if not any(plan.depth):
+            return no_drafts(len(plan.depth))
         if len(self._proposers) == 1:
             return self._proposers[0].propose(batch, plan)
         members: dict[int, list[int]] = {}

@@ -74,8 +74,9 @@ class LookupsBeside:
             instead = np.where(agreed_depth > 0, lengths.worth + more, 0.0)
             situation.base_rows += lengths.rows
             parts[:] = lengths.expected, lengths.rows, lengths.seconds
+        situation.optimism = 0.0  # there is something else that is known to pay
         wish = self._drafter.finds(self._drafter.offers(view), situation, instead)
-        if not wish.rows:
+        if not wish.rows or (not alone.drafts and wish.worth.sum() <= wish.seconds):
             return None
         owner = np.array(agreed.owner or (0,) * requests)
         row, value = row_s(self._target, situation.base_rows), situation.value

@@ -63,12 +63,14 @@ def drafting_before(outcome: StepOutcome, traits: Sequence[ProposerTraits]) -> D
     return drafting_in(Work(rows_per_pass=(len(drafted),) * deepest), traits)
 
 
-def match_of(pending: Pending | None, proposer: int, requests: int) -> Ints:
-    """[B] match lengths that a step's drafts came from, 1 where that is not known."""
-    found = pending.offers[proposer] if pending is not None and pending.offers else None
-    if found is None or len(found) != requests:
-        return np.ones(requests, np.int64)
-    return np.array(found, dtype=np.int64)[:, 0]
+def matches_of(steps: Sequence[tuple[StepOutcome, Pending | None]], proposer: int) -> Ints:
+    """[Σ B] match lengths that steps' drafts came from, one step after the other; 1 where that is not known."""
+    found: list[int] = []
+    for outcome, pending in steps:
+        offers = pending.offers[proposer] if pending is not None and pending.offers else None
+        known = offers is not None and len(offers) == len(outcome.ids)
+        found.extend([match for match, _ in offers] if known and offers is not None else [1] * len(outcome.ids))
+    return np.array(found, dtype=np.int64)
 
 
 def evidence_of(source: DraftView | StepOutcome, lens: Sequence[int]) -> Floats:

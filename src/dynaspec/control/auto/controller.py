@@ -19,7 +19,7 @@ from ..profile import Profile
 from .acceptance import Places, Verdicts
 from .agreement import Agreement, Pending
 from .beside import Found, beside_models
-from .columns import drafting_before, drafting_in, drafting_of, echo_of, evidence_of, match_of
+from .columns import drafting_before, drafting_in, drafting_of, echo_of, evidence_of, matches_of
 from .costs import StepCosts, row_s
 from .drafter import ModelDrafter, Situation
 from .guard import PlainGuard, Prediction
@@ -49,10 +49,13 @@ _FIRST_STEPS = 24
 """Looked at one by one."""
 _UNTRIED_DRAFTS, _UNTRIED_LENGTH = 4, 4
 """The very first are short, whatever the drafter says of them."""
-_LOOK_S, _LOOK_SHARE, _RAREST = 2.5e-4, 0.01, 16
-"""A look takes about 0.25 ms within a step; it may take 1 % of the time; but not more than 16 steps are let pass."""
+_LOOK_S, _LOOK_SHARE, _RAREST = 4e-4, 0.01, 16
+"""A look takes about 0.4 ms within a step; it may take 1 % of the time; but not more than 16 steps are let pass."""
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Rows at which the target's costs are reported."""
+
+
+_NO_MATCHES: Ints = np.zeros(0, np.int64)
 
 
 class AutoController:
@@ -96,6 +99,7 @@ class AutoController:
         models = [i for i, drafter in enumerate(self._drafters) if isinstance(drafter, ModelDrafter)]
         self._beside = beside_models(self._drafters, self._costs.target)
         self._asked = models if self._beside else range(len(self._drafters))
+        self._lookups = [index for index in range(len(self._drafters)) if index not in models]
         # What look-ups have found changes with every token, and says beforehand what it may be worth.
         self._lasting = bool(models)
         self._guard = PlainGuard(only_by_trial=self._lasting)
@@ -104,6 +108,8 @@ class AutoController:
         self._drafter_ran, self._since_change = False, _SETTLED_AFTER
         """Whether the drafter ran in the latest step that was read; steps since that was otherwise."""
         self._every = 1
+        self._failures = 0
+        """Steps on end in which nothing that was drafted was accepted."""
 
     def plan(self, view: StepView) -> SpecPlan:
         if not self._drafters or not _room(view):
@@ -157,11 +163,12 @@ class AutoController:
         pending = self._pending.pop(outcome.plan_step, None)
         self._unread.append((outcome, pending))
         trial = pending is not None and pending.mode == "probe_draft"
-        failed = any(outcome.drafted) and not any(outcome.accepted)
-        if failed or trial or len(self._unread) >= self._every:
+        self._failures = self._failures + 1 if any(outcome.drafted) and not any(outcome.accepted) else 0
+        alarm = trial or self._failures > 1  # what was agreed may rest on a drafter that has changed
+        if alarm or len(self._unread) >= self._every:
             self._read()
-        if (failed or trial) and self._agreement is not None:
-            self._agreement.steps = 0  # what was agreed may rest on a drafter that has changed
+        if alarm and self._agreement is not None:
+            self._agreement.steps = 0
 
     def forget(self, ids: Sequence[str]) -> None:
         if ids:
@@ -302,13 +309,14 @@ class AutoController:
 
     def _read(self) -> None:
         """Learns from the steps observed since the last time."""
-        steps = len(self._unread)
-        for outcome, pending in self._unread:
+        unread, steps = self._unread, len(self._unread)
+        for outcome, pending in unread:
             self._weigh(outcome, pending)
-            if any(outcome.drafted):
-                self._drafts_read += 1
-                self._learn(outcome, pending)
-        self._unread.clear()
+        drafted = [(outcome, pending) for outcome, pending in unread if any(outcome.drafted)]
+        if drafted:
+            self._drafts_read += len(drafted)
+            self._learn(drafted)
+        unread.clear()
         self._steps_read += steps
         for drafter in self._drafters:
             drafter.age(steps)
@@ -341,20 +349,22 @@ class AutoController:
                 trial, emitted = pending.mode == "probe_plain", sum(outcome.emitted)
                 self._guard.observe(pending.prediction, emitted, outcome.step_s, trial=trial, share=1.0 - pending.found)
 
-    def _learn(self, outcome: StepOutcome, pending: Pending | None) -> None:
-        """Accepted tokens and first rejections, to the models of the proposers that they came from."""
-        tested = [a + (end in ("rejected", "invalid")) for a, end in zip(outcome.accepted, outcome.ended, strict=True)]
-        drafted, verdicts, accepted = np.array((outcome.drafted, tested, outcome.accepted))
-        seen = Verdicts(self._places.find(outcome.ids), drafted, verdicts, accepted)
-        evidence = evidence_of(outcome, outcome.drafted)
-        if len(self._drafters) == 1:
-            self._drafters[0].observe(seen, evidence, match_of(pending, 0, len(tested)))
-            return
-        proposer, place = np.array(outcome.proposer), seen.place
-        for index in {p for p, count in zip(outcome.proposer, outcome.drafted, strict=True) if count}:
-            drafter = self._drafters[index]
-            seen.place = np.where(proposer == index, place, -1)
-            drafter.observe(seen, evidence, match_of(pending, index, len(tested)))
+    def _learn(self, steps: Sequence[tuple[StepOutcome, Pending | None]]) -> None:
+        """Accepted tokens and first rejections, to the models of the proposers that they came from, in their order."""
+        outcomes = [outcome for outcome, _ in steps]
+        accepted = [a for outcome in outcomes for a in outcome.accepted]
+        ends = [end for outcome in outcomes for end in outcome.ended]
+        tested = [a + (end in ("rejected", "invalid")) for a, end in zip(accepted, ends, strict=True)]
+        counts = np.array(([n for outcome in outcomes for n in outcome.drafted], tested, accepted))
+        place = np.concatenate([self._places.find(outcome.ids) for outcome in outcomes])
+        seen = Verdicts(place, *counts)
+        evidence = np.concatenate([evidence_of(outcome, outcome.drafted) for outcome in outcomes])
+        proposer = np.array([p for outcome in outcomes for p in outcome.proposer])
+        for index, drafter in enumerate(self._drafters):
+            mine = proposer == index
+            if (mine & (seen.drafted > 0)).any():
+                seen.place = place if mine.all() else np.where(mine, place, -1)
+                drafter.observe(seen, evidence, matches_of(steps, index) if index in self._lookups else _NO_MATCHES)
 
 
 def _room(view: StepView) -> bool:

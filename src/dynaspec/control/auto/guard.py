@@ -19,7 +19,7 @@ _PLAIN_RUN = 6
 """Steps of such a trial: the first ones tell little, as the caches are full of what drafting needs."""
 _TRIAL_WEIGHT = 8.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
-_TRIAL_SHARE, _SAVED = 0.02, 2.0
+_TRIAL_SHARE, _SAVED = 0.01, 2.0
 """Share of all steps that trials of drafting may cost, and steps that can be saved up for them."""
 _OTHER_LOAD = 1.5
 """What trials of drafting have shown holds up to so many times the requests, or as many times fewer."""

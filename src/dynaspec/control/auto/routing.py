@@ -15,7 +15,7 @@ from .drafter import Drafter, Situation, Wish
 
 Ints = npt.NDArray[np.int64]
 
-_TRIAL_LENGTH = 2
+_TRIAL_LENGTH = 1
 _TRIAL_COST = 1.7
 """Most that a trial may take, in plain steps and without drafter passes, where there are requests to leave out."""
 

@@ -24,8 +24,8 @@ Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
 
 PANEL = 2 * LANES
-_TILE_ROWS = 12
-"""Rows worked on at a time, at most: 24 sums in registers."""
+_TILE_ROWS = 14
+"""Rows worked on at a time, at most: 28 sums in registers, two weights and an input: all that there are."""
 
 _AHEAD = 128
 """Inputs that weights are fetched ahead of their use where there is one tile; without it 8 rows wait for memory. Where
