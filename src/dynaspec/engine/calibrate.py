@@ -13,7 +13,7 @@ from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 
-TARGET_ROWS = (1, 2, 4, 8, 12, 16, 32, 64)
+TARGET_ROWS = (1, 4, 8, 14, 16, 28, 32, 64)
 DRAFTER_ROWS = (1, 4, 16)
 CONTEXT_ROWS, CONTEXT = 16, 256
 """Rows, and the KV entries that each sees, of the passes that tell what context costs."""

@@ -57,14 +57,14 @@ def rounded(curve: tuple[tuple[int, float], ...], scale: float) -> list[tuple[in
 def test_curves_of_all_models_without_their_first_pass() -> None:
     clock, scale = Clock(), 1e-6
     costs = measure_costs(runner(scale, clock), (None, runner(scale / 10, clock)), clock, 1024)
-    assert rounded(costs.target, scale) == [(n, round(1 + n / 10, 6)) for n in (1, 2, 4, 8, 12, 16, 32, 64)]
+    assert rounded(costs.target, scale) == [(n, round(1 + n / 10, 6)) for n in calibrate.TARGET_ROWS]
     assert costs.drafters[0] == ()
     assert rounded(costs.drafters[1], scale / 10) == [(1, 1.1), (4, 1.4), (16, 2.6)]
 
 
 def test_no_larger_passes_than_the_host_runs() -> None:
     clock = Clock()
-    assert [rows for rows, _ in measure_costs(runner(1e-6, clock), (), clock, 20).target] == [1, 2, 4, 8, 12, 16]
+    assert [rows for rows, _ in measure_costs(runner(1e-6, clock), (), clock, 20).target] == [1, 4, 8, 14, 16]
 
 
 def test_slow_models_are_measured_at_few_sizes() -> None:
@@ -75,7 +75,7 @@ def test_slow_models_are_measured_at_few_sizes() -> None:
     assert [rows for rows, _ in costs.target] == [1]
     clock = Clock()
     costs = measure_costs(runner(4e-3, clock), (), clock, 64)
-    assert [rows for rows, _ in costs.target] == [1, 2, 4]
+    assert [rows for rows, _ in costs.target] == [1, 4, 8]
     assert clock.now < 2 * calibrate.BUDGET_S
 
 
@@ -127,8 +127,8 @@ def test_a_run_of_disturbed_trials_counts_by_its_fastest() -> None:
         clock.now += scale * next(noise)
         return clock.now
 
-    quiet = measure_costs(runner(scale, Clock()), (), Clock(), 4)
-    found = measure_costs(runner(scale, clock), (), disturbed, 4)
+    quiet = measure_costs(runner(scale, Clock()), (), Clock(), 8)
+    found = measure_costs(runner(scale, clock), (), disturbed, 8)
     assert len(found.target) == len(quiet.target) == 3
-    for (_, seconds), (_, least) in zip(found.target, ((1, 1.1), (2, 1.2), (4, 1.4)), strict=True):
+    for (_, seconds), (_, least) in zip(found.target, ((1, 1.1), (4, 1.4), (8, 1.8)), strict=True):
         assert seconds / scale <= least + 1.0 + 1e-6

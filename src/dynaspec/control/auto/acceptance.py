@@ -159,6 +159,10 @@ class AcceptanceModel:
             feature,
         )
 
+    def doubt(self) -> None:
+        """What was learnt may hold no longer: the next observations count as the first ones did."""
+        self.bias_var = np.maximum(self.bias_var, _BIAS_PRIOR)
+
     def age(self, steps: int = 1) -> None:
         """So many steps have passed."""
         _age(self.weight, self.bias, self.bias_var, self.offset, self._offset_var, steps)

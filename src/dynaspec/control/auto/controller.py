@@ -49,6 +49,8 @@ _FIRST_STEPS = 24
 """Looked at one by one."""
 _UNTRIED_DRAFTS, _UNTRIED_LENGTH = 4, 4
 """The very first are short, whatever the drafter says of them."""
+_UNBELIEVABLE = 5.0
+"""− log of the chance of what was seen from which on what is believed of a drafter is doubted: 1 in 150."""
 _LOOK_S, _LOOK_SHARE, _RAREST = 4e-4, 0.01, 16
 """A look takes about 0.4 ms within a step; it may take 1 % of the time; but not more than 16 steps are let pass."""
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -110,6 +112,8 @@ class AutoController:
         self._every = 1
         self._failures = 0
         """Steps on end in which nothing that was drafted was accepted."""
+        self._surprise = 0.0
+        """− log of how likely that was."""
 
     def plan(self, view: StepView) -> SpecPlan:
         if not self._drafters or not _room(view):
@@ -163,7 +167,10 @@ class AutoController:
         pending = self._pending.pop(outcome.plan_step, None)
         self._unread.append((outcome, pending))
         trial = pending is not None and pending.mode == "probe_draft"
-        self._failures = self._failures + 1 if any(outcome.drafted) and not any(outcome.accepted) else 0
+        failed = any(outcome.drafted) and not any(outcome.accepted)
+        self._failures = self._failures + 1 if failed else 0
+        if failed or trial:
+            self._wonder(outcome)
         alarm = trial or self._failures > 1  # what was agreed may rest on a drafter that has changed
         if alarm or len(self._unread) >= self._every:
             self._read()
@@ -306,6 +313,19 @@ class AutoController:
         return survival
 
     # --- learning ---------------------------------------------------------------------------------------------
+
+    def _wonder(self, outcome: StepOutcome) -> None:
+        """Doubts drafters after what is hard to believe: steps on end of which nothing was accepted, or a trial, made
+        because little was expected of them, of which something was."""
+        drafted = [p for p, n in zip(outcome.proposer, outcome.drafted, strict=True) if n]
+        if not any(outcome.accepted):
+            before = self._surprise if self._failures > 1 else 0.0
+            self._surprise = before - sum(math.log1p(-self._drafters[index].chance()) for index in drafted)
+            if self._surprise < _UNBELIEVABLE:
+                return
+        self._surprise = 0.0
+        for index in set(drafted):
+            self._drafters[index].doubt()
 
     def _read(self) -> None:
         """Learns from the steps observed since the last time."""

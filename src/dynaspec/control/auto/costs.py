@@ -22,9 +22,9 @@ from dynaspec.contract.costs import Curve, PassCosts
 
 Floats = npt.NDArray[np.float64]
 
-BOUNDS = np.array([0.0, 8.0, 12.0, 16.0, 32.0, 128.0, 512.0])
-"""Rows of a target pass from which on a row may cost something else. Closest where kernels go from one tile to two,
-and from waiting for memory to computing."""
+BOUNDS = np.array([0.0, 4.0, 8.0, 14.0, 16.0, 28.0, 32.0, 128.0, 512.0])
+"""Rows of a target pass from which on a row may cost something else: where a pass no longer waits for memory, and
+around the sizes at which the CPU's products take one tile more (14 rows and 28)."""
 _PASS_PARTS = 2 + BOUNDS.size
 """Parts of a target pass: fixed, one for each range of rows, context."""
 _DRAFT_PARTS = 5
@@ -43,7 +43,7 @@ _INGESTED = 0.7
 
 _PACE_PRIOR, _UNKNOWN_PRIOR = 0.01, 1.0
 """Variances of multipliers at the start: of the pace, as start-up was just now; of parts that it has not measured."""
-_TARGET_PRIOR = (0.06, *(0.02 for _ in BOUNDS), 0.25)
+_TARGET_PRIOR = (0.06, *(0.03 for _ in BOUNDS), 0.25)
 _DRAFT_PRIOR = (1.0, 0.25, 0.04, 0.1, 1.0)
 """Of the parts. Sampling and bookkeeping come on top of what start-up has measured of passes, but not of rows."""
 _PACE_MOST = 0.1
@@ -70,7 +70,7 @@ def pass_s(parts: Floats, rows: float, context: float) -> float:
     """Seconds of a target pass.
 
     Args:
-        parts: [9] seconds, see ``StepCosts.target``.
+        parts: [11] seconds, see ``StepCosts.target``.
         context: Σ over the rows of the KV entries they see.
     """
     seconds = parts[0] + parts[parts.size - 1] * context
@@ -236,7 +236,7 @@ class StepCosts:
         self._paced[[self._first(group + 1) - 1 for group in range(1, len(self._known))]] = 0.0
         self._parts: Floats = self._start * self._paced
         self.target: Floats = self._parts[:_PASS_PARTS]
-        """[9] seconds: fixed; a row in each range of ``BOUNDS``; a KV entry seen by a row. Changes in place."""
+        """[11] seconds: fixed; a row in each range of ``BOUNDS``; a KV entry seen by a row. Changes in place."""
         self.drafters: tuple[Floats, ...] = tuple(
             self._parts[self._first(i + 1) : self._first(i + 2)] for i in range(len(drafters))
         )

@@ -120,6 +120,14 @@ class Drafter(Protocol):
         """Learns from verified slots; ``evidence`` [N] of the tokens, ``match`` [B] the lengths they were found by."""
         ...
 
+    def chance(self) -> float:
+        """Of the first token of a draft for a request like the average."""
+        ...
+
+    def doubt(self) -> None:
+        """What came of its drafts was hard to believe: what is believed of it may hold no longer."""
+        ...
+
     def age(self, steps: int) -> None:
         """So many steps have passed."""
         ...
@@ -238,6 +246,13 @@ class ModelDrafter:
         if self._confident:
             self._informed.observe(seen, evidence)
 
+    def chance(self) -> float:
+        return self._prior.chance(0)
+
+    def doubt(self) -> None:
+        self._prior.doubt()
+        self._informed.doubt()
+
     def age(self, steps: int) -> None:
         self._prior.age(steps)
         self._informed.age(steps)
@@ -328,6 +343,12 @@ class LookupDrafter:
 
     def observe(self, seen: Verdicts, evidence: Floats, match: Ints) -> None:
         self._model.observe(seen, match_features(match, seen.drafted))
+
+    def chance(self) -> float:
+        return self._model.chance(0)
+
+    def doubt(self) -> None:
+        self._model.doubt()
 
     def age(self, steps: int) -> None:
         self._model.age(steps)

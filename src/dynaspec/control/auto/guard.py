@@ -11,9 +11,10 @@ _FORGET = 0.99
 _PRIOR_STEPS = 30.0
 """The prediction counts as confirmed by so many steps."""
 _RETURN = 0.002
-_SHORTEST, _LONGEST = 8, 256
-"""Steps between two trials of drafting while decoding plainly; doubled after each, but for those that paid."""
-_PLAIN_EVERY = ((1.05, 64), (1.2, 128), (1.5, 256), (float("inf"), 1024))
+_SHORTEST, _LONGEST = 8, 64
+"""Steps between two trials of drafting while decoding plainly; doubled after each, but for those that paid. What trials
+may cost keeps those of dear drafters further apart."""
+_PLAIN_EVERY = ((1.05, 64), (1.2, 128), (1.5, 512), (float("inf"), 1024))
 """How often plain decoding is tried: (predicted advantage of speculation below, steps)."""
 _PLAIN_RUN = 6
 """Steps of such a trial: the first ones tell little, as the caches are full of what drafting needs."""

@@ -70,7 +70,7 @@ def test_measurements_that_fall_with_more_rows_make_nothing_free(curve: tuple[tu
 @given(st.floats(1, 3000), st.floats(0, 1e6))
 @settings(max_examples=60, deadline=None)
 def test_a_pass_is_the_sum_of_its_rows(rows: float, context: float) -> None:
-    parts = np.array([2.0, 0.1, 0.3, 0.2, 0.5, 0.4, 0.7, 0.6, 1e-3])
+    parts = np.array([2.0, *np.random.default_rng(0).uniform(0.1, 0.7, BOUNDS.size), 1e-3])
     edges = [*BOUNDS.tolist(), np.inf]
     slopes = sum(
         price * max(0.0, min(rows, high) - low)
