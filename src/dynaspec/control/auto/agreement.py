@@ -21,6 +21,8 @@ class Pending:
 
     prediction: Prediction
     mode: Mode
+    plain: Prediction
+    """Of plain decoding."""
     found: float
     """Share of the requests that look-ups draft for, beside the model or plain decoding."""
     trims: bool

@@ -20,6 +20,8 @@ Ints = npt.NDArray[np.int64]
 
 def drafting_of(outcome: StepOutcome, traits: Sequence[ProposerTraits]) -> Drafting | None:
     """What drafting took, where one proposer did all of it; beside a model, look-ups take nothing that counts."""
+    if not any(outcome.requested):
+        return None
     work = outcome.work
     used = {p for p, k in zip(outcome.proposer, outcome.requested, strict=True) if k > 0}
     if len(used) > 1:

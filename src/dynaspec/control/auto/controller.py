@@ -125,7 +125,8 @@ class AutoController:
         mode = self._guard.decide(agreed.hoped, agreed.expected, agreed.plain_goodput, len(view.ids))
         alone = agreed.speculation if mode == "speculate" else agreed.plain
         found = None
-        if agreed.looks_up and self._beside is not None and mode != "probe_draft" and self._beside.offered(view):
+        asks = agreed.looks_up and mode != "probe_draft" and (alone.drafts or self._guard.affords_look_ups)
+        if asks and self._beside is not None and self._beside.offered(view):
             found = self._beside.find(view, self._situation(view), agreed, alone, self._guard.speculation.value)
         if found is not None:
             plan = self._planner.plan(view, found.depth, found.stop, found.owner)
@@ -139,7 +140,7 @@ class AutoController:
         offers = () if self._lasting and found is None else view.offers
         trims = mode == "speculate" and agreed.trims
         share = 0.0 if found is None else found.share
-        self._pending[view.step] = Pending(self._latest, mode, share, trims, offers)
+        self._pending[view.step] = Pending(self._latest, mode, agreed.plain, share, trims, offers)
         if len(self._pending) > _PENDING:
             del self._pending[next(iter(self._pending))]
         return plan
@@ -167,11 +168,14 @@ class AutoController:
         pending = self._pending.pop(outcome.plan_step, None)
         self._unread.append((outcome, pending))
         trial = pending is not None and pending.mode == "probe_draft"
-        failed = any(outcome.drafted) and not any(outcome.accepted)
-        self._failures = self._failures + 1 if failed else 0
+        drafted = any(outcome.drafted)
+        failed = drafted and not any(outcome.accepted)
+        if drafted:
+            self._failures = self._failures + 1 if failed else 0
         if failed or trial:
             self._wonder(outcome)
-        alarm = trial or self._failures > 1  # what was agreed may rest on a drafter that has changed
+        paid_for = pending is not None and _from_purse(pending)
+        alarm = trial or (failed and (paid_for or self._failures > 1))  # what was agreed may hold no longer
         if alarm or len(self._unread) >= self._every:
             self._read()
         if alarm and self._agreement is not None:
@@ -352,7 +356,9 @@ class AutoController:
             # Where a plan is drafted in the step before the one that verifies it, the trial took part of that one too.
             before = drafting_before(outcome, self._limits.proposers) if whole and not ran else None
             before_s = 0.0 if before is None else self._costs.draft_s(before)
-            self._guard.tried(_steps_lost(pending.prediction, outcome, outcome.step_s + before_s))
+            self._guard.tried(_steps_lost(pending.plain, outcome, outcome.step_s + before_s))
+        elif pending is not None and _from_purse(pending) and outcome.step_s > 0.0 and not work.prefill_rows:
+            self._guard.looked_up(_steps_lost(pending.plain, outcome, outcome.step_s))
         if self._since_change < _SETTLED_AFTER:
             return
         rows = work.verify_rows + work.prefill_rows
@@ -387,8 +393,15 @@ class AutoController:
                 drafter.observe(seen, evidence, matches_of(steps, index) if index in self._lookups else _NO_MATCHES)
 
 
+def _from_purse(pending: Pending) -> bool:
+    """Whether a step drafted by look-ups alone, in plain decoding."""
+    return pending.found > 0.0 and pending.mode in ("plain", "probe_plain") and not pending.prediction.drafts
+
+
 def _room(view: StepView) -> bool:
     """Whether any request can use a draft: all that near their end at once say nothing of those to come."""
+    if 0 not in view.max_draft:
+        return any(view.room_depth)
     return any(room and wish != 0 for room, wish in zip(view.room_depth, view.max_draft, strict=True))
 
 

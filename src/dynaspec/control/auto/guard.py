@@ -20,8 +20,8 @@ _PLAIN_RUN = 6
 """Steps of such a trial: the first ones tell little, as the caches are full of what drafting needs."""
 _TRIAL_WEIGHT = 8.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
-_TRIAL_SHARE, _SAVED = 0.01, 2.0
-"""Share of all steps that trials of drafting may cost, and steps that can be saved up for them."""
+_TRIAL_SHARE, _LOOK_UP_SHARE, _SAVED = 0.0125, 0.005, 2.0
+"""Shares of all steps that trials of drafting may cost, and look-ups beside plain decoding; steps saved up for each."""
 _OTHER_LOAD = 1.5
 """What trials of drafting have shown holds up to so many times the requests, or as many times fewer."""
 _HYSTERESIS = 1.01
@@ -82,6 +82,8 @@ class PlainGuard:
         self._just_tried = False
         self._allowance = 0.0
         """Steps that trials may cost now; negative: the latest cost more than was saved."""
+        self._for_look_ups = 0.0
+        """The same for look-ups."""
         self.speculation = Ratio()
         self.plain = Ratio()
         self.mode: Mode = "speculate"
@@ -106,6 +108,7 @@ class PlainGuard:
             self._load, self._pause = load, _SHORTEST
             self._until_trial = min(self._until_trial, _SHORTEST)
         self._allowance = min(self._allowance + _TRIAL_SHARE, _SAVED)
+        self._for_look_ups = min(self._for_look_ups + _LOOK_UP_SHARE, _SAVED)
         corrected = self.speculation.value / (plain * self.plain.value)
         advantage, known = hoped * corrected, expected * corrected if self._just_tried else 0.0
         self._just_tried = False
@@ -139,6 +142,15 @@ class PlainGuard:
         if self.speculating:
             return advantage > 1.0
         return known > _HYSTERESIS or (advantage > _HYSTERESIS and (self._paid or not self._only_by_trial))
+
+    @property
+    def affords_look_ups(self) -> bool:
+        """Whether look-ups beside plain decoding have not cost more than may be lost."""
+        return self._for_look_ups >= 0.0
+
+    def looked_up(self, steps_lost: float) -> None:
+        """What look-ups beside plain decoding cost, in steps of that; what they gain pays for later ones."""
+        self._for_look_ups = min(self._for_look_ups - steps_lost, _SAVED)
 
     def tried(self, steps_lost: float) -> None:
         """What a trial of drafting cost, in steps of plain decoding. One that cost nothing goes on.
