@@ -5,7 +5,7 @@ from itertools import repeat
 import pytest
 
 from dynaspec.bench.drive import ClosedLoop, Job, cacheable, run_all, steady_window, warm_prompts
-from dynaspec.bench.engines import open_engine
+from dynaspec.bench.engines import SharedModels, open_engine
 from dynaspec.bench.policies import parse_policy
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
@@ -32,6 +32,18 @@ def test_all_jobs_are_decoded_in_their_order(engine):
     assert done.output_tokens == 60
     assert max(step.counts.request_steps for step in done.steps) == 2
     assert done.seconds == pytest.approx(sum(step.seconds for step in done.steps), rel=0.5)
+
+
+def test_engines_that_share_weights_decode_as_with_their_own(engine, tiny):
+    load = SharedModels()
+    assert load(tiny.target) is load(tiny.target)
+    assert load(tiny.target) is not load(tiny.drafter)
+    expected = run_all(engine, jobs(3), 2).outputs
+    pair = [open_engine(tiny.target, parse_policy(p, tiny.drafter), load=load, max_num_seqs=4) for p in ("plain", "auto")]
+    for sharing in pair:
+        assert run_all(sharing, jobs(3), 2).outputs == expected
+    for sharing in pair:
+        sharing.close()
 
 
 def test_a_client_sends_its_next_request_when_it_has_its_answer(engine):

@@ -93,6 +93,21 @@ def test_a_drafter_that_turns_useless_is_noticed_within_some_ten_drafts() -> Non
     assert chance(model, 0) < 0.5
 
 
+def test_a_model_that_is_doubted_believes_as_before_and_learns_as_at_first() -> None:
+    doubted, sure = AcceptanceModel(weight=0.0, bias=1.0), AcceptanceModel(weight=0.0, bias=1.0)
+    for model in (doubted, sure):
+        model.grow(1)
+        rng = np.random.default_rng(0)
+        for _ in range(300):
+            decode(model, rng, [0.9] * 4)
+    doubted.doubt()
+    assert doubted.bias.tolist() == sure.bias.tolist()
+    for model in (doubted, sure):
+        for _ in range(3):
+            draft(model, [0.0] * 4, 0)
+    assert chance(doubted, 0) < 0.6 < 0.7 < chance(sure, 0)
+
+
 def test_one_that_was_given_up_comes_back_to_the_average() -> None:
     model = AcceptanceModel(weight=0.0, bias=1.0)
     model.grow(1)

@@ -68,6 +68,14 @@ def test_a_drafter_that_turns_useless_is_dropped_and_taken_up_again(seed: int) -
     assert trace.mean_length(700, 800) > 1.5
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_hard_to_believe_is_believed_soon(seed: int) -> None:
+    """A drafter that was right nine times in ten, and then never."""
+    trace = Loop(1, seed, lambda step, r: float(step < 100)).run(auto(), 140)
+    assert trace.mean_length(60, 100) > 1.5
+    assert trace.mean_length(115, 140) <= 0.3
+
+
 def test_requests_that_are_hard_to_draft_for_get_less_than_others() -> None:
     row_s = 0.1e-3  # else the target's rows up to eight are next to free, and all get one
     costs = replace(COSTS, target=tuple((rows, seconds + row_s * rows) for rows, seconds in COSTS.target))

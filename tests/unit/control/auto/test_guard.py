@@ -55,6 +55,21 @@ def test_a_trial_that_paid_goes_on() -> None:
     assert decide(guard, 0.5) == "plain"
 
 
+def test_look_ups_beside_plain_decoding_are_paid_for_by_what_they_gain() -> None:
+    guard = PlainGuard(only_by_trial=True)
+    assert guard.affords_look_ups
+    guard.looked_up(0.4)
+    waited = 0
+    while not guard.affords_look_ups:
+        decide(guard, 0.5)
+        waited += 1
+    assert 0.4 / 0.02 < waited < 0.4 / 0.002
+    guard.looked_up(-30.0)  # saved, but not all of it
+    for lost, affords in ((1.5, True), (1.5, False)):
+        guard.looked_up(lost)
+        assert guard.affords_look_ups is affords
+
+
 @pytest.mark.parametrize("advantage", [0.5, 1.2])
 def test_trials_cost_a_small_share_of_the_time(advantage: float) -> None:
     """Even where drafting promises much and never keeps it."""
