@@ -2,8 +2,8 @@
 
 Worker threads that spin for long make a small product beside a busy process twenty times slower; threads that never
 spin must be woken for each of a step's many products. A few milliseconds of spinning, at most, bridge the host's work
-between steps. How long a pause takes differs from processor to processor: on the fastest seen, 30,000 of them let threads
-sleep up to twice a step, which made it 4 % longer, and 100,000 hardly ever.
+between steps. How long a pause takes differs from processor to processor: on the fastest seen, 30,000 of them let
+threads sleep up to twice a step, which made it 4 % longer, and 100,000 hardly ever.
 """
 
 from __future__ import annotations

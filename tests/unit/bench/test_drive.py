@@ -39,7 +39,8 @@ def test_engines_that_share_weights_decode_as_with_their_own(engine, tiny):
     assert load(tiny.target) is load(tiny.target)
     assert load(tiny.target) is not load(tiny.drafter)
     expected = run_all(engine, jobs(3), 2).outputs
-    pair = [open_engine(tiny.target, parse_policy(p, tiny.drafter), load=load, max_num_seqs=4) for p in ("plain", "auto")]
+    specs = [parse_policy(name, tiny.drafter) for name in ("plain", "auto")]
+    pair = [open_engine(tiny.target, spec, load=load, max_num_seqs=4) for spec in specs]
     for sharing in pair:
         assert run_all(sharing, jobs(3), 2).outputs == expected
     for sharing in pair:

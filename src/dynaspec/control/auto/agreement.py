@@ -29,6 +29,11 @@ class Pending:
     offers: tuple[tuple[tuple[int, int], ...] | None, ...]
     """As in the view that was planned; empty where no look-up drafts."""
 
+    @property
+    def by_look_ups_alone(self) -> bool:
+        """Whether look-ups draft in plain decoding."""
+        return self.found > 0.0 and self.mode in ("plain", "probe_plain") and not self.prediction.drafts
+
 
 @dataclass(slots=True)
 class Agreement:
@@ -47,6 +52,8 @@ class Agreement:
     """Tokens/s if acceptance is as good as it may well be; 0 without drafts."""
     expected: float
     """The same at the best estimate."""
+    best: float
+    """The same if drafters were as good as they get; infinite while that is not asked."""
     plain_goodput: float
     """Tokens/s."""
     speculation: Prediction

@@ -24,7 +24,7 @@ from .costs import StepCosts, row_s
 from .drafter import ModelDrafter, Situation
 from .guard import PlainGuard, Prediction
 from .lengths import admit_by_survival
-from .routing import open_ends, route, trial_drafts
+from .routing import best_goodput, open_ends, route, trial_drafts
 from .start import dense, make_drafters, with_profile
 
 Floats = npt.NDArray[np.float64]
@@ -122,7 +122,7 @@ class AutoController:
         if agreed is None or agreed.steps <= 0 or agreed.ids != view.ids or agreed.prefill != view.prefill_tokens:
             agreed = self._agreement = self._negotiate(view)
         agreed.steps -= 1
-        mode = self._guard.decide(agreed.hoped, agreed.expected, agreed.plain_goodput, len(view.ids))
+        mode = self._guard.decide(agreed.hoped, agreed.expected, agreed.plain_goodput, len(view.ids), agreed.best)
         alone = agreed.speculation if mode == "speculate" else agreed.plain
         found = None
         asks = agreed.looks_up and mode != "probe_draft" and (alone.drafts or self._guard.affords_look_ups)
@@ -174,7 +174,7 @@ class AutoController:
             self._failures = self._failures + 1 if failed else 0
         if failed or trial:
             self._wonder(outcome)
-        paid_for = pending is not None and _from_purse(pending)
+        paid_for = pending is not None and pending.by_look_ups_alone
         alarm = trial or (failed and (paid_for or self._failures > 1))  # what was agreed may hold no longer
         if alarm or len(self._unread) >= self._every:
             self._read()
@@ -243,13 +243,16 @@ class AutoController:
             wish, owner = route(self._drafters, self._asked, view, situation)
             seconds = wish.seconds + self._costs.pass_s(requests + wish.rows, context + wish.context) + self._host_s
             hoped = (requests + wish.hoped) / seconds
-            best = max(hoped, requests / plain_s)
-            settled = abs(best * self._value - 1.0) < _SETTLED
-            self._value = 1.0 / best
+            most = max(hoped, requests / plain_s)
+            settled = abs(most * self._value - 1.0) < _SETTLED
+            self._value = 1.0 / most
             if settled:
                 break
         drafts = wish.hoped > 0.0
         situation.value = self._value
+        best = math.inf
+        if not self._guard.speculating:
+            best = best_goodput(self._drafters, self._asked, view, situation, self._costs, self._host_s)
         depth, stop = open_ends(self._drafters, situation, wish.depth, owner) if drafts else (wish.depth, None)
         row = float(row_s(self._costs.target, situation.base_rows + requests))
         self._every = self._cadence(seconds if drafts else plain_s)
@@ -262,6 +265,7 @@ class AutoController:
             stop=stop,
             hoped=hoped if drafts else 0.0,
             expected=(requests + wish.expected) / seconds if drafts else 0.0,
+            best=best,
             plain_goodput=requests / plain_s,
             speculation=Prediction(drafts, requests + wish.expected, seconds),
             plain=Prediction(False, float(requests), plain_s),
@@ -356,9 +360,9 @@ class AutoController:
             # Where a plan is drafted in the step before the one that verifies it, the trial took part of that one too.
             before = drafting_before(outcome, self._limits.proposers) if whole and not ran else None
             before_s = 0.0 if before is None else self._costs.draft_s(before)
-            self._guard.tried(_steps_lost(pending.plain, outcome, outcome.step_s + before_s))
-        elif pending is not None and _from_purse(pending) and outcome.step_s > 0.0 and not work.prefill_rows:
-            self._guard.looked_up(_steps_lost(pending.plain, outcome, outcome.step_s))
+            self._guard.tried(pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s + before_s))
+        elif pending is not None and pending.by_look_ups_alone and outcome.step_s > 0.0 and not work.prefill_rows:
+            self._guard.looked_up(pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s))
         if self._since_change < _SETTLED_AFTER:
             return
         rows = work.verify_rows + work.prefill_rows
@@ -393,18 +397,8 @@ class AutoController:
                 drafter.observe(seen, evidence, matches_of(steps, index) if index in self._lookups else _NO_MATCHES)
 
 
-def _from_purse(pending: Pending) -> bool:
-    """Whether a step drafted by look-ups alone, in plain decoding."""
-    return pending.found > 0.0 and pending.mode in ("plain", "probe_plain") and not pending.prediction.drafts
-
-
 def _room(view: StepView) -> bool:
     """Whether any request can use a draft: all that near their end at once say nothing of those to come."""
     if 0 not in view.max_draft:
         return any(view.room_depth)
     return any(room and wish != 0 for room, wish in zip(view.room_depth, view.max_draft, strict=True))
-
-
-def _steps_lost(plain: Prediction, outcome: StepOutcome, seconds: float) -> float:
-    """What a step took beyond what its tokens would have taken plain decoding, in steps of that."""
-    return seconds / plain.seconds - sum(outcome.emitted) / plain.emitted

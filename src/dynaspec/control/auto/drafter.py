@@ -22,6 +22,8 @@ Bools = npt.NDArray[np.bool_]
 
 _MODEL_BIAS, _LOOKUP_BIAS = 0.85, 0.0
 """Chance of a first slot before anything is known, as a logit: 0.7, and 0.5 for a match of two tokens."""
+_GOOD = 2.2
+"""The same of a drafter as good as they get: 0.9."""
 _EVIDENCE_WEIGHT, _MATCH_WEIGHT = 1.0, 0.8
 _HORIZON = 32.0
 """Steps over which reading what the drafter lacks is paid off, if the request has so many left."""
@@ -97,6 +99,10 @@ class Drafter(Protocol):
 
     def wish(self, view: StepView, situation: Situation) -> Wish:
         """The draft lengths that pay."""
+        ...
+
+    def best(self, view: StepView, situation: Situation) -> Wish:
+        """What it would be asked for if it were as good as drafters get, whatever is believed of it."""
         ...
 
     def rule(self, situation: Situation) -> StopRule | None:
@@ -178,13 +184,19 @@ class ModelDrafter:
         return np.asarray(self._cost[3] * np.array(view.lag[self._index], dtype=np.float64))
 
     def wish(self, view: StepView, situation: Situation) -> Wish:
+        return self._wish(view, situation, self._prior.bias, self._prior.offset)
+
+    def best(self, view: StepView, situation: Situation) -> Wish:
+        return self._wish(view, situation, np.full(POSITIONS, _GOOD), np.zeros_like(self._prior.offset))
+
+    def _wish(self, view: StepView, situation: Situation, bias: Floats, offset: Floats) -> Wish:
         requests = situation.cap.size
         wish = Wish(np.empty(requests, np.int64), np.empty(requests))
         wish.hoped, wish.expected, wish.seconds, wish.rows, wish.context = chain_depths(
-            self._prior.bias,
+            bias,
             self._prior.bias_var,
             situation.optimism,
-            self._prior.offset,
+            offset,
             situation.places,
             situation.cap,
             situation.runnable,
@@ -296,6 +308,9 @@ class LookupDrafter:
 
     def catching_up(self, view: StepView) -> Floats:
         return np.zeros(len(view.ids))
+
+    def best(self, view: StepView, situation: Situation) -> Wish:
+        return self.wish(view, situation)
 
     def wish(self, view: StepView, situation: Situation) -> Wish:
         return self.finds(self.offers(view), situation, np.zeros(situation.cap.size))

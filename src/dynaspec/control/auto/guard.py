@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,10 @@ _TRIAL_WEIGHT = 8.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
 _TRIAL_SHARE, _LOOK_UP_SHARE, _SAVED = 0.0125, 0.005, 2.0
 """Shares of all steps that trials of drafting may cost, and look-ups beside plain decoding; steps saved up for each."""
+_STAKE = 0.1
+"""Trials may cost no more than this share of what the best drafter would gain, …"""
+_LEAST_SHARE = 0.002
+"""… but this of all steps at least, as what drafting costs is not well known where nothing is drafted."""
 _OTHER_LOAD = 1.5
 """What trials of drafting have shown holds up to so many times the requests, or as many times fewer."""
 _HYSTERESIS = 1.01
@@ -66,6 +71,10 @@ class Prediction:
         """Tokens/s; 0 where nothing was predicted."""
         return self.emitted / self.seconds if self.seconds else 0.0
 
+    def steps_lost(self, emitted: int, seconds: float) -> float:
+        """What a step took beyond what its tokens would have taken in steps like this one, in such steps."""
+        return seconds / self.seconds - emitted / self.emitted
+
 
 class PlainGuard:
     """Decides the mode of each step. Counts steps, no clock."""
@@ -95,7 +104,7 @@ class PlainGuard:
         self._pause = _SHORTEST
         self._load = 0
 
-    def decide(self, hoped: float, expected: float, plain: float, load: int) -> Mode:
+    def decide(self, hoped: float, expected: float, plain: float, load: int, best: float = math.inf) -> Mode:
         """The mode of the next step.
 
         Args:
@@ -103,11 +112,14 @@ class PlainGuard:
             expected: the same at the best estimate.
             plain: predicted tokens/s of plain decoding.
             load: requests.
+            best: as ``hoped``, if drafters were as good as they get.
         """
         if self._load > _OTHER_LOAD * load or load > _OTHER_LOAD * self._load:
             self._load, self._pause = load, _SHORTEST
             self._until_trial = min(self._until_trial, _SHORTEST)
-        self._allowance = min(self._allowance + _TRIAL_SHARE, _SAVED)
+            self._allowance = max(self._allowance, 0.0)  # else what trials cost there would keep them off here
+        share = min(_TRIAL_SHARE, max(_LEAST_SHARE, _STAKE * (best / plain - 1.0)))
+        self._allowance = min(self._allowance + share, _SAVED)
         self._for_look_ups = min(self._for_look_ups + _LOOK_UP_SHARE, _SAVED)
         corrected = self.speculation.value / (plain * self.plain.value)
         advantage, known = hoped * corrected, expected * corrected if self._just_tried else 0.0
