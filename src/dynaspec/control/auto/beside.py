@@ -68,11 +68,10 @@ class LookupsBeside:
         """
         lengths, requests = agreed.lengths, len(view.ids)
         agreed_depth, instead, parts = np.zeros(requests, np.int64), np.zeros(requests), np.zeros(3)
-        more = 0.0
         if alone.drafts:
             agreed_depth = lengths.depth
-            more = (trust - 1.0) * alone.emitted * situation.value
-            instead = np.where(agreed_depth > 0, lengths.worth + more / requests, 0.0)
+            more = (trust - 1.0) * alone.emitted * situation.value / requests
+            instead = np.where(agreed_depth > 0, lengths.worth + more, 0.0)
             situation.base_rows += lengths.rows
             parts[:] = lengths.expected, lengths.rows, lengths.seconds
         situation.optimism = 0.0  # there is something else that is known to pay
@@ -82,9 +81,9 @@ class LookupsBeside:
         owner = np.array(agreed.owner or (0,) * requests)
         row, value = row_s(self._target, situation.base_rows), situation.value
         count, kept = merge_depths(wish.depth, self._index, agreed_depth, agreed.granted, value, row, parts, owner)
-        drafts = parts[0] * value - parts[1] * row + more
         # Who leaves the model's passes leaves them to the others to pay.
-        if float(wish.worth.sum()) - wish.seconds + kept * drafts - (parts[2] if kept else 0.0) <= drafts - parts[2]:
+        others = float(instead[owner != self._index].sum()) - (1.0 - kept) * parts[2] if kept else 0.0
+        if float(wish.worth.sum()) - wish.seconds + others <= float(instead.sum()):
             return None
         return Found(
             depth=wish.depth.tolist(),

@@ -57,6 +57,13 @@ def test_a_long_match_spares_the_drafter() -> None:
     assert plan.stop is not None
 
 
+def test_who_leaves_the_passes_leaves_them_to_the_others() -> None:
+    """What a short match brings a request is more than its share of the drafts, but less than all of them bring."""
+    drafter = ((1, 1.5e-3), (16, 1.53e-3))
+    assert who(auto(drafter).plan(view((8, 2)))) == ["lookup"]
+    assert who(auto(drafter).plan(view((8, 2), NOTHING))) == ["model", "model"]
+
+
 def test_where_nothing_is_found_the_model_drafts_as_if_it_were_alone() -> None:
     alone = AutoController(
         replace(LIMITS, proposers=LIMITS.proposers[:1]), longest=LONGEST, costs=PassCosts(TARGET, (CHEAP,))

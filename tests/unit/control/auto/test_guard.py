@@ -55,6 +55,28 @@ def test_a_trial_that_paid_goes_on() -> None:
     assert decide(guard, 0.5) == "plain"
 
 
+def test_trials_cost_a_share_of_what_the_best_drafter_would_gain() -> None:
+    def trials(best: float) -> int:
+        guard, count = PlainGuard(), 0
+        for _ in range(4000):
+            if guard.decide(0.5, 0.0, 1.0, 1, best) == "probe_draft":
+                guard.tried(0.5)
+                count += 1
+        return count
+
+    assert trials(3.0) == trials(2.0) > 3 * trials(1.02) > 0
+    assert trials(1.02) == trials(0.9)  # some, as what drafting costs is not well known
+
+
+def test_a_change_of_load_clears_the_debt_of_trials() -> None:
+    def waits(load: int) -> int:
+        guard = PlainGuard()
+        tried(guard, 20.0)
+        return next(n for n in range(4000) if guard.decide(0.5, 0.0, 1.0, load) == "probe_draft")
+
+    assert waits(4) < 10 < 100 < waits(1)
+
+
 def test_look_ups_beside_plain_decoding_are_paid_for_by_what_they_gain() -> None:
     guard = PlainGuard(only_by_trial=True)
     assert guard.affords_look_ups
