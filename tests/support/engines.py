@@ -14,6 +14,7 @@ from unittest import mock
 
 from dynaspec import LLM, AsyncLLM, SamplingParams
 from dynaspec.contract.controller import Controller
+from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.outputs import CompletionOutput, RequestOutput
 from dynaspec.contract.proposer import Proposer
 from dynaspec.contract.step import Limits
@@ -47,6 +48,8 @@ def open_llm(
             ticks = count()
             clock = SimpleNamespace(monotonic=time.monotonic, perf_counter=lambda: 1e-3 * next(ticks))
             patches.enter_context(mock.patch("dynaspec.engine.build.time", clock))
+            # A pass at start-up is read once, as a whole draft is in a step: costs are learnt from the steps instead.
+            patches.enter_context(mock.patch("dynaspec.engine.build.measure_costs", lambda *args: PassCosts()))
         llm = LLM(model, **options)
     try:
         yield llm
