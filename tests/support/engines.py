@@ -49,7 +49,7 @@ def open_llm(
             clock = SimpleNamespace(monotonic=time.monotonic, perf_counter=lambda: 1e-3 * next(ticks))
             patches.enter_context(mock.patch("dynaspec.engine.build.time", clock))
             # A pass at start-up is read once, as a whole draft is in a step: costs are learnt from the steps instead.
-            patches.enter_context(mock.patch("dynaspec.engine.build.measure_costs", lambda *args: PassCosts()))
+            patches.enter_context(mock.patch("dynaspec.engine.build.measure_costs", return_value=PassCosts()))
         llm = LLM(model, **options)
     try:
         yield llm

@@ -51,7 +51,7 @@ class SpecStats:
 
     def skip(self, reasons: Iterable[str]) -> None:
         """Drafts came to nothing: a reason for each."""
-        for reason in reasons:  # in a fifth of the time that ``update`` takes for a few
+        for reason in reasons:  # for a few, in less than half the time that ``update`` takes
             self._skipped[reason] += 1
 
     def proposer_fault(self, kind: str) -> None:

@@ -21,6 +21,7 @@ from .agreement import Agreement, Pending
 from .beside import Found, beside_models
 from .columns import drafting_before, drafting_in, drafting_of, echo_of, evidence_of, matches_of
 from .costs import StepCosts, row_s
+from .doubt import Doubt
 from .drafter import ModelDrafter, Situation
 from .guard import PlainGuard, Prediction
 from .lengths import admit_by_survival
@@ -49,14 +50,10 @@ _FIRST_STEPS = 24
 """Looked at one by one."""
 _UNTRIED_DRAFTS, _UNTRIED_LENGTH = 4, 4
 """The very first are short, whatever the drafter says of them."""
-_UNBELIEVABLE = 5.0
-"""− log of the chance of what was seen from which on what is believed of a drafter is doubted: 1 in 150."""
 _LOOK_S, _LOOK_SHARE, _RAREST = 4e-4, 0.01, 16
 """A look takes about 0.4 ms within a step; it may take 1 % of the time; but not more than 16 steps are let pass."""
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Rows at which the target's costs are reported."""
-
-
 _NO_MATCHES: Ints = np.zeros(0, np.int64)
 
 
@@ -110,10 +107,7 @@ class AutoController:
         self._drafter_ran, self._since_change = False, _SETTLED_AFTER
         """Whether the drafter ran in the latest step that was read; steps since that was otherwise."""
         self._every = 1
-        self._failures = 0
-        """Steps on end in which nothing that was drafted was accepted."""
-        self._surprise = 0.0
-        """− log of how likely that was."""
+        self._doubt = Doubt(self._drafters)
 
     def plan(self, view: StepView) -> SpecPlan:
         if not self._drafters or not _room(view):
@@ -168,14 +162,10 @@ class AutoController:
         pending = self._pending.pop(outcome.plan_step, None)
         self._unread.append((outcome, pending))
         trial = pending is not None and pending.mode == "probe_draft"
-        drafted = any(outcome.drafted)
-        failed = drafted and not any(outcome.accepted)
-        if drafted:
-            self._failures = self._failures + 1 if failed else 0
-        if failed or trial:
-            self._wonder(outcome)
+        self._doubt.watch(outcome, trial=trial)
+        failed = any(outcome.drafted) and not any(outcome.accepted)
         paid_for = pending is not None and pending.by_look_ups_alone
-        alarm = trial or (failed and (paid_for or self._failures > 1))  # what was agreed may hold no longer
+        alarm = trial or (failed and (paid_for or self._doubt.failures > 1))  # what was agreed may hold no longer
         if alarm or len(self._unread) >= self._every:
             self._read()
         if alarm and self._agreement is not None:
@@ -321,19 +311,6 @@ class AutoController:
         return survival
 
     # --- learning ---------------------------------------------------------------------------------------------
-
-    def _wonder(self, outcome: StepOutcome) -> None:
-        """Doubts drafters after what is hard to believe: steps on end of which nothing was accepted, or a trial, made
-        because little was expected of them, of which something was."""
-        drafted = [p for p, n in zip(outcome.proposer, outcome.drafted, strict=True) if n]
-        if not any(outcome.accepted):
-            before = self._surprise if self._failures > 1 else 0.0
-            self._surprise = before - sum(math.log1p(-self._drafters[index].chance()) for index in drafted)
-            if self._surprise < _UNBELIEVABLE:
-                return
-        self._surprise = 0.0
-        for index in set(drafted):
-            self._drafters[index].doubt()
 
     def _read(self) -> None:
         """Learns from the steps observed since the last time."""
