@@ -74,7 +74,8 @@ class StepView:
     lag: tuple[tuple[int, ...], ...]
     """One column a proposer: committed tokens that its state has not seen yet."""
     offers: tuple[tuple[tuple[int, int], ...] | None, ...]
-    """One entry a proposer: None, or for lookup proposers a column of (match length, tokens on offer)."""
+    """One entry a proposer: None, or for lookup proposers a column of (match length, tokens on offer). None throughout
+    where the plan before had no use for them."""
     prefill_tokens: int
     """Prompt tokens computed in this step beside the decoding rows."""
     waiting: int
@@ -140,12 +141,34 @@ class SpecPlan:
     """Most drafted tokens verified in this step over all requests; None = all."""
     gate_kv_below: float = 0.0
     """The drafter keeps no KV of a token with confidence below this."""
+    wants_offers: bool = True
+    """Whether the next plan may use ``StepView.offers``; where not, the host need not look for any."""
+
+    def at(self, step: int) -> SpecPlan:
+        """The same plan for another step."""
+        return SpecPlan(
+            step,
+            self.depth,
+            self.proposer,
+            self.nodes,
+            self.stop,
+            self.verify_nodes,
+            self.gate_kv_below,
+            self.wants_offers,
+        )  # replace() would take five times as long, every step
 
     def with_depth(self, depth: tuple[int, ...]) -> SpecPlan:
         """The same plan for chains of other lengths."""
         return SpecPlan(
-            self.step, depth, self.proposer, depth, self.stop, self.verify_nodes, self.gate_kv_below
-        )  # replace() would take five times as long, every step
+            self.step,
+            depth,
+            self.proposer,
+            depth,
+            self.stop,
+            self.verify_nodes,
+            self.gate_kv_below,
+            self.wants_offers,
+        )
 
     def select(self, keep: Sequence[int]) -> SpecPlan:
         """The same plan for some of its requests."""

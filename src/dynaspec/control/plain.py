@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dynaspec.contract.step import DraftView, SpecPlan, StepOutcome, StepView
 
 
-def plain_plan(view: StepView) -> SpecPlan:
+def plain_plan(view: StepView, *, wants_offers: bool = True) -> SpecPlan:
     """A plan with draft length 0 for every request."""
     zeros = (0,) * len(view.ids)
-    return SpecPlan(step=view.step, depth=zeros, proposer=zeros, nodes=zeros)
+    return SpecPlan(step=view.step, depth=zeros, proposer=zeros, nodes=zeros, wants_offers=wants_offers)
 
 
 class PlainController:

@@ -50,6 +50,8 @@ class Step:
         self._pace = pace
         self._clock = clock
         self._last_end = 0.0
+        self._wants_offers = True
+        self._no_offers = (None,) * len(limits.proposers)
 
     def schedule(self) -> Scheduled | None:
         """Plans the next step; None if nobody could run."""
@@ -57,8 +59,10 @@ class Step:
         batch = self._scheduler.next_batch()
         if batch.empty:
             return None
-        view = build_view(batch, self._limits, self._proposer.lag(batch), self._proposer.peek(batch))
+        offers = self._proposer.peek(batch) if self._wants_offers else self._no_offers
+        view = build_view(batch, self._limits, self._proposer.lag(batch), offers)
         plan = self._controller.plan(view)
+        self._wants_offers = plan.wants_offers
         batch.skipped = why_off(view, plan)
         plan = self._scheduler.reserve(batch, plan)
         return Scheduled(batch, view, plan, began)

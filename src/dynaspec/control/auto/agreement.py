@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.contract.step import StopRule
+from dynaspec.contract.step import SpecPlan, StepView, StopRule
 
 from .drafter import Wish
-from .guard import Mode, Prediction
+from .guard import Mode
+from .prediction import Prediction
 
 Ints = npt.NDArray[np.int64]
+
+_ALIKE = 0.1
+"""Requests more or fewer, as a share, that make no other load."""
 
 
 @dataclass(slots=True)
@@ -28,6 +32,11 @@ class Pending:
     trims: bool
     offers: tuple[tuple[tuple[int, int], ...] | None, ...]
     """As in the view that was planned; empty where no look-up drafts."""
+
+    @property
+    def common(self) -> bool:
+        """Whether there are many like it."""
+        return self.mode in ("plain", "speculate")
 
     @property
     def by_look_ups_alone(self) -> bool:
@@ -63,3 +72,22 @@ class Agreement:
     """Look-ups are asked beside the model, or beside plain decoding."""
     steps: int
     """For which it still holds."""
+    pending: dict[Mode, Pending] = field(default_factory=dict)
+    """What is noted of its steps, by their mode, where look-ups draft for none."""
+    drafts: SpecPlan | None = None
+    """A step that drafts, if nothing has shortened its drafts."""
+
+    def concerns(self, view: StepView) -> bool:
+        """Whether it was made for these requests."""
+        return self.ids == view.ids and self.prefill == view.prefill_tokens
+
+    def resembles(self, view: StepView) -> bool:
+        """Whether there are about as many requests, which is enough to go on decoding plainly."""
+        return abs(len(view.ids) - len(self.ids)) <= _ALIKE * len(self.ids)
+
+    def again(self, view: StepView) -> SpecPlan | None:
+        """The plan of its steps that draft; None where it has to be made, as some request has little room."""
+        made = self.drafts
+        if made is None or min(view.room_depth) < max(made.depth) or min(view.room_nodes) < max(made.depth):
+            return None
+        return made.at(view.step)

@@ -13,7 +13,7 @@ from dynaspec.contract.step import StepView, StopRule
 from .agreement import Agreement
 from .costs import row_s
 from .drafter import Drafter, LookupDrafter, ModelDrafter, Situation
-from .guard import Prediction
+from .prediction import Prediction
 from .lengths import merge_depths
 
 Floats = npt.NDArray[np.float64]

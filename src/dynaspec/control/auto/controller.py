@@ -23,8 +23,9 @@ from .columns import drafting_before, drafting_in, drafting_of, echo_of, evidenc
 from .costs import StepCosts, row_s
 from .doubt import Doubt
 from .drafter import ModelDrafter, Situation
-from .guard import PlainGuard, Prediction
+from .guard import Mode, PlainGuard
 from .lengths import admit_by_survival
+from .prediction import Prediction
 from .routing import best_goodput, open_ends, route, trial_drafts
 from .start import dense, make_drafters, with_profile
 
@@ -48,10 +49,12 @@ _TRIM_FROM = 0.4
 """Where a rule ends drafts, only a last token each may not be worth its row: looked at from this share of a step on."""
 _FIRST_STEPS = 24
 """Looked at one by one."""
+_ALL_WEIGHED, _WEIGHED_EVERY = 200, 3
+"""What steps cost is learnt from the first ones all, then from one in three."""
 _UNTRIED_DRAFTS, _UNTRIED_LENGTH = 4, 4
 """The very first are short, whatever the drafter says of them."""
-_LOOK_S, _LOOK_SHARE, _RAREST = 4e-4, 0.01, 16
-"""A look takes about 0.4 ms within a step; it may take 1 % of the time; but not more than 16 steps are let pass."""
+_LOOK_S, _LOOK_SHARE, _RAREST = 3e-4, 0.006, 16
+"""A look takes about 0.3 ms within a step; it may take 0.6 % of the time; but not more than 16 steps are let pass."""
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Rows at which the target's costs are reported."""
 _NO_MATCHES: Ints = np.zeros(0, np.int64)
@@ -103,6 +106,7 @@ class AutoController:
         self._lasting = bool(models)
         self._guard = PlainGuard(only_by_trial=self._lasting)
         self._unread: list[tuple[StepOutcome, Pending | None]] = []
+        self._ended: list[str] = []
         self._steps_read = self._drafts_read = 0
         self._drafter_ran, self._since_change = False, _SETTLED_AFTER
         """Whether the drafter ran in the latest step that was read; steps since that was otherwise."""
@@ -112,38 +116,41 @@ class AutoController:
     def plan(self, view: StepView) -> SpecPlan:
         if not self._drafters or not _room(view):
             return plain_plan(view)  # without a word about which mode pays
-        agreed = self._agreement
-        if agreed is None or agreed.steps <= 0 or agreed.ids != view.ids or agreed.prefill != view.prefill_tokens:
-            agreed = self._agreement = self._negotiate(view)
+        guard, agreed = self._guard, self._agreement
+        calm = guard.calm > 0 and self._lasting
+        goes_on = calm and guard.mode == "plain"  # whoever the requests are, and however long ago that was agreed
+        if agreed is None or not agreed.concerns(view):
+            if goes_on and agreed is not None and agreed.resembles(view) and not self._looks_up(agreed, plain=True):
+                guard.hold()
+                return plain_plan(view, wants_offers=False)
+            agreed = None
+        if agreed is None or (agreed.steps <= 0 and not goes_on):
+            agreed, calm = self._negotiate(view), False
+            self._agreement = agreed
         agreed.steps -= 1
-        mode = self._guard.decide(agreed.hoped, agreed.expected, agreed.plain_goodput, len(view.ids), agreed.best)
-        alone = agreed.speculation if mode == "speculate" else agreed.plain
-        found = None
-        asks = agreed.looks_up and mode != "probe_draft" and (alone.drafts or self._guard.affords_look_ups)
-        if asks and self._beside is not None and self._beside.offered(view):
-            found = self._beside.find(view, self._situation(view), agreed, alone, self._guard.speculation.value)
-        if found is not None:
-            plan = self._planner.plan(view, found.depth, found.stop, found.owner)
-        elif mode == "speculate":
-            plan = self._planner.plan(view, agreed.granted.tolist(), agreed.stop, agreed.owner)
-        elif mode == "probe_draft":
-            plan = self._trial(view, agreed.granted)
+        if calm:
+            mode = guard.hold()
         else:
-            plan = plain_plan(view)
-        self._latest = alone if found is None else self._predict(view, found, alone.drafts)
-        offers = () if self._lasting and found is None else view.offers
-        trims = mode == "speculate" and agreed.trims
-        share = 0.0 if found is None else found.share
-        self._pending[view.step] = Pending(self._latest, mode, agreed.plain, share, trims, offers)
-        if len(self._pending) > _PENDING:
-            del self._pending[next(iter(self._pending))]
-        return plan
+            mode = guard.decide(agreed.hoped, agreed.expected, agreed.plain_goodput, len(view.ids), agreed.best)
+        alone = agreed.speculation if mode == "speculate" else agreed.plain
+        asks = mode != "probe_draft" and self._looks_up(agreed, plain=not alone.drafts)
+        if asks and self._beside is not None and self._beside.offered(view):
+            found = self._beside.find(view, self._situation(view), agreed, alone, guard.speculation.value)
+            if found is not None:
+                return self._look_up(view, agreed, mode, alone, found)
+        self._note(view, agreed, mode, alone)
+        wants_offers = asks or not self._lasting or not guard.calm
+        if mode == "speculate":
+            return agreed.again(view) or self._draft(view, agreed, wants_offers)
+        return (
+            self._trial(view, agreed.granted) if mode == "probe_draft" else plain_plan(view, wants_offers=wants_offers)
+        )
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
+        if not any(plan.depth):
+            return plan
         # Asynchronous hosts plan the next step before they trim this one: only what was noted for it counts here.
         pending = self._pending.get(view.step)
-        if pending is not None and pending.mode in ("plain", "probe_plain") and not pending.found:
-            return plan
         if pending is None or not pending.trims:
             return self._planner.trim(view, plan, drafts)
         lens = np.array(tuple(map(min, plan.depth, drafts.length)), dtype=np.int64)
@@ -161,22 +168,20 @@ class AutoController:
     def observe(self, outcome: StepOutcome) -> None:
         pending = self._pending.pop(outcome.plan_step, None)
         self._unread.append((outcome, pending))
-        trial = pending is not None and pending.mode == "probe_draft"
-        self._doubt.watch(outcome, trial=trial)
-        failed = any(outcome.drafted) and not any(outcome.accepted)
-        paid_for = pending is not None and pending.by_look_ups_alone
-        alarm = trial or (failed and (paid_for or self._doubt.failures > 1))  # what was agreed may hold no longer
+        alarm = False
+        if any(outcome.drafted):
+            trial = pending is not None and pending.mode == "probe_draft"
+            self._doubt.watch(outcome, trial=trial)
+            paid_for = pending is not None and pending.by_look_ups_alone
+            failed = not any(outcome.accepted) and (paid_for or self._doubt.failures > 1)
+            alarm = trial or failed  # what was agreed may hold no longer
         if alarm or len(self._unread) >= self._every:
             self._read()
         if alarm and self._agreement is not None:
-            self._agreement.steps = 0
+            self._agreement.steps = self._guard.calm = 0
 
     def forget(self, ids: Sequence[str]) -> None:
-        if ids:
-            self._read()
-            ended = self._places.forget(ids)
-            for drafter in self._drafters:
-                drafter.retire(ended)
+        self._ended.extend(ids)  # what they have taught is still to be read
 
     def estimates(self) -> Mapping[str, Any]:
         """What the latest plan rested on."""
@@ -206,6 +211,8 @@ class AutoController:
     # --- planning ---------------------------------------------------------------------------------------------
 
     def _take_places(self, view: StepView) -> Ints:
+        if self._ended and not set(self._ended).isdisjoint(view.ids):  # the name of one that has ended, for another
+            self._read()
         places, new = self._places.get(view.ids)
         if new:
             for drafter in self._drafters:
@@ -283,10 +290,43 @@ class AutoController:
             base_rows=float(len(view.ids) + view.prefill_tokens),
         )
 
-    def _predict(self, view: StepView, found: Found, drafts: bool) -> Prediction:
-        """What is expected of a step in which look-ups draft too."""
+    def _looks_up(self, agreed: Agreement, *, plain: bool) -> bool:
+        """Whether look-ups are asked beside the model, or beside plain decoding."""
+        return agreed.looks_up and (not plain or self._guard.affords_look_ups)
+
+    def _draft(self, view: StepView, agreed: Agreement, wants_offers: bool) -> SpecPlan:
+        """A step as agreed."""
+        granted = agreed.granted.tolist()
+        plan = self._planner.plan(view, granted, agreed.stop, agreed.owner)
+        if not wants_offers:
+            plan = replace(plan, wants_offers=False)
+        if plan.depth == tuple(granted):
+            agreed.drafts = plan
+        return plan
+
+    def _look_up(self, view: StepView, agreed: Agreement, mode: Mode, alone: Prediction, found: Found) -> SpecPlan:
+        """A step in which look-ups draft too."""
         rows, context = len(view.ids) + found.rows, float(sum(view.context_len)) + found.context
-        return Prediction(drafts, found.emitted, self._costs.pass_s(rows, context) + found.drafting_s + self._host_s)
+        seconds = self._costs.pass_s(rows, context) + found.drafting_s + self._host_s
+        self._latest = Prediction(alone.drafts, found.emitted, seconds)
+        trims = mode == "speculate" and agreed.trims
+        self._await(view, Pending(self._latest, mode, agreed.plain, found.share, trims, view.offers))
+        return self._planner.plan(view, found.depth, found.stop, found.owner)
+
+    def _note(self, view: StepView, agreed: Agreement, mode: Mode, alone: Prediction) -> None:
+        """Remembers a step as agreed until its outcome comes."""
+        pending = agreed.pending.get(mode)
+        if pending is None or not self._lasting:
+            offers = () if self._lasting else view.offers
+            trims = mode == "speculate" and agreed.trims
+            pending = agreed.pending[mode] = Pending(alone, mode, agreed.plain, 0.0, trims, offers)
+        self._latest = alone
+        self._await(view, pending)
+
+    def _await(self, view: StepView, pending: Pending) -> None:
+        self._pending[view.step] = pending
+        if len(self._pending) > _PENDING:
+            del self._pending[next(iter(self._pending))]
 
     def _trial(self, view: StepView, wish: Ints) -> SpecPlan:
         situation = self._situation(view)
@@ -315,19 +355,23 @@ class AutoController:
     def _read(self) -> None:
         """Learns from the steps observed since the last time."""
         unread, steps = self._unread, len(self._unread)
-        for outcome, pending in unread:
-            self._weigh(outcome, pending)
+        for number, (outcome, pending) in enumerate(unread, self._steps_read):
+            self._weigh(outcome, pending, 1 if number < _ALL_WEIGHED else _WEIGHED_EVERY, number)
         drafted = [(outcome, pending) for outcome, pending in unread if any(outcome.drafted)]
         if drafted:
             self._drafts_read += len(drafted)
             self._learn(drafted)
         unread.clear()
         self._steps_read += steps
+        ended = self._places.forget(self._ended) if self._ended else None
+        self._ended.clear()
         for drafter in self._drafters:
             drafter.age(steps)
+            if ended is not None:
+                drafter.retire(ended)
 
-    def _weigh(self, outcome: StepOutcome, pending: Pending | None) -> None:
-        """What a step cost, against what was expected of it."""
+    def _weigh(self, outcome: StepOutcome, pending: Pending | None, every: int, number: int) -> None:
+        """What a step cost, against what was expected of it; of the common ones, ``every`` so many stand for all."""
         work, whole = outcome.work, outcome.verify_s == 0.0
         drafting = drafting_in(work, self._limits.proposers) if whole else None
         ran = drafting is not None if whole else bool(work.rows_per_pass)
@@ -340,7 +384,7 @@ class AutoController:
             self._guard.tried(pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s + before_s))
         elif pending is not None and pending.by_look_ups_alone and outcome.step_s > 0.0 and not work.prefill_rows:
             self._guard.looked_up(pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s))
-        if self._since_change < _SETTLED_AFTER:
+        if self._since_change < _SETTLED_AFTER or (number % every and (pending is None or pending.common)):
             return
         rows = work.verify_rows + work.prefill_rows
         if whole:
@@ -354,7 +398,8 @@ class AutoController:
             self._host_s = _HOST_FORGET * self._host_s + (1 - _HOST_FORGET) * min(host, limit) if limit else host
             if pending is not None and pending.mode != "probe_draft":
                 trial, emitted = pending.mode == "probe_plain", sum(outcome.emitted)
-                self._guard.observe(pending.prediction, emitted, outcome.step_s, trial=trial, share=1.0 - pending.found)
+                weight = (1.0 - pending.found) * (every if pending.common else 1)
+                self._guard.observe(pending.prediction, emitted, outcome.step_s, trial=trial, weight=weight)
 
     def _learn(self, steps: Sequence[tuple[StepOutcome, Pending | None]]) -> None:
         """Accepted tokens and first rejections, to the models of the proposers that they came from, in their order."""

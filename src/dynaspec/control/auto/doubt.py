@@ -28,6 +28,9 @@ class Doubt:
     def watch(self, outcome: StepOutcome, *, trial: bool) -> None:
         """A step has ended. Doubted is who drafted in steps on end of which nothing was accepted, or in a trial, made
         because little was expected of it, of which something was."""
+        if not trial and any(outcome.accepted):
+            self.failures = 0
+            return
         drafted = [p for p, n in zip(outcome.proposer, outcome.drafted, strict=True) if n]
         if not drafted:
             return

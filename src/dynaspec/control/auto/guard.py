@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
+
+from .prediction import Prediction, Ratio
 
 Mode = Literal["plain", "speculate", "probe_plain", "probe_draft"]
 
-_FORGET = 0.99
-_PRIOR_STEPS = 30.0
-"""The prediction counts as confirmed by so many steps."""
-_RETURN = 0.002
 _SHORTEST, _LONGEST = 8, 64
 """Steps between two trials of drafting while decoding plainly; doubled after each, but for those that paid. What trials
 may cost keeps those of dear drafters further apart."""
@@ -31,49 +28,8 @@ _OTHER_LOAD = 1.5
 """What trials of drafting have shown holds up to so many times the requests, or as many times fewer."""
 _HYSTERESIS = 1.01
 """Speculation is taken up again when it promises this much; left when it promises less than plain decoding."""
-
-
-class Ratio:
-    """What steps of one mode gave a second, over what was predicted; 1 until there is evidence."""
-
-    def __init__(self) -> None:
-        self.value = 1.0
-        self._tokens = self._seconds = _PRIOR_STEPS
-        """Measured over predicted, summed over steps that grow old."""
-
-    def observe(
-        self, emitted: float, seconds: float, predicted_emitted: float, predicted_s: float, weight: float = 1.0
-    ) -> None:
-        """One step; everything is taken relative to its prediction, so that steps of all sizes count alike."""
-        keep = _FORGET**weight
-        self._tokens = keep * self._tokens + weight * emitted / predicted_emitted
-        self._seconds = keep * self._seconds + weight * min(seconds / predicted_s, 2.0)
-        self.value = self._tokens / self._seconds
-
-    def rest(self) -> None:
-        """A step of the other mode: what was measured grows old, and the prediction is trusted again."""
-        self._tokens += _RETURN * (_PRIOR_STEPS - self._tokens)
-        self._seconds += _RETURN * (_PRIOR_STEPS - self._seconds)
-        self.value = self._tokens / self._seconds
-
-
-@dataclass(slots=True)
-class Prediction:
-    """What a planned step was expected to give and take."""
-
-    drafts: bool
-    """A model drafts, or a lookup that stands alone."""
-    emitted: float
-    seconds: float
-
-    @property
-    def goodput(self) -> float:
-        """Tokens/s; 0 where nothing was predicted."""
-        return self.emitted / self.seconds if self.seconds else 0.0
-
-    def steps_lost(self, emitted: int, seconds: float) -> float:
-        """What a step took beyond what its tokens would have taken in steps like this one, in such steps."""
-        return seconds / self.seconds - emitted / self.emitted
+_HOPELESS = 0.95
+"""Where speculation promises less than this, nothing but a trial is going to change that."""
 
 
 class PlainGuard:
@@ -103,6 +59,16 @@ class PlainGuard:
         self._until_trial = _SHORTEST
         self._pause = _SHORTEST
         self._load = 0
+        self.calm = 0
+        """Coming steps whose mode is that of the last one, as long as no more is known."""
+        self._held = 0
+        """Steps since the last decision."""
+
+    def hold(self) -> Mode:
+        """The next step goes on in the same mode, which only ``calm`` steps may do without a decision."""
+        self.calm -= 1
+        self._held += 1
+        return self.mode
 
     def decide(self, hoped: float, expected: float, plain: float, load: int, best: float = math.inf) -> Mode:
         """The mode of the next step.
@@ -114,35 +80,49 @@ class PlainGuard:
             load: requests.
             best: as ``hoped``, if drafters were as good as they get.
         """
+        steps, self._held = 1 + self._held, 0
         if self._load > _OTHER_LOAD * load or load > _OTHER_LOAD * self._load:
             self._load, self._pause = load, _SHORTEST
             self._until_trial = min(self._until_trial, _SHORTEST)
             self._allowance = max(self._allowance, 0.0)  # else what trials cost there would keep them off here
         share = min(_TRIAL_SHARE, max(_LEAST_SHARE, _STAKE * (best / plain - 1.0)))
-        self._allowance = min(self._allowance + share, _SAVED)
-        self._for_look_ups = min(self._for_look_ups + _LOOK_UP_SHARE, _SAVED)
+        self._allowance = min(self._allowance + steps * share, _SAVED)
+        self._for_look_ups = min(self._for_look_ups + steps * _LOOK_UP_SHARE, _SAVED)
         corrected = self.speculation.value / (plain * self.plain.value)
         advantage, known = hoped * corrected, expected * corrected if self._just_tried else 0.0
         self._just_tried = False
         if self._goes_on(advantage, known):
-            if not self.speculating:
-                self.speculating, self._pause = True, _SHORTEST
-            self._since_plain += 1
-            if self._since_plain >= _plain_every(advantage):
-                self._since_plain, self._plain_left = 0, _PLAIN_RUN
-            self.mode = "probe_plain" if self._plain_left else "speculate"
-            self._plain_left = max(0, self._plain_left - 1)
+            self._speculate(advantage, steps)
         else:
-            if self.speculating:
-                self.speculating, self._until_trial, self._plain_left = False, self._pause, 0
-                self._paid = False
-            self._until_trial -= 1
-            promising = self._until_trial <= 0 or advantage > _HYSTERESIS
-            due = promising and (self._allowance >= 0.0 or self._paid)
-            self.mode = "probe_draft" if due else "plain"
-            if due:
-                self._until_trial = self._pause = min(2 * self._pause, _LONGEST)
+            self._decode_plainly(advantage, steps, share)
         return self.mode
+
+    def _speculate(self, advantage: float, steps: int) -> None:
+        if not self.speculating:
+            self.speculating, self._pause = True, _SHORTEST
+        every = _plain_every(advantage)
+        self._since_plain += steps
+        if self._since_plain >= every:
+            self._since_plain, self._plain_left = 0, _PLAIN_RUN
+        self.mode = "probe_plain" if self._plain_left else "speculate"
+        self.calm = 0 if self._plain_left else max(0, every - self._since_plain - 1)
+        self._plain_left = max(0, self._plain_left - 1)
+
+    def _decode_plainly(self, advantage: float, steps: int, share: float) -> None:
+        if self.speculating:
+            self.speculating, self._until_trial, self._plain_left = False, self._pause, 0
+            self._paid = False
+            steps = 1
+        self._until_trial -= steps
+        promising = self._until_trial <= 0 or advantage > _HYSTERESIS
+        due = promising and (self._allowance >= 0.0 or self._paid)
+        self.mode = "probe_draft" if due else "plain"
+        self.calm = 0
+        if due:
+            self._until_trial = self._pause = min(2 * self._pause, _LONGEST)
+        elif advantage < _HOPELESS:
+            saving = 0.0 if self._paid else math.ceil(-self._allowance / share)
+            self.calm = max(self._until_trial, int(saving), 1) - 1
 
     def _goes_on(self, advantage: float, known: float) -> bool:
         """Whether this step should speculate, as the last did, or after plain decoding.
@@ -158,7 +138,7 @@ class PlainGuard:
     @property
     def affords_look_ups(self) -> bool:
         """Whether look-ups beside plain decoding have not cost more than may be lost."""
-        return self._for_look_ups >= 0.0
+        return self._for_look_ups + self._held * _LOOK_UP_SHARE >= 0.0
 
     def looked_up(self, steps_lost: float) -> None:
         """What look-ups beside plain decoding cost, in steps of that; what they gain pays for later ones."""
@@ -176,21 +156,21 @@ class PlainGuard:
             self._until_trial, self._pause = 0, max(_SHORTEST, self._pause // 2)
 
     def observe(
-        self, prediction: Prediction, emitted: int, seconds: float, *, trial: bool = False, share: float = 1.0
+        self, prediction: Prediction, emitted: int, seconds: float, *, trial: bool = False, weight: float = 1.0
     ) -> None:
         """A step without prefill has ended.
 
         Args:
             trial: it was one of plain decoding.
-            share: of the requests that it tells of.
+            weight: steps that it stands for; less than one where it tells of some requests only.
         """
-        if not share:
+        if not weight:
             return
         used, other = (self.speculation, self.plain) if prediction.drafts else (self.plain, self.speculation)
-        weight = share * (_TRIAL_WEIGHT if trial else 1.0)
-        used.observe(float(emitted), seconds, prediction.emitted, prediction.seconds, weight)
+        own = weight * (_TRIAL_WEIGHT if trial else 1.0)
+        used.observe(float(emitted), seconds, prediction.emitted, prediction.seconds, own)
         if not trial:
-            other.rest()
+            other.rest(weight)
 
 
 def _plain_every(advantage: float) -> int:

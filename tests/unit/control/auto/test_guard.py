@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dynaspec.control.auto.guard import Mode, PlainGuard, Prediction, Ratio
+from dynaspec.control.auto.guard import Mode, PlainGuard
+from dynaspec.control.auto.prediction import Prediction, Ratio
 
 
 def decide(guard: PlainGuard, hoped: float, expected: float = 0.0) -> Mode:
