@@ -29,6 +29,7 @@ from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.none import NoProposer
 from dynaspec.propose.patience import TargetPace
 from dynaspec.propose.router import Router
+from dynaspec.propose.warm_up import load_kernels
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.lanes import Lanes
 from dynaspec.schedule.scheduler import Scheduler
@@ -216,6 +217,7 @@ def _build_proposers(
         )
     if speculation.lookup is not None:
         proposers.append(NgramProposer(*speculation.lookup))
+    load_kernels()
     return proposers
 
 

@@ -54,7 +54,7 @@ class Router:
         if len(members) == 1:  # the others have depth 0, which any proposer leaves alone
             return self._proposers[next(iter(members))].propose(batch, plan)
         parts = [
-            (keep, self._proposers[proposer].propose(_Part.of(batch, keep), plan.select(keep)))
+            (keep, self._proposers[proposer].propose(Part.of(batch, keep), plan.select(keep)))
             for proposer, keep in sorted(members.items())
         ]
         return merge(len(plan.depth), parts)
@@ -73,7 +73,7 @@ class Router:
 
 
 @dataclass(slots=True)
-class _Part:
+class Part:
     """Some of a batch's requests. Satisfies ``contract.proposer.DecodeBatch``."""
 
     ids: Sequence[str]
@@ -83,7 +83,7 @@ class _Part:
     block_tables: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, batch: DecodeBatch, keep: Sequence[int]) -> _Part:
+    def of(cls, batch: DecodeBatch, keep: Sequence[int]) -> Part:
         ids = batch.ids
         return cls(
             tuple(ids[i] for i in keep), batch.lanes[keep], batch.lengths[keep], batch.tokens, batch.block_tables

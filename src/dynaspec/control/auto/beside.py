@@ -13,8 +13,8 @@ from dynaspec.contract.step import StepView, StopRule
 from .agreement import Agreement
 from .costs import row_s
 from .drafter import Drafter, LookupDrafter, ModelDrafter, Situation
-from .prediction import Prediction
 from .lengths import merge_depths
+from .prediction import Prediction
 
 Floats = npt.NDArray[np.float64]
 

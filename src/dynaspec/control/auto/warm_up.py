@@ -10,7 +10,7 @@ import numpy as np
 from dynaspec.contract.step import DraftView, Ended, Limits, ProposerTraits, StepOutcome, StepView, Work
 
 from .controller import AutoController
-from .lengths import admit_by_survival, match_features, survivals
+from .lengths import admit_by_survival, match_features, merge_depths, survivals
 
 _REQUESTS, _LONGEST = 8, 4
 _WHOLE_STEPS = 4
@@ -49,14 +49,15 @@ def load_kernels() -> None:
     whole = replace(outcome, draft_s=0.0, verify_s=0.0)  # as from hosts that know a step's seconds only as a whole
     for _ in range(_WHOLE_STEPS):
         controller.observe(whole)
-    _load_trim()
+    _load_rest()
 
 
-def _load_trim() -> None:
-    """The scratch controller's rows are too cheap for it to trim."""
+def _load_rest() -> None:
+    """The scratch controller's rows are too cheap for it to trim, and its look-up finds nothing that pays."""
     one, some = np.ones(1, np.int64), np.ones(8)
     survival = survivals(1.0, some, some[:1], match_features(one, one), np.zeros(1), one)
     admit_by_survival(survival, one, one, 1.0, some, 1.0, 1)
+    merge_depths(one, 1, one, one, 1.0, 1.0, np.zeros(3), one.copy())
 
 
 def _view(limits: Limits) -> StepView:
