@@ -9,6 +9,7 @@ from dynaspec.contract.proposer import Proposer
 from dynaspec.engine.build import build_engine
 from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.engine import Engine
+from dynaspec.heap import settle
 from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
 
@@ -40,7 +41,7 @@ def open_engine(
     load: Callable[..., Model] = load_model,
     **options: Any,
 ) -> Engine:
-    """An engine under a policy.
+    """An engine under a policy, in a process that does nothing else.
 
     Args:
         wrap: puts something around the proposer that the policy's configuration asks for.
@@ -51,4 +52,6 @@ def open_engine(
         ConfigError, CheckpointError, CapacityError: see ``build_engine``.
     """
     config = EngineConfig.build(model=model, speculative_config=spec.config, **options)
-    return build_engine(config, wrap=wrap, load=load)
+    engine = build_engine(config, wrap=wrap, load=load)
+    settle()
+    return engine

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 Signal = Literal["confidence", "token_prob", "survival"]
 Scope = Literal["request", "batch_mean"]
+Needs = Literal["all", "lag", "nothing"]
 Ended = Literal["none", "rejected", "all_accepted", "stopped", "invalid"]
 """Why the accepted run of one request ended. ``none``: nothing was drafted. ``all_accepted`` is a censored
 observation, not a miss. ``stopped``: the request ended inside the run. ``invalid``: a grammar refused."""
@@ -72,10 +73,11 @@ class StepView:
     """What the request asked for: None = no wish, 0 = no speculation."""
     temperature: tuple[float, ...]
     lag: tuple[tuple[int, ...], ...]
-    """One column a proposer: committed tokens that its state has not seen yet."""
+    """One column a proposer: committed tokens that its state has not seen yet. Empty where the plan before foresaw no
+    use of it."""
     offers: tuple[tuple[tuple[int, int], ...] | None, ...]
     """One entry a proposer: None, or for lookup proposers a column of (match length, tokens on offer). None throughout
-    where the plan before had no use for them."""
+    where the plan before foresaw no use of them."""
     prefill_tokens: int
     """Prompt tokens computed in this step beside the decoding rows."""
     waiting: int
@@ -141,8 +143,8 @@ class SpecPlan:
     """Most drafted tokens verified in this step over all requests; None = all."""
     gate_kv_below: float = 0.0
     """The drafter keeps no KV of a token with confidence below this."""
-    wants_offers: bool = True
-    """Whether the next plan may use ``StepView.offers``; where not, the host need not look for any."""
+    next_needs: Needs = "all"
+    """What the next plan may use of ``StepView.lag`` and ``offers``; the host need not ask proposers for the rest."""
 
     def at(self, step: int) -> SpecPlan:
         """The same plan for another step."""
@@ -154,7 +156,7 @@ class SpecPlan:
             self.stop,
             self.verify_nodes,
             self.gate_kv_below,
-            self.wants_offers,
+            self.next_needs,
         )  # replace() would take five times as long, every step
 
     def with_depth(self, depth: tuple[int, ...]) -> SpecPlan:
@@ -167,7 +169,7 @@ class SpecPlan:
             self.stop,
             self.verify_nodes,
             self.gate_kv_below,
-            self.wants_offers,
+            self.next_needs,
         )
 
     def select(self, keep: Sequence[int]) -> SpecPlan:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaspec.contract.step import DraftView, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import DraftView, Needs, SpecPlan, StepOutcome, StepView
 
 
-def plain_plan(view: StepView, *, wants_offers: bool = True) -> SpecPlan:
+def plain_plan(view: StepView, *, next_needs: Needs = "all") -> SpecPlan:
     """A plan with draft length 0 for every request."""
     zeros = (0,) * len(view.ids)
-    return SpecPlan(step=view.step, depth=zeros, proposer=zeros, nodes=zeros, wants_offers=wants_offers)
+    return SpecPlan(step=view.step, depth=zeros, proposer=zeros, nodes=zeros, next_needs=next_needs)
 
 
 class PlainController:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dynaspec.contract.controller import Controller
-from dynaspec.contract.step import Limits
+from dynaspec.contract.step import Limits, Needs
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.patience import TargetPace
 from dynaspec.propose.router import Router
@@ -50,7 +50,7 @@ class Step:
         self._pace = pace
         self._clock = clock
         self._last_end = 0.0
-        self._wants_offers = True
+        self._needs: Needs = "all"
         self._no_offers = (None,) * len(limits.proposers)
 
     def schedule(self) -> Scheduled | None:
@@ -59,10 +59,11 @@ class Step:
         batch = self._scheduler.next_batch()
         if batch.empty:
             return None
-        offers = self._proposer.peek(batch) if self._wants_offers else self._no_offers
-        view = build_view(batch, self._limits, self._proposer.lag(batch), offers)
+        lag = () if self._needs == "nothing" else self._proposer.lag(batch)
+        offers = self._proposer.peek(batch) if self._needs == "all" else self._no_offers
+        view = build_view(batch, self._limits, lag, offers)
         plan = self._controller.plan(view)
-        self._wants_offers = plan.wants_offers
+        self._needs = plan.next_needs
         batch.skipped = why_off(view, plan)
         plan = self._scheduler.reserve(batch, plan)
         return Scheduled(batch, view, plan, began)

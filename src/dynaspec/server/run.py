@@ -14,6 +14,7 @@ import uvicorn
 
 from dynaspec.api import AsyncLLM
 from dynaspec.engine.config import EngineConfig
+from dynaspec.heap import settle
 
 from .admission import Admission
 from .app import create_app
@@ -58,6 +59,7 @@ def run(engine: EngineConfig, config: ServerConfig, announce: Callable[[ServerSt
         state = make_state(llm, config, tracing)
         server = make_server(state, context)
         allow_many_connections()
+        settle()
         announce(state, listen(bound, config))
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(server.serve([bound]))

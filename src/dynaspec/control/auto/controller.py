@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.costs import PassCosts
-from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import DraftView, Limits, Needs, SpecPlan, StepOutcome, StepView
 
 from ..plain import plain_plan
 from ..planner import ChainPlanner
@@ -36,6 +36,8 @@ _HOST_FORGET = 0.9
 _SETTLED_AFTER = 2
 """Steps after a change of mode that tell nothing of what the mode costs: caches hold what the other one needs, so steps
 of either mode look dear among those of the other."""
+_PROMPTS = 64
+"""Prefilled rows that leave nothing else in the caches: the step after them tells nothing of what others cost."""
 _PENDING = 16
 """Planned steps whose outcome may still come."""
 _OPTIMISM = 0.6
@@ -107,9 +109,12 @@ class AutoController:
         self._guard = PlainGuard(only_by_trial=self._lasting)
         self._unread: list[tuple[StepOutcome, Pending | None]] = []
         self._ended: list[str] = []
+        self._passed = 0
+        """Steps that nothing is learnt from, as others tell the same."""
         self._steps_read = self._drafts_read = 0
         self._drafter_ran, self._since_change = False, _SETTLED_AFTER
         """Whether the drafter ran in the latest step that was read; steps since that was otherwise."""
+        self._after_prompts = False
         self._every = 1
         self._doubt = Doubt(self._drafters)
 
@@ -119,14 +124,18 @@ class AutoController:
         guard, agreed = self._guard, self._agreement
         calm = guard.calm > 0 and self._lasting
         goes_on = calm and guard.mode == "plain"  # whoever the requests are, and however long ago that was agreed
-        if agreed is None or not agreed.concerns(view):
-            if goes_on and agreed is not None and agreed.resembles(view) and not self._looks_up(agreed, plain=True):
-                guard.hold()
-                return plain_plan(view, wants_offers=False)
-            agreed = None
-        if agreed is None or (agreed.steps <= 0 and not goes_on):
-            agreed, calm = self._negotiate(view), False
-            self._agreement = agreed
+        known = agreed is not None and agreed.concerns(view)
+        if goes_on and agreed is not None and agreed.resembles(view) and not self._looks_up(agreed, plain=True):
+            guard.hold()
+            if known and view.step % _WEIGHED_EVERY == 0:
+                self._note(view, agreed, "plain", agreed.plain)  # the others tell the same
+            return plain_plan(view, next_needs="nothing" if guard.calm else "all")
+        if not known or (agreed is not None and agreed.steps <= 0 and not goes_on):
+            if not view.lag:
+                return plain_plan(view)  # nobody had foreseen that it would be needed
+            agreed, calm = None, False
+        if agreed is None:
+            agreed = self._agreement = self._negotiate(view)
         agreed.steps -= 1
         if calm:
             mode = guard.hold()
@@ -139,12 +148,12 @@ class AutoController:
             if found is not None:
                 return self._look_up(view, agreed, mode, alone, found)
         self._note(view, agreed, mode, alone)
-        wants_offers = asks or not self._lasting or not guard.calm
+        if mode == "probe_draft":
+            return self._trial(view, agreed.granted)
+        next_needs: Needs = "all" if asks or not self._lasting or not guard.calm else "lag"
         if mode == "speculate":
-            return agreed.again(view) or self._draft(view, agreed, wants_offers)
-        return (
-            self._trial(view, agreed.granted) if mode == "probe_draft" else plain_plan(view, wants_offers=wants_offers)
-        )
+            return agreed.again(view) or self._draft(view, agreed, next_needs)
+        return plain_plan(view, next_needs=next_needs)
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
         if not any(plan.depth):
@@ -167,6 +176,9 @@ class AutoController:
 
     def observe(self, outcome: StepOutcome) -> None:
         pending = self._pending.pop(outcome.plan_step, None)
+        if pending is None and self._guard.calm and self._guard.mode == "plain" and not any(outcome.drafted):
+            self._passed += 1
+            return
         self._unread.append((outcome, pending))
         alarm = False
         if any(outcome.drafted):
@@ -294,12 +306,12 @@ class AutoController:
         """Whether look-ups are asked beside the model, or beside plain decoding."""
         return agreed.looks_up and (not plain or self._guard.affords_look_ups)
 
-    def _draft(self, view: StepView, agreed: Agreement, wants_offers: bool) -> SpecPlan:
+    def _draft(self, view: StepView, agreed: Agreement, next_needs: Needs) -> SpecPlan:
         """A step as agreed."""
         granted = agreed.granted.tolist()
         plan = self._planner.plan(view, granted, agreed.stop, agreed.owner)
-        if not wants_offers:
-            plan = replace(plan, wants_offers=False)
+        if next_needs != plan.next_needs:
+            plan = replace(plan, next_needs=next_needs)
         if plan.depth == tuple(granted):
             agreed.drafts = plan
         return plan
@@ -354,14 +366,16 @@ class AutoController:
 
     def _read(self) -> None:
         """Learns from the steps observed since the last time."""
-        unread, steps = self._unread, len(self._unread)
-        for number, (outcome, pending) in enumerate(unread, self._steps_read):
-            self._weigh(outcome, pending, 1 if number < _ALL_WEIGHED else _WEIGHED_EVERY, number)
+        unread, steps = self._unread, len(self._unread) + self._passed
+        every = 1 if self._steps_read < _ALL_WEIGHED else _WEIGHED_EVERY
+        for outcome, pending in unread:
+            self._weigh(outcome, pending, every)
         drafted = [(outcome, pending) for outcome, pending in unread if any(outcome.drafted)]
         if drafted:
             self._drafts_read += len(drafted)
             self._learn(drafted)
         unread.clear()
+        self._passed = 0
         self._steps_read += steps
         ended = self._places.forget(self._ended) if self._ended else None
         self._ended.clear()
@@ -370,13 +384,14 @@ class AutoController:
             if ended is not None:
                 drafter.retire(ended)
 
-    def _weigh(self, outcome: StepOutcome, pending: Pending | None, every: int, number: int) -> None:
+    def _weigh(self, outcome: StepOutcome, pending: Pending | None, every: int) -> None:
         """What a step cost, against what was expected of it; of the common ones, ``every`` so many stand for all."""
         work, whole = outcome.work, outcome.verify_s == 0.0
         drafting = drafting_in(work, self._limits.proposers) if whole else None
         ran = drafting is not None if whole else bool(work.rows_per_pass)
         self._since_change = self._since_change + 1 if ran == self._drafter_ran else 0
         self._drafter_ran = ran
+        after_prompts, self._after_prompts = self._after_prompts, work.prefill_rows > _PROMPTS
         if pending is not None and pending.mode == "probe_draft" and any(outcome.requested) and not work.prefill_rows:
             # Where a plan is drafted in the step before the one that verifies it, the trial took part of that one too.
             before = drafting_before(outcome, self._limits.proposers) if whole and not ran else None
@@ -384,7 +399,8 @@ class AutoController:
             self._guard.tried(pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s + before_s))
         elif pending is not None and pending.by_look_ups_alone and outcome.step_s > 0.0 and not work.prefill_rows:
             self._guard.looked_up(pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s))
-        if self._since_change < _SETTLED_AFTER or (number % every and (pending is None or pending.common)):
+        passed_over = outcome.plan_step % every and (pending is None or pending.common)
+        if passed_over or after_prompts or self._since_change < _SETTLED_AFTER:
             return
         rows = work.verify_rows + work.prefill_rows
         if whole:

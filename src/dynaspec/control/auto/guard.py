@@ -18,7 +18,7 @@ _PLAIN_RUN = 6
 """Steps of such a trial: the first ones tell little, as the caches are full of what drafting needs."""
 _TRIAL_WEIGHT = 8.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
-_TRIAL_SHARE, _LOOK_UP_SHARE, _SAVED = 0.0125, 0.005, 2.0
+_TRIAL_SHARE, _LOOK_UP_SHARE, _SAVED = 0.008, 0.004, 2.0
 """Shares of all steps that trials of drafting may cost, and look-ups beside plain decoding; steps saved up for each."""
 _STAKE = 0.1
 """Trials may cost no more than this share of what the best drafter would gain, …"""
@@ -28,8 +28,6 @@ _OTHER_LOAD = 1.5
 """What trials of drafting have shown holds up to so many times the requests, or as many times fewer."""
 _HYSTERESIS = 1.01
 """Speculation is taken up again when it promises this much; left when it promises less than plain decoding."""
-_HOPELESS = 0.95
-"""Where speculation promises less than this, nothing but a trial is going to change that."""
 
 
 class PlainGuard:
@@ -120,7 +118,7 @@ class PlainGuard:
         self.calm = 0
         if due:
             self._until_trial = self._pause = min(2 * self._pause, _LONGEST)
-        elif advantage < _HOPELESS:
+        elif advantage <= _HYSTERESIS:
             saving = 0.0 if self._paid else math.ceil(-self._allowance / share)
             self.calm = max(self._until_trial, int(saving), 1) - 1
 
