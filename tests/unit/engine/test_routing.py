@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts
-from dynaspec.contract.step import SpecPlan
+from dynaspec.contract.step import Needs, SpecPlan
 from dynaspec.propose.ngram import NgramProposer
 from unit.engine.fakes import Result, Rig, prompt, request
 
@@ -57,6 +58,20 @@ def test_the_controller_sees_a_column_of_each() -> None:
         assert view.offers[0] is None
         assert len(view.offers[1] or ()) == len(view.ids)
     assert any(max(view.lag[0], default=0) > 1 for view in rig.controller.views)
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["serial", "overlapped"])
+@pytest.mark.parametrize(("needs", "columns"), [("all", (2, 1)), ("lag", (2, 0)), ("nothing", (0, 0))])
+def test_proposers_are_asked_what_the_plan_before_needs(
+    overlapped: bool, needs: Needs, columns: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(CYCLE, BOTH, overlapped, order=1)
+    plan = rig.controller.plan
+    monkeypatch.setattr(rig.controller, "plan", lambda view: replace(plan(view), next_needs=needs))
+    assert run(rig) == plain()
+    assert rig.controller.views[0].lag
+    seen = {(len(view.lag), sum(column is not None for column in view.offers)) for view in rig.controller.views[1:]}
+    assert seen == {columns}
 
 
 class Broken(NgramProposer):

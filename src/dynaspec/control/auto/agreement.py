@@ -35,8 +35,8 @@ class Pending:
 
     @property
     def common(self) -> bool:
-        """Whether there are many like it."""
-        return self.mode in ("plain", "speculate")
+        """Whether there are many that tell the same."""
+        return self.mode == "plain" and not self.found
 
     @property
     def by_look_ups_alone(self) -> bool:

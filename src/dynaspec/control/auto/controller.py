@@ -16,14 +16,15 @@ from dynaspec.contract.step import DraftView, Limits, Needs, SpecPlan, StepOutco
 from ..plain import plain_plan
 from ..planner import ChainPlanner
 from ..profile import Profile
-from .acceptance import Places, Verdicts
+from .acceptance import Places
 from .agreement import Agreement, Pending
 from .beside import Found, beside_models
-from .columns import drafting_before, drafting_in, drafting_of, echo_of, evidence_of, matches_of
+from .columns import echo_of, evidence_of
 from .costs import StepCosts, row_s
 from .doubt import Doubt
 from .drafter import ModelDrafter, Situation
 from .guard import Mode, PlainGuard
+from .learning import WEIGHED_EVERY, Learner
 from .lengths import admit_by_survival
 from .prediction import Prediction
 from .routing import best_goodput, open_ends, route, trial_drafts
@@ -32,12 +33,6 @@ from .start import dense, make_drafters, with_profile
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_HOST_FORGET = 0.9
-_SETTLED_AFTER = 2
-"""Steps after a change of mode that tell nothing of what the mode costs: caches hold what the other one needs, so steps
-of either mode look dear among those of the other."""
-_PROMPTS = 64
-"""Prefilled rows that leave nothing else in the caches: the step after them tells nothing of what others cost."""
 _PENDING = 16
 """Planned steps whose outcome may still come."""
 _OPTIMISM = 0.6
@@ -51,22 +46,20 @@ _TRIM_FROM = 0.4
 """Where a rule ends drafts, only a last token each may not be worth its row: looked at from this share of a step on."""
 _FIRST_STEPS = 24
 """Looked at one by one."""
-_ALL_WEIGHED, _WEIGHED_EVERY = 200, 3
-"""What steps cost is learnt from the first ones all, then from one in three."""
 _UNTRIED_DRAFTS, _UNTRIED_LENGTH = 4, 4
 """The very first are short, whatever the drafter says of them."""
 _LOOK_S, _LOOK_SHARE, _RAREST = 3e-4, 0.006, 16
 """A look takes about 0.3 ms within a step; it may take 0.6 % of the time; but not more than 16 steps are let pass."""
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Rows at which the target's costs are reported."""
-_NO_MATCHES: Ints = np.zeros(0, np.int64)
 
 
 class AutoController:
     """Joint draft stop and verification trim with per-request lengths, and plain decoding where that is faster.
 
     Each step: what is a token worth in seconds (``lengths``), given learnt acceptance (``acceptance``) and measured
-    cost (``costs``); which proposer pays for which request (``drafter``); does it beat plain decoding (``guard``).
+    cost (``costs``); which proposer pays for which request (``drafter``); does it beat plain decoding (``guard``). That
+    is settled for some steps at a time (``agreement``), and so are the books on what came of them (``learning``).
     """
 
     def __init__(
@@ -95,7 +88,6 @@ class AutoController:
         self._can_trim = limits.can_trim and limits.ragged and dense(limits)
         self._runnable = np.isin(np.arange(self._longest + 1), limits.draft_lens)
         self._places = Places()
-        self._host_s = 0.0
         self._value = 0.0
         self._pending: dict[int, Pending] = {}
         self._latest = Prediction(False, 0.0, 0.0)
@@ -103,39 +95,29 @@ class AutoController:
         models = [i for i, drafter in enumerate(self._drafters) if isinstance(drafter, ModelDrafter)]
         self._beside = beside_models(self._drafters, self._costs.target)
         self._asked = models if self._beside else range(len(self._drafters))
-        self._lookups = [index for index in range(len(self._drafters)) if index not in models]
         # What look-ups have found changes with every token, and says beforehand what it may be worth.
         self._lasting = bool(models)
         self._guard = PlainGuard(only_by_trial=self._lasting)
-        self._unread: list[tuple[StepOutcome, Pending | None]] = []
-        self._ended: list[str] = []
-        self._passed = 0
-        """Steps that nothing is learnt from, as others tell the same."""
-        self._steps_read = self._drafts_read = 0
-        self._drafter_ran, self._since_change = False, _SETTLED_AFTER
-        """Whether the drafter ran in the latest step that was read; steps since that was otherwise."""
-        self._after_prompts = False
         self._every = 1
         self._doubt = Doubt(self._drafters)
+        self._learner = Learner(limits.proposers, self._drafters, self._costs, self._guard, self._places)
 
     def plan(self, view: StepView) -> SpecPlan:
         if not self._drafters or not _room(view):
             return plain_plan(view)  # without a word about which mode pays
         guard, agreed = self._guard, self._agreement
         calm = guard.calm > 0 and self._lasting
-        goes_on = calm and guard.mode == "plain"  # whoever the requests are, and however long ago that was agreed
-        known = agreed is not None and agreed.concerns(view)
-        if goes_on and agreed is not None and agreed.resembles(view) and not self._looks_up(agreed, plain=True):
-            guard.hold()
-            if known and view.step % _WEIGHED_EVERY == 0:
-                self._note(view, agreed, "plain", agreed.plain)  # the others tell the same
-            return plain_plan(view, next_needs="nothing" if guard.calm else "all")
-        if not known or (agreed is not None and agreed.steps <= 0 and not goes_on):
+        if calm and guard.mode == "plain" and agreed is not None:
+            if agreed.resembles(view) and not self._looks_up(agreed, plain=True):
+                return self._go_on_plainly(view, agreed)
+            settled = agreed.concerns(view)  # however long ago that was
+        else:
+            settled = agreed is not None and agreed.steps > 0 and agreed.concerns(view)
+        if agreed is None or not settled:
             if not view.lag:
                 return plain_plan(view)  # nobody had foreseen that it would be needed
-            agreed, calm = None, False
-        if agreed is None:
-            agreed = self._agreement = self._negotiate(view)
+            agreed, calm = self._negotiate(view), False
+            self._agreement = agreed
         agreed.steps -= 1
         if calm:
             mode = guard.hold()
@@ -177,9 +159,9 @@ class AutoController:
     def observe(self, outcome: StepOutcome) -> None:
         pending = self._pending.pop(outcome.plan_step, None)
         if pending is None and self._guard.calm and self._guard.mode == "plain" and not any(outcome.drafted):
-            self._passed += 1
+            self._learner.pass_over()
             return
-        self._unread.append((outcome, pending))
+        self._learner.add(outcome, pending)
         alarm = False
         if any(outcome.drafted):
             trial = pending is not None and pending.mode == "probe_draft"
@@ -187,13 +169,13 @@ class AutoController:
             paid_for = pending is not None and pending.by_look_ups_alone
             failed = not any(outcome.accepted) and (paid_for or self._doubt.failures > 1)
             alarm = trial or failed  # what was agreed may hold no longer
-        if alarm or len(self._unread) >= self._every:
-            self._read()
+        if alarm or self._learner.unread >= self._every:
+            self._learner.read()
         if alarm and self._agreement is not None:
             self._agreement.steps = self._guard.calm = 0
 
     def forget(self, ids: Sequence[str]) -> None:
-        self._ended.extend(ids)  # what they have taught is still to be read
+        self._learner.forget(ids)
 
     def estimates(self) -> Mapping[str, Any]:
         """What the latest plan rested on."""
@@ -211,7 +193,7 @@ class AutoController:
             "lambda": 1.0 / self._value if self._value else 0.0,
             "thresholds": list(agreed.stop.below) if agreed and agreed.stop else [],
             "total_thresholds": list(agreed.stop.total_below) if agreed and agreed.stop else [],
-            "host_s": self._host_s,
+            "host_s": self._learner.host_s,
             "pace": self._costs.pace,
             "target_curve": [[rows, self._costs.pass_s(rows, 0.0)] for rows in _KNOTS],
             "proposers": {
@@ -223,8 +205,7 @@ class AutoController:
     # --- planning ---------------------------------------------------------------------------------------------
 
     def _take_places(self, view: StepView) -> Ints:
-        if self._ended and not set(self._ended).isdisjoint(view.ids):  # the name of one that has ended, for another
-            self._read()
+        self._learner.rename(view.ids)
         places, new = self._places.get(view.ids)
         if new:
             for drafter in self._drafters:
@@ -235,7 +216,7 @@ class AutoController:
         return places
 
     def _caps(self, view: StepView, room: Ints) -> Ints:
-        longest = min(self._longest, _UNTRIED_LENGTH if self._drafts_read < _UNTRIED_DRAFTS else self._longest)
+        longest = min(self._longest, _UNTRIED_LENGTH if self._learner.drafts < _UNTRIED_DRAFTS else self._longest)
         cap = np.minimum(room, longest)
         if view.max_draft.count(None) < len(view.max_draft):
             cap = np.minimum(cap, [self._longest if wish is None else wish for wish in view.max_draft])
@@ -244,13 +225,13 @@ class AutoController:
     def _negotiate(self, view: StepView) -> Agreement:
         """Lengths and proposers for the next steps, at the value of a token that follows from them."""
         situation = self._situation(view)
-        requests, context = len(view.ids), float(sum(view.context_len))
-        plain_s = self._costs.pass_s(requests, context) + self._host_s
+        requests, context, host_s = len(view.ids), float(sum(view.context_len)), self._learner.host_s
+        plain_s = self._costs.pass_s(requests, context) + host_s
         self._value = self._value or plain_s / requests
         for _ in range(_ROUNDS):
             situation.value = self._value
             wish, owner = route(self._drafters, self._asked, view, situation)
-            seconds = wish.seconds + self._costs.pass_s(requests + wish.rows, context + wish.context) + self._host_s
+            seconds = wish.seconds + self._costs.pass_s(requests + wish.rows, context + wish.context) + host_s
             hoped = (requests + wish.hoped) / seconds
             most = max(hoped, requests / plain_s)
             settled = abs(most * self._value - 1.0) < _SETTLED
@@ -261,7 +242,7 @@ class AutoController:
         situation.value = self._value
         best = math.inf
         if not self._guard.speculating:
-            best = best_goodput(self._drafters, self._asked, view, situation, self._costs, self._host_s)
+            best = best_goodput(self._drafters, self._asked, view, situation, self._costs, host_s)
         depth, stop = open_ends(self._drafters, situation, wish.depth, owner) if drafts else (wish.depth, None)
         row = float(row_s(self._costs.target, situation.base_rows + requests))
         self._every = self._cadence(seconds if drafts else plain_s)
@@ -285,7 +266,7 @@ class AutoController:
 
     def _cadence(self, step_s: float) -> int:
         """Steps between two looks at what has been learnt, so that looking takes a small share of the time."""
-        if self._steps_read < _FIRST_STEPS:
+        if self._learner.steps < _FIRST_STEPS:
             return 1
         return min(_RAREST, max(1, math.ceil(_LOOK_S / (_LOOK_SHARE * step_s))))
 
@@ -302,9 +283,16 @@ class AutoController:
             base_rows=float(len(view.ids) + view.prefill_tokens),
         )
 
+    def _go_on_plainly(self, view: StepView, agreed: Agreement) -> SpecPlan:
+        """A step of plain decoding like the last one, without another look."""
+        self._guard.hold()
+        if view.step % WEIGHED_EVERY == 0 and agreed.concerns(view):  # the others tell the same
+            self._note(view, agreed, "plain", agreed.plain)
+        return plain_plan(view, next_needs="nothing" if self._guard.calm else "all")
+
     def _looks_up(self, agreed: Agreement, *, plain: bool) -> bool:
         """Whether look-ups are asked beside the model, or beside plain decoding."""
-        return agreed.looks_up and (not plain or self._guard.affords_look_ups)
+        return self._beside is not None and agreed.looks_up and (not plain or self._guard.affords_look_ups)
 
     def _draft(self, view: StepView, agreed: Agreement, next_needs: Needs) -> SpecPlan:
         """A step as agreed."""
@@ -319,7 +307,7 @@ class AutoController:
     def _look_up(self, view: StepView, agreed: Agreement, mode: Mode, alone: Prediction, found: Found) -> SpecPlan:
         """A step in which look-ups draft too."""
         rows, context = len(view.ids) + found.rows, float(sum(view.context_len)) + found.context
-        seconds = self._costs.pass_s(rows, context) + found.drafting_s + self._host_s
+        seconds = self._costs.pass_s(rows, context) + found.drafting_s + self._learner.host_s
         self._latest = Prediction(alone.drafts, found.emitted, seconds)
         trims = mode == "speculate" and agreed.trims
         self._await(view, Pending(self._latest, mode, agreed.plain, found.share, trims, view.offers))
@@ -361,78 +349,6 @@ class AutoController:
             mine, slots = np.flatnonzero(owner == index), slot_owner == index
             survival[slots] = drafter.survivals(view, places[mine], mine, lens[mine], evidence[slots], echo[slots])
         return survival
-
-    # --- learning ---------------------------------------------------------------------------------------------
-
-    def _read(self) -> None:
-        """Learns from the steps observed since the last time."""
-        unread, steps = self._unread, len(self._unread) + self._passed
-        every = 1 if self._steps_read < _ALL_WEIGHED else _WEIGHED_EVERY
-        for outcome, pending in unread:
-            self._weigh(outcome, pending, every)
-        drafted = [(outcome, pending) for outcome, pending in unread if any(outcome.drafted)]
-        if drafted:
-            self._drafts_read += len(drafted)
-            self._learn(drafted)
-        unread.clear()
-        self._passed = 0
-        self._steps_read += steps
-        ended = self._places.forget(self._ended) if self._ended else None
-        self._ended.clear()
-        for drafter in self._drafters:
-            drafter.age(steps)
-            if ended is not None:
-                drafter.retire(ended)
-
-    def _weigh(self, outcome: StepOutcome, pending: Pending | None, every: int) -> None:
-        """What a step cost, against what was expected of it; of the common ones, ``every`` so many stand for all."""
-        work, whole = outcome.work, outcome.verify_s == 0.0
-        drafting = drafting_in(work, self._limits.proposers) if whole else None
-        ran = drafting is not None if whole else bool(work.rows_per_pass)
-        self._since_change = self._since_change + 1 if ran == self._drafter_ran else 0
-        self._drafter_ran = ran
-        after_prompts, self._after_prompts = self._after_prompts, work.prefill_rows > _PROMPTS
-        if pending is not None and pending.mode == "probe_draft" and any(outcome.requested) and not work.prefill_rows:
-            # Where a plan is drafted in the step before the one that verifies it, the trial took part of that one too.
-            before = drafting_before(outcome, self._limits.proposers) if whole and not ran else None
-            before_s = 0.0 if before is None else self._costs.draft_s(before)
-            self._guard.tried(pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s + before_s))
-        elif pending is not None and pending.by_look_ups_alone and outcome.step_s > 0.0 and not work.prefill_rows:
-            self._guard.looked_up(pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s))
-        passed_over = outcome.plan_step % every and (pending is None or pending.common)
-        if passed_over or after_prompts or self._since_change < _SETTLED_AFTER:
-            return
-        rows = work.verify_rows + work.prefill_rows
-        if whole:
-            self._costs.observe_whole(rows, work.kv_tokens, outcome.step_s, drafting)
-        else:
-            drafting = drafting_of(outcome, self._limits.proposers)
-            self._costs.observe(rows, work.kv_tokens, outcome.verify_s, drafting)
-        if outcome.ids and not work.prefill_rows and outcome.step_s > 0.0:
-            host = 0.0 if whole else max(0.0, outcome.step_s - outcome.draft_s - outcome.verify_s)
-            limit = 3.0 * self._host_s if self._host_s else host
-            self._host_s = _HOST_FORGET * self._host_s + (1 - _HOST_FORGET) * min(host, limit) if limit else host
-            if pending is not None and pending.mode != "probe_draft":
-                trial, emitted = pending.mode == "probe_plain", sum(outcome.emitted)
-                weight = (1.0 - pending.found) * (every if pending.common else 1)
-                self._guard.observe(pending.prediction, emitted, outcome.step_s, trial=trial, weight=weight)
-
-    def _learn(self, steps: Sequence[tuple[StepOutcome, Pending | None]]) -> None:
-        """Accepted tokens and first rejections, to the models of the proposers that they came from, in their order."""
-        outcomes = [outcome for outcome, _ in steps]
-        accepted = [a for outcome in outcomes for a in outcome.accepted]
-        ends = [end for outcome in outcomes for end in outcome.ended]
-        tested = [a + (end in ("rejected", "invalid")) for a, end in zip(accepted, ends, strict=True)]
-        counts = np.array(([n for outcome in outcomes for n in outcome.drafted], tested, accepted))
-        place = np.concatenate([self._places.find(outcome.ids) for outcome in outcomes])
-        seen = Verdicts(place, *counts)
-        evidence = np.concatenate([evidence_of(outcome, outcome.drafted) for outcome in outcomes])
-        proposer = np.array([p for outcome in outcomes for p in outcome.proposer])
-        for index, drafter in enumerate(self._drafters):
-            mine = proposer == index
-            if (mine & (seen.drafted > 0)).any():
-                seen.place = place if mine.all() else np.where(mine, place, -1)
-                drafter.observe(seen, evidence, matches_of(steps, index) if index in self._lookups else _NO_MATCHES)
 
 
 def _room(view: StepView) -> bool:

@@ -28,6 +28,8 @@ _OTHER_LOAD = 1.5
 """What trials of drafting have shown holds up to so many times the requests, or as many times fewer."""
 _HYSTERESIS = 1.01
 """Speculation is taken up again when it promises this much; left when it promises less than plain decoding."""
+_HOPELESS = 0.95
+"""Where speculation promises less than this, nothing but a trial is going to change that."""
 
 
 class PlainGuard:
@@ -118,7 +120,7 @@ class PlainGuard:
         self.calm = 0
         if due:
             self._until_trial = self._pause = min(2 * self._pause, _LONGEST)
-        elif advantage <= _HYSTERESIS:
+        elif advantage < _HOPELESS:
             saving = 0.0 if self._paid else math.ceil(-self._allowance / share)
             self.calm = max(self._until_trial, int(saving), 1) - 1
 

@@ -175,3 +175,36 @@ def test_steps_of_all_sizes_count_alike() -> None:
         small.observe(1.0, 0.01, 2.0, 0.01)
         large.observe(50.0, 3.0, 100.0, 3.0)
     assert small.value == pytest.approx(large.value)
+
+
+@pytest.mark.parametrize("advantage", [0.5, 0.98, 1.03, 1.3, 3.0])
+def test_steps_without_a_decision_are_those_that_it_would_not_change(advantage: float) -> None:
+    """In any mode and with any debt, decisions that are left out where ``calm`` allows it would have been the same."""
+
+    def modes(*, holds: bool) -> list[Mode]:
+        guard = PlainGuard(only_by_trial=True)
+        made: list[Mode] = []
+        for step in range(3000):
+            hoped = 0.5 if step == 0 else advantage
+            made.append(guard.hold() if holds and guard.calm and step > 1 else decide(guard, hoped))
+            if made[-1] == "probe_draft":
+                guard.tried(0.7)
+        return made
+
+    assert modes(holds=True) == modes(holds=False)
+
+
+def test_look_ups_are_paid_for_by_steps_without_a_decision_too() -> None:
+    guard = PlainGuard(only_by_trial=True)
+    for _ in range(2):
+        decide(guard, 0.5)
+    guard.looked_up(0.05)
+    assert not guard.affords_look_ups
+    while guard.calm:
+        guard.hold()
+    for _ in range(8):
+        if not guard.affords_look_ups:
+            decide(guard, 0.5)
+            while guard.calm:
+                guard.hold()
+    assert guard.affords_look_ups

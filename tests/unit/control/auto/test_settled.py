@@ -1,0 +1,183 @@
+"""What is settled for some steps: the same plans without another look, until something is learnt or changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from dynaspec.contract.step import Ended, SpecPlan, StepOutcome, StepView, Work
+from dynaspec.control.auto import AutoController
+from support.closed_loop import COSTS, LIMITS, LONGEST, Loop
+
+PASS_S = 2e-3
+
+
+def auto() -> AutoController:
+    return AutoController(LIMITS, longest=LONGEST, costs=COSTS)
+
+
+def view(
+    step: int, ids: Sequence[str] = ("a", "b"), *, prefill: int = 0, lag: int | None = 0, room: int = 99
+) -> StepView:
+    rooms = (room,) * len(ids)
+    return StepView(
+        step=step,
+        ids=tuple(ids),
+        context_len=(50,) * len(ids),
+        room_depth=rooms,
+        room_nodes=rooms,
+        max_draft=(None,) * len(ids),
+        temperature=(0.0,) * len(ids),
+        lag=() if lag is None else ((lag,) * len(ids),),
+        offers=(None,),
+        prefill_tokens=prefill,
+        waiting=0,
+        limits=LIMITS,
+    )
+
+
+def outcome(seen: StepView, plan: SpecPlan, *, right: bool, verify_s: float = PASS_S) -> StepOutcome:
+    """Of a step whose drafts are all right, or all wrong."""
+    accepted = plan.depth if right else (0,) * len(plan.depth)
+    ended: Ended = "all_accepted" if right else "rejected"
+    drafting = sum(map(bool, plan.depth))
+    passes = (drafting,) * max(plan.depth)
+    return StepOutcome(
+        plan_step=seen.step,
+        ids=seen.ids,
+        proposer=plan.proposer,
+        requested=plan.depth,
+        drafted=plan.depth,
+        verified=plan.depth,
+        accepted=accepted,
+        emitted=tuple(n + 1 for n in accepted),
+        ended=tuple(ended if depth else "none" for depth in plan.depth),
+        early_exit=(False,) * len(plan.depth),
+        confidence=tuple((0.5,) * depth for depth in plan.depth),
+        work=Work(rows_per_pass=passes, verify_rows=sum(plan.depth) + len(plan.depth), kv_tokens=100),
+        draft_s=4e-4 * len(passes),
+        verify_s=verify_s,
+        step_s=4e-4 * len(passes) + verify_s + 1e-4,
+    )
+
+
+def gives_up(controller: AutoController) -> int:
+    """Wrong drafts until plain decoding goes on by itself; the next step."""
+    for step in range(400):
+        seen = view(step)
+        plan = controller.plan(seen)
+        controller.observe(outcome(seen, plan, right=False))
+        if plan.next_needs == "nothing":
+            return step + 1
+    raise AssertionError("drafts went on")
+
+
+def test_calm_plain_decoding_needs_nothing_of_proposers_and_serves_whoever_comes() -> None:
+    controller = auto()
+    step = gives_up(controller)
+    plan = controller.plan(view(step, ("c", "b"), prefill=20, lag=None))
+    assert plan.depth == (0, 0)
+
+
+def test_another_load_is_looked_at_and_costs_one_step_where_nobody_foresaw_it() -> None:
+    controller = auto()
+    step = gives_up(controller)
+    ids = [str(i) for i in range(9)]
+    first = controller.plan(view(step, ids, lag=None))
+    assert first.depth == (0,) * 9
+    assert first.next_needs == "all"
+    seen = view(step + 1, ids)
+    controller.plan(seen)
+    assert controller.estimates()["plain_goodput"] > 5 / PASS_S  # of nine requests, not of two
+
+
+def test_the_step_before_a_decision_asks_for_all_that_it_may_need() -> None:
+    controller = auto()
+    first = gives_up(controller)
+    needs: list[str] = []
+    for step in range(first, first + 400):
+        foreseen = not needs or needs[-1] != "nothing"
+        seen = view(step, lag=0 if foreseen else None)
+        plan = controller.plan(seen)
+        if any(plan.depth):
+            assert foreseen
+            break
+        needs.append(plan.next_needs)
+        controller.observe(outcome(seen, plan, right=False))
+    assert "nothing" in needs
+    assert any(plan.depth)  # a trial
+
+
+def test_plans_repeat_until_a_request_has_little_room() -> None:
+    controller = auto()
+    for step in range(60):
+        seen = view(step)
+        plan = controller.plan(seen)
+        controller.observe(outcome(seen, plan, right=True))
+    assert min(plan.depth) > 2
+    short = controller.plan(view(60, room=2))
+    assert max(short.depth) <= 2
+    assert controller.plan(view(61)).depth == plan.depth
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_nothing_depends_on_how_steps_are_numbered(seed: int) -> None:
+    """Of common steps one in three is weighed; which ones, their numbers say: any start does."""
+
+    class Shifted:
+        """Hands a controller the steps of a run that began earlier."""
+
+        def __init__(self, inner: AutoController) -> None:
+            self._inner = inner
+
+        def plan(self, seen: StepView) -> SpecPlan:
+            return replace(self._inner.plan(replace(seen, step=seen.step + 1000)), step=seen.step)
+
+        def trim(self, seen: StepView, plan: SpecPlan, drafts: object) -> SpecPlan:
+            moved = self._inner.trim(replace(seen, step=seen.step + 1000), plan, drafts)  # type: ignore[arg-type]
+            return replace(moved, step=seen.step)
+
+        def observe(self, seen: StepOutcome) -> None:
+            self._inner.observe(replace(seen, plan_step=seen.plan_step + 1000))
+
+        def forget(self, ids: Sequence[str]) -> None:
+            self._inner.forget(ids)
+
+    here, there = (Loop(1, seed).run(controller, 600).goodput for controller in (auto(), Shifted(auto())))
+    assert there == pytest.approx(here, rel=0.05)
+
+
+def test_a_name_may_be_used_again() -> None:
+    """What an ended request has taught does not go to the next one of its name."""
+    controller = auto()
+    for step in range(30):
+        seen = view(step, ("a",))
+        plan = controller.plan(seen)
+        controller.observe(outcome(seen, plan, right=True))
+    controller.forget(["a"])
+    seen = view(30, ("a",))
+    plan = controller.plan(seen)
+    controller.observe(outcome(seen, plan, right=True))
+    controller.forget(["a"])
+    controller.plan(view(31, ("b",)))
+    assert len(controller._places) <= 2
+
+
+def test_a_step_after_long_prompts_tells_nothing_of_what_steps_cost() -> None:
+    def plain_s(prefill_rows: int) -> float:
+        controller = auto()
+        for step in range(40):
+            seen = view(step)
+            plan = replace(controller.plan(seen), depth=(0, 0), nodes=(0, 0), stop=None)
+            came = outcome(seen, plan, right=True, verify_s=PASS_S if step % 2 else 20 * PASS_S)
+            if step % 2 == 0:
+                came = replace(came, work=replace(came.work, prefill_rows=prefill_rows))
+            else:
+                came = replace(came, verify_s=1.4 * PASS_S)
+            controller.observe(came)
+        found: float = controller.estimates()["target_curve"][1][1]
+        return found
+
+    assert plain_s(200) < plain_s(20)
