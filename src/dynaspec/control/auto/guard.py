@@ -18,8 +18,10 @@ _PLAIN_RUN = 6
 """Steps of such a trial: the first ones tell little, as the caches are full of what drafting needs."""
 _TRIAL_WEIGHT = 8.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
-_TRIAL_SHARE, _LOOK_UP_SHARE, _SAVED = 0.008, 0.004, 2.0
+_TRIAL_SHARE, _LOOK_UP_SHARE, _SAVED = 0.0125, 0.004, 2.0
 """Shares of all steps that trials of drafting may cost, and look-ups beside plain decoding; steps saved up for each."""
+_ROUNDING = 1e-9
+"""Steps: what is saved in one sum or in many is the same."""
 _STAKE = 0.1
 """Trials may cost no more than this share of what the best drafter would gain, …"""
 _LEAST_SHARE = 0.002
@@ -115,13 +117,13 @@ class PlainGuard:
             steps = 1
         self._until_trial -= steps
         promising = self._until_trial <= 0 or advantage > _HYSTERESIS
-        due = promising and (self._allowance >= 0.0 or self._paid)
+        due = promising and (self._allowance > -_ROUNDING or self._paid)
         self.mode = "probe_draft" if due else "plain"
         self.calm = 0
         if due:
             self._until_trial = self._pause = min(2 * self._pause, _LONGEST)
         elif advantage < _HOPELESS:
-            saving = 0.0 if self._paid else math.ceil(-self._allowance / share)
+            saving = 0.0 if self._paid else math.ceil((-self._allowance - _ROUNDING) / share)
             self.calm = max(self._until_trial, int(saving), 1) - 1
 
     def _goes_on(self, advantage: float, known: float) -> bool:
