@@ -24,13 +24,12 @@ import numpy as np
 import torch
 from transformers import LlamaConfig
 
-from dynaspec.model.attention.base import KV, AttentionBackend, AttentionSpec
-from dynaspec.model.attention.select import attention_backend
+from dynaspec.model.attention.base import KV, AttentionBackend
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.config import DecoderConfig
 from dynaspec.model.decoder import Decoder
 from dynaspec.model.families import FAMILIES
-from dynaspec.model.ops import Ops, TorchOps
+from dynaspec.model.loader import assemble
 from dynaspec.model.reader import Reader
 
 LLAMA = "LlamaForCausalLM"
@@ -90,12 +89,8 @@ class Subject:
         fields = dict(zip(FIELDS, shape, strict=True))
         config = FAMILIES[LLAMA].config(LlamaConfig(**fields, max_position_embeddings=longest), None)
         reader = Reader(RandomTensors(device, dtype), config, device, dtype)  # type: ignore[arg-type]
-        scale = config.head_dim**-0.5
-        spec = AttentionSpec(config.num_heads, config.num_kv_heads, config.head_dim, scale)
-        attention = attention_backend(spec, device, dtype)
-        weights = FAMILIES[LLAMA].weights(reader, config)
-        decoder = Decoder(config, weights, attention, row_ops(device), device, dtype)
-        return Subject(name, config, decoder, attention, dtype)
+        decoder = assemble(config, FAMILIES[LLAMA].weights(reader, config), device, dtype)
+        return Subject(name, config, decoder, decoder.attention, dtype)
 
     @property
     def weight_bytes(self) -> int:
@@ -118,14 +113,6 @@ class Subject:
             for _ in range(self.config.num_layers)
         )
         return [(k, v) for k, v in made]
-
-
-def row_ops(device: torch.device) -> Ops:
-    if device.type == "cpu":
-        return TorchOps()
-    from dynaspec.model.cuda_ops import CudaOps
-
-    return CudaOps()
 
 
 def make_batch(batch: int, rows: int, context: int, device: torch.device) -> ForwardBatch:

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from dynaspec.model.attention.base import AttentionSpec
+from dynaspec.model.attention.reference import ReferenceAttention
 from dynaspec.model.base import Model
+from dynaspec.model.decoder import Decoder
 from dynaspec.model.loader import load_model
+from dynaspec.model.ops import TorchOps
+from dynaspec.model.stack import OpsStack
 
 from .checkpoints import GPT_SIZES, LLAMA_SIZES, TEXTS, VOCAB, save_random, their_logits
 from .paging import PagedTexts, in_passes
@@ -109,6 +114,28 @@ def test_logits_are_those_of_transformers(models: tuple[Model, Any]) -> None:
     for found, expected in zip(in_passes(ours, TEXTS, RAGGED), their_logits(theirs), strict=True):
         assert expected.abs().max() > 0.5, "logits too flat to tell anything"
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_single_operations_compute_the_same(models: tuple[Model, Any]) -> None:
+    ours, theirs = models
+    assert isinstance(ours, Decoder)
+    single = in_single_operations(ours)
+    for found, expected in zip(in_passes(single, TEXTS, RAGGED), their_logits(theirs), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    paged = [PagedTexts(model, 1, len(TEXTS[0])) for model in (ours, single)]
+    taps = [texts.model.forward(texts.batch({0: TEXTS[0]}), texts.kv, taps=(0, 1)).taps for texts in paged]
+    for index in (0, 1):
+        torch.testing.assert_close(taps[1][index], taps[0][index], rtol=1e-4, atol=1e-4)
+
+
+def in_single_operations(model: Decoder) -> Decoder:
+    """The same weights run by what runs on other devices and in other dtypes."""
+    config, weights, device = model.config, model._weights, model.device
+    scale = config.attention_scale or config.head_dim**-0.5
+    spec = AttentionSpec(config.num_heads, config.num_kv_heads, config.head_dim, scale, config.attention_softcap)
+    attention = ReferenceAttention(spec, device)
+    stack = OpsStack(config, weights.layers, attention, TorchOps(), device)
+    return Decoder(config, weights, attention, stack, TorchOps(), device, model.dtype)
 
 
 def test_rows_are_bitwise_independent_of_batch_and_chunks(models: tuple[Model, Any]) -> None:

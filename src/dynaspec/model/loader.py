@@ -18,8 +18,10 @@ from .config import DecoderConfig
 from .decoder import Decoder
 from .families import FAMILIES, Family
 from .families.common import UnsupportedVariantError, special_tokens, token_ids
+from .layer import Weights
 from .ops import Ops, TorchOps
 from .reader import Reader
+from .stack import OpsStack
 from .weights import Checkpoint, find_checkpoint, read_json
 
 logger = logging.getLogger(__name__)
@@ -81,21 +83,31 @@ def _load_decoder(
 ) -> Decoder:
     weights = family.weights(Reader(checkpoint, config, device, dtype), config)
     checkpoint.check_all_taken()
+    return assemble(config, weights, device, dtype)
+
+
+def assemble(config: DecoderConfig, weights: Weights, device: torch.device, dtype: torch.dtype) -> Decoder:
+    """A decoder with the fastest attention, layers and operations for a device and dtype; imports those only."""
     scale = config.attention_scale or config.head_dim**-0.5
     spec = AttentionSpec(config.num_heads, config.num_kv_heads, config.head_dim, scale, config.attention_softcap)
-    return Decoder(config, weights, attention_backend(spec, device, dtype), _ops(device, dtype), device, dtype)
-
-
-def _ops(device: torch.device, dtype: torch.dtype) -> Ops:
-    if device.type == "cuda":
-        from .cuda_ops import CudaOps
-
-        return CudaOps()
+    attention = attention_backend(spec, device, dtype)
     if device.type == "cpu" and dtype == torch.float32:
-        from .cpu_ops import CpuOps  # compiles its kernels when imported
+        from .cpu_ops import CpuOps  # these compile their kernels when imported
+        from .cpu_stack import CpuStack
 
-        return CpuOps()
-    return TorchOps()
+        cpu_stack = CpuStack(config, weights.layers, spec, torch.get_num_threads())
+        return Decoder(config, weights, attention, cpu_stack, CpuOps(), device, dtype)
+    ops = _ops(device)
+    stack = OpsStack(config, weights.layers, attention, ops, device)
+    return Decoder(config, weights, attention, stack, ops, device, dtype)
+
+
+def _ops(device: torch.device) -> Ops:
+    if device.type != "cuda":
+        return TorchOps()
+    from .cuda_ops import CudaOps
+
+    return CudaOps()
 
 
 def _device(name: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""The elementwise and row-wise operations of a decoder, on any device with PyTorch and on CPU with numba."""
+"""The elementwise and row-wise operations of a decoder, and PyTorch's for any device."""
 
 from __future__ import annotations
 
@@ -37,15 +37,23 @@ class RopeTable:
         return RopeTable(cos.to(device), sin.to(device), rope.interleaved)
 
 
-class Ops(Protocol):
-    """Row-wise operations. Shapes: x, delta [R, width], contiguous."""
-
-    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """The norm of every row."""
-        ...
+class RowOps(Protocol):
+    """What a decoder does beside its layers. Shapes: x, delta [R, width], contiguous."""
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Adds ``delta`` to ``x`` in place; returns the norm of the sum."""
+        ...
+
+    def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        """cap · tanh(x / cap) of x [R, width]; may overwrite its input."""
+        ...
+
+
+class Ops(RowOps, Protocol):
+    """What its layers do too."""
+
+    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """The norm of every row of x [R, width]."""
         ...
 
     def head_norm(self, x: torch.Tensor, norm: Norm) -> None:
@@ -61,10 +69,6 @@ class Ops(Protocol):
 
         May overwrite its input.
         """
-        ...
-
-    def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
-        """cap · tanh(x / cap) of x [R, width]; may overwrite its input."""
         ...
 
 

@@ -16,17 +16,18 @@ class PackedLinear:
     """Products in float32 with packed weights, of which no other copy is kept."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, threads: int) -> None:
-        self._width = weight.shape[0]
-        self._packed = gemm.pack(weight.numpy())
-        self._padded = self._packed.shape[0] * gemm.PANEL
-        self._bias = np.zeros(self._padded, np.float32)
+        self.width = weight.shape[0]
+        self.packed = gemm.pack(weight.numpy())
+        """See ``gemm.pack``."""
+        self._padded = self.packed.shape[0] * gemm.PANEL
+        self.bias = np.zeros(self._padded, np.float32)
         if bias is not None:
-            self._bias[: self._width] = bias.numpy()
+            self.bias[: self.width] = bias.numpy()
         self._threads = team_size(threads)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.contiguous().numpy()
         out = np.empty((rows.shape[0], self._padded), np.float32)
-        gemm.multiply(rows, self._packed, self._bias, out, self._threads)
+        gemm.multiply(rows, self.packed, self.bias, out, self._threads)
         result = torch.from_numpy(out)
-        return result if self._padded == self._width else result[:, : self._width].contiguous()
+        return result if self._padded == self.width else result[:, : self.width].contiguous()

@@ -9,21 +9,58 @@ import torch
 
 from dynaspec.model.config import MlpKind, RopeConfig
 from dynaspec.model.cpu_ops import CpuOps
+from dynaspec.model.kernels import elementwise, rope
+from dynaspec.model.kernels import norm as norms
 from dynaspec.model.ops import Norm, Ops, RopeTable, TorchOps
 
 CPU = torch.device("cpu")
+ACTIVATIONS: dict[MlpKind, int] = {
+    "gated_silu": elementwise.SILU,
+    "gated_gelu_tanh": elementwise.GELU_TANH,
+    "relu": elementwise.RELU,
+    "gelu": elementwise.GELU,
+    "gelu_tanh": elementwise.GELU_TANH,
+}
 WIDTHS = [16, 48, 52, 7]
 KINDS: list[MlpKind] = ["gated_silu", "gated_gelu_tanh", "relu", "gelu", "gelu_tanh"]
+
+
+class KernelOps(CpuOps):
+    """The kernels that compiled layers call, one at a time."""
+
+    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        out = torch.empty_like(x)
+        flat, target = x.numpy().reshape(-1), out.numpy().reshape(-1)
+        if norm.bias is None:
+            norms.rms_norm(flat, norm.weight.numpy(), norm.eps, target)
+        else:
+            norms.layer_norm(flat, norm.weight.numpy(), norm.bias.numpy(), norm.eps, target)
+        return out
+
+    def head_norm(self, x: torch.Tensor, norm: Norm) -> None:
+        norms.head_rms_norm(x.numpy(), norm.weight.numpy(), norm.eps)
+
+    def rotate(self, x: torch.Tensor, positions: torch.Tensor, table: RopeTable) -> None:
+        rope.rotate(x.numpy(), positions.numpy(), table.cos.numpy(), table.sin.numpy(), table.interleaved)
+
+    def activate(self, kind: MlpKind, up: torch.Tensor) -> torch.Tensor:
+        if not kind.startswith("gated"):
+            elementwise.activate(up.numpy().reshape(-1), ACTIVATIONS[kind])
+            return up
+        out = torch.empty(up.shape[0], up.shape[1] // 2)
+        elementwise.gated(up.numpy(), out.numpy(), ACTIVATIONS[kind])
+        return out
+
 
 Run = Callable[[Ops, torch.Tensor], torch.Tensor]
 
 
 def check(run: Run, x: torch.Tensor, tolerance: float = 2e-6) -> None:
     """``run`` gives PyTorch's values, and each row the same bits alone as together."""
-    together = run(CpuOps(), x.clone())
+    together = run(KernelOps(), x.clone())
     torch.testing.assert_close(together, run(TorchOps(), x.clone()), rtol=1e-5, atol=tolerance)
     for row in range(len(x)):
-        assert torch.equal(run(CpuOps(), x[row : row + 1].clone())[0], together[row])
+        assert torch.equal(run(KernelOps(), x[row : row + 1].clone())[0], together[row])
 
 
 def norm(width: int, layer: bool) -> Norm:
@@ -68,12 +105,12 @@ def test_head_norm_works_on_a_view(heads: int) -> None:
 @pytest.mark.parametrize("rotated", [4, 12])
 def test_rotate(interleaved: bool, rotated: int) -> None:
     torch.manual_seed(0)
-    rope = RopeConfig(rotated, tuple(0.5**i for i in range(rotated // 2)), interleaved, amplitude=1.2)
-    table = RopeTable.build(rope, 40, CPU)
+    config = RopeConfig(rotated, tuple(0.5**i for i in range(rotated // 2)), interleaved, amplitude=1.2)
+    table = RopeTable.build(config, 40, CPU)
     positions = torch.tensor([0, 39, 7])
     x = torch.randn(3, 4, 12)
     ours, theirs = x.clone(), x.clone()
-    CpuOps().rotate(ours[:, :3], positions, table)
+    KernelOps().rotate(ours[:, :3], positions, table)
     TorchOps().rotate(theirs[:, :3], positions, table)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     assert torch.equal(ours[:, 3], x[:, 3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.decoder import Weights
+from dynaspec.model.layer import Weights
 from dynaspec.model.reader import Reader
 
 from . import codegen, gemma2, gpt2, gpt_neox, gptj, llama, opt, phi3, qwen2, qwen3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.decoder import Weights
+from dynaspec.model.layer import Weights
 from dynaspec.model.linear import Linear
 from dynaspec.model.reader import Reader
 

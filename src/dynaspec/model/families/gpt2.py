@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.decoder import Layer, Weights
+from dynaspec.model.layer import Layer, Weights
 from dynaspec.model.linear import Linear
 from dynaspec.model.reader import Reader
 

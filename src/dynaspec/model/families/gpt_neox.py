@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.decoder import Layer, Weights
+from dynaspec.model.layer import Layer, Weights
 from dynaspec.model.linear import Linear
 from dynaspec.model.reader import Reader
 

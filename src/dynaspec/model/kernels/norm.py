@@ -72,6 +72,12 @@ def _add_row(x: Floats, delta: Floats, at: int, width: int) -> None:
         store_first(x, i, load_first(x, i, rest) + load_first(delta, i, rest), rest)
 
 
+@njit("void(f4[::1], f4[::1])", cache=True, nogil=True)
+def add_rows(x: Floats, delta: Floats) -> None:
+    """x += delta, both [R · width]."""
+    _add_row(x, delta, 0, x.size)
+
+
 @njit("void(f4[::1], f4[::1], f8, f4[::1])", cache=True, nogil=True)
 def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     """RMSNorm (1910.07467) of every row of x [R · width, contiguous] into ``out``."""

@@ -1,0 +1,117 @@
+"""The layers of a decoder on CPU in float32, all in one compiled call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .attention.base import KV, AttentionSpec
+from .attention.cpu import CpuMeta
+from .config import DecoderConfig, MlpKind
+from .kernels import elementwise
+from .kernels import layers as kernels
+from .kernels.team import team_size
+from .layer import Layer
+from .linear import Linear
+from .ops import Norm, RopeTable
+from .packed import PackedLinear
+
+_ACTIVATIONS: dict[MlpKind, int] = {
+    "gated_silu": elementwise.SILU,
+    "gated_gelu_tanh": elementwise.GELU_TANH,
+    "relu": elementwise.RELU,
+    "gelu": elementwise.GELU,
+    "gelu_tanh": elementwise.GELU_TANH,
+}
+_NO_ANGLES = np.empty((1, 0), np.float32)
+
+
+class CpuStack:
+    """See ``LayerStack``. The same bits for a row in any batch and on any number of threads."""
+
+    def __init__(self, config: DecoderConfig, layers: Sequence[Layer], spec: AttentionSpec, threads: int) -> None:
+        """
+        Args:
+            layers: of packed matrices and float32 norms.
+            spec: of the attention, which is ``CpuAttention``.
+        """
+        self._layers = tuple(layers)  # keeps alive what the table points to
+        self._table = np.array([_row(layer) for layer in layers], np.int64)
+        self._cached: Sequence[KV] = ()
+        self._caches = np.empty((0, 2), np.int64)
+        rope = RopeTable.build(config.rope, config.max_position, torch.device("cpu")) if config.rope else None
+        self._settings = (
+            (config.num_heads, config.num_kv_heads, config.head_dim),
+            config.gated,
+            _ACTIVATIONS[config.mlp],
+            config.parallel_residual,
+            config.norm_eps,
+            _NO_ANGLES if rope is None else rope.cos.numpy(),
+            _NO_ANGLES if rope is None else rope.sin.numpy(),
+            rope is not None and rope.interleaved,
+            spec.scale,
+            spec.softcap or 0.0,
+            team_size(threads),
+        )
+
+    def run(self, x: torch.Tensor, delta: torch.Tensor, layers: range, kv: Sequence[KV], meta: CpuMeta) -> torch.Tensor:
+        """See ``LayerStack``."""
+        batch = meta.batch
+        kernels.run(
+            x.numpy(),
+            delta.numpy(),
+            layers.start,
+            layers.stop,
+            self._table,
+            self._addresses(kv),
+            kv[0][0].shape[0],
+            *self._settings,
+            meta.units,
+            meta.bounds,
+            meta.longest,
+            batch.query_start,
+            batch.context_lens,
+            batch.block_tables,
+            batch.slots,
+            batch.positions,
+            meta.ancestors,
+            meta.chains,
+        )
+        return delta
+
+    def _addresses(self, kv: Sequence[KV]) -> npt.NDArray[np.int64]:
+        """[layers, 2] of the caches, which are the same ones pass after pass."""
+        if kv is not self._cached:
+            self._caches = np.array([[key.data_ptr(), value.data_ptr()] for key, value in kv], np.int64)
+            self._cached = kv
+        return self._caches
+
+
+def _row(layer: Layer) -> list[int]:
+    """A layer's row of ``kernels.run``'s table."""
+    matrices = (layer.qkv, layer.out, layer.up, layer.down)
+    norms = (
+        layer.attention_norm,
+        layer.mlp_norm,
+        layer.post_attention_norm,
+        layer.post_mlp_norm,
+        layer.query_norm,
+        layer.key_norm,
+    )
+    row = [number for matrix in matrices for number in _matrix(matrix)]
+    return [*row, *(number for norm in norms for number in _norm(norm)), layer.window or 0]
+
+
+def _matrix(linear: Linear) -> tuple[int, int, int, int]:
+    if not isinstance(linear, PackedLinear):
+        raise TypeError(f"a layer has a {type(linear).__name__}; expected a PackedLinear")
+    return linear.packed.ctypes.data, linear.packed.shape[2], linear.bias.ctypes.data, linear.width
+
+
+def _norm(norm: Norm | None) -> tuple[int, int]:
+    if norm is None:
+        return 0, 0
+    return norm.weight.data_ptr(), 0 if norm.bias is None else norm.bias.data_ptr()

@@ -1,0 +1,203 @@
+"""All layers of a decoder on CPU in one call, float32.
+
+A layer is a dozen kernels of some ten microseconds. Called one by one from Python they take as long again, and more
+where the host's other work has displaced the interpreter from the caches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+from .elementwise import activate, gated
+from .gemm import PANEL, multiply
+from .norm import add_layer_norm, add_rms_norm, add_rows, head_rms_norm, layer_norm, rms_norm
+from .paged_attention import attend, write_kv
+from .rope import rotate
+
+Floats = npt.NDArray[np.float32]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+MATRIX = 4
+"""Columns that describe a matrix: address of what ``gemm.pack`` made, 32-bit words an input and panel takes, address
+of the bias, outputs."""
+QKV, OUT, UP, DOWN = range(0, 4 * MATRIX, MATRIX)
+NORM = 2
+"""Columns that describe a norm: addresses of weight (0: there is none) and bias (0: it is an RMS norm)."""
+ATTENTION_NORM, MLP_NORM, POST_ATTENTION_NORM, POST_MLP_NORM, QUERY_NORM, KEY_NORM = range(
+    4 * MATRIX, 4 * MATRIX + 6 * NORM, NORM
+)
+WINDOW = 28
+"""Column of the sliding window; 0 = none."""
+
+
+@intrinsic
+def _pointer(typingctx: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), generate
+
+
+@njit(cache=True, nogil=True)
+def _norm(x: Floats, layer: Int64, which: int, eps: float, out: Floats) -> None:
+    """A norm of every row of x [R, width] into ``out``, which may be x."""
+    width = x.shape[1]
+    weight = carray(_pointer(layer[which]), (width,), np.float32)
+    if layer[which + 1]:
+        bias = carray(_pointer(layer[which + 1]), (width,), np.float32)
+        layer_norm(x.reshape(-1), weight, bias, eps, out.reshape(-1))
+    else:
+        rms_norm(x.reshape(-1), weight, eps, out.reshape(-1))
+
+
+@njit(cache=True, nogil=True)
+def _add_norm(x: Floats, delta: Floats, layer: Int64, which: int, eps: float, out: Floats) -> None:
+    """x += delta, then its norm into ``out``."""
+    width = x.shape[1]
+    weight = carray(_pointer(layer[which]), (width,), np.float32)
+    if layer[which + 1]:
+        bias = carray(_pointer(layer[which + 1]), (width,), np.float32)
+        add_layer_norm(x.reshape(-1), delta.reshape(-1), weight, bias, eps, out.reshape(-1))
+    else:
+        add_rms_norm(x.reshape(-1), delta.reshape(-1), weight, eps, out.reshape(-1))
+
+
+@njit(cache=True, nogil=True)
+def _product(x: Floats, layer: Int64, which: int, threads: int) -> Floats:
+    """x [R, in] times a matrix → [R, out], contiguous."""
+    rows, depth = x.shape
+    words, width = layer[which + 1], layer[which + 3]
+    panels = (width + PANEL - 1) // PANEL
+    padded = panels * PANEL
+    packed = carray(_pointer(layer[which]), (panels, depth, words), np.uint32)
+    bias = carray(_pointer(layer[which + 2]), (padded,), np.float32)
+    out = np.empty((rows, padded), np.float32)
+    multiply(x, packed, bias, out, threads)
+    if padded == width:
+        return out
+    dense = np.empty((rows, width), np.float32)
+    for row in range(rows):
+        for i in range(width):
+            dense[row, i] = out[row, i]
+    return dense
+
+
+@njit(cache=True, nogil=True)
+def _mlp(h: Floats, layer: Int64, is_gated: bool, activation: int, threads: int) -> Floats:
+    up = _product(h, layer, UP, threads)
+    if is_gated:
+        inner = np.empty((up.shape[0], up.shape[1] // 2), np.float32)
+        gated(up, inner, activation)
+        return _product(inner, layer, DOWN, threads)
+    activate(up.reshape(-1), activation)
+    return _product(up, layer, DOWN, threads)
+
+
+@njit(
+    "void(f4[:, ::1], f4[:, ::1], i8, i8, i8[:, ::1], i8[:, ::1], i8, UniTuple(i8, 3), b1, i8, b1, f8, f4[:, ::1],"
+    " f4[:, ::1], b1, f8, f8, i8, i4[:, ::1], i8[::1], i8, i4[::1], i4[::1], i4[:, :], i8[::1], i8[::1], i8[::1],"
+    " b1[::1])",
+    cache=True,
+    nogil=True,
+)
+def run(
+    x: Floats,
+    delta: Floats,
+    first: int,
+    end: int,
+    table: Int64,
+    caches: Int64,
+    blocks: int,
+    heads: tuple[int, int, int],
+    is_gated: bool,
+    activation: int,
+    parallel: bool,
+    eps: float,
+    cos: Floats,
+    sin: Floats,
+    interleaved: bool,
+    scale: float,
+    softcap: float,
+    threads: int,
+    units: Int32,
+    bounds: Int64,
+    longest: int,
+    query_start: Int32,
+    context_lens: Int32,
+    block_tables: Int32,
+    slots: Int64,
+    positions: Int64,
+    ancestors: Int64,
+    chains: npt.NDArray[np.bool_],
+) -> None:
+    """Layers first … end − 1.
+
+    Args:
+        x: [R, hidden] in and out: the sum that all layers add to.
+        delta: [R, hidden] in and out: what the layer before wants to add, which is done together with the next norm.
+        table: [layers, 29] addresses and sizes of all weights: the columns above, in this order.
+        caches: [layers, 2] addresses of the key and the value cache.
+        blocks: KV blocks.
+        heads: heads, KV heads, dimensions of a head.
+        parallel: attention and MLP both read the layer's input.
+        cos, sin: see ``rope.rotate``; no columns = no rotation.
+        threads: of the team, at most.
+        scale, softcap, units … chains: see ``paged_attention.attend``.
+    """
+    query_heads, kv_heads, head_dim = heads
+    rows = x.shape[0]
+    lanes = (head_dim + 15) // 16 * 16
+    h = np.empty_like(x)
+    attended = np.empty((rows, query_heads * head_dim), np.float32)
+    for index in range(first, end):
+        layer = table[index]
+        _add_norm(x, delta, layer, ATTENTION_NORM, eps, h)
+        qkv = _product(h, layer, QKV, threads).reshape(rows, query_heads + 2 * kv_heads, head_dim)
+        q, k = qkv[:, :query_heads], qkv[:, query_heads : query_heads + kv_heads]
+        if layer[QUERY_NORM]:
+            head_rms_norm(q, carray(_pointer(layer[QUERY_NORM]), (head_dim,), np.float32), eps)
+            head_rms_norm(k, carray(_pointer(layer[KEY_NORM]), (head_dim,), np.float32), eps)
+        if cos.shape[1]:
+            rotate(qkv[:, : query_heads + kv_heads], positions, cos, sin, interleaved)
+        k_cache = carray(_pointer(caches[index, 0]), (blocks, kv_heads, head_dim, 16), np.float32)
+        v_cache = carray(_pointer(caches[index, 1]), (blocks, kv_heads, 16, lanes), np.float32)
+        write_kv(k, qkv[:, query_heads + kv_heads :], k_cache, v_cache, slots)
+        attend(
+            q,
+            k_cache,
+            v_cache,
+            attended,
+            units,
+            bounds,
+            longest,
+            query_start,
+            context_lens,
+            block_tables,
+            slots,
+            positions,
+            ancestors,
+            chains,
+            scale,
+            softcap,
+            layer[WINDOW],
+        )
+        out = _product(attended, layer, OUT, threads)
+        if parallel or not layer[MLP_NORM]:
+            if layer[MLP_NORM]:
+                _norm(x, layer, MLP_NORM, eps, h)
+            last = _mlp(h, layer, is_gated, activation, threads)
+            add_rows(last.reshape(-1), out.reshape(-1))
+        else:
+            if layer[POST_ATTENTION_NORM]:
+                _norm(out, layer, POST_ATTENTION_NORM, eps, out)
+            _add_norm(x, out, layer, MLP_NORM, eps, h)
+            last = _mlp(h, layer, is_gated, activation, threads)
+            if layer[POST_MLP_NORM]:
+                _norm(last, layer, POST_MLP_NORM, eps, last)
+        delta[:] = last
