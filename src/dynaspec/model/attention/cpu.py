@@ -15,7 +15,6 @@ from dynaspec.model.kernels.team import team_size
 
 from .base import KV, AttentionSpec, Shape
 
-_UNIT_ROWS = 16
 _TEAM_WORK = 1 << 18
 """Multiplications of one layer from which more threads than one are faster."""
 _NO_ANCESTORS = np.empty(0, np.int64)
@@ -51,30 +50,27 @@ class CpuAttention:
         return (*leading, self.spec.head_dim, BLOCK_SIZE), (*leading, BLOCK_SIZE, padded)
 
     def prepare(self, batch: ForwardBatch) -> CpuMeta:
-        trees = batch.ancestors is not None
-        units, chains, cost = kernels.plan_work(
-            batch.query_start, batch.context_lens, batch.slots, batch.positions, trees, _UNIT_ROWS
+        spec = self.spec
+        units, chains, bounds, longest = kernels.plan_work(
+            batch.query_start,
+            batch.context_lens,
+            batch.slots,
+            batch.positions,
+            batch.ancestors is not None,
+            spec.num_heads,
+            spec.num_kv_heads,
+            self._threads,
+            _TEAM_WORK // (spec.num_heads * spec.head_dim),
         )
-        rows = batch.query_start[1:] - batch.query_start[:-1]
         return CpuMeta(
             positions=torch.from_numpy(batch.positions),
             batch=batch,
             ancestors=_NO_ANCESTORS if batch.ancestors is None else batch.ancestors,
             units=units,
             chains=chains,
-            bounds=self._split(cost),
-            longest=int((batch.context_lens + rows).max()),
+            bounds=bounds,
+            longest=longest,
         )
-
-    def _split(self, cost: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Shares of about equal cost, one a thread; a single share where the pass is small."""
-        heads = self.spec.num_kv_heads
-        end = (len(cost) - 1) * heads
-        if self._threads == 1 or int(cost[-1]) * self.spec.num_heads * self.spec.head_dim < _TEAM_WORK:
-            return np.array((0, end))
-        cumulative = np.repeat(np.diff(cost), heads).cumsum()
-        shares = np.linspace(0, int(cumulative[-1]), self._threads + 1)[1:-1]
-        return np.array((0, *np.searchsorted(cumulative, shares, side="right").tolist(), end))
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: KV, meta: CpuMeta, window: int | None
