@@ -17,6 +17,10 @@ TARGET_ROWS = (1, 4, 8, 14, 16, 28, 32, 64)
 DRAFTER_ROWS = (1, 4, 16)
 CONTEXT_ROWS, CONTEXT = 16, 256
 """Rows, and the KV entries that each sees, of the passes that tell what context costs."""
+AROUND_PASS_S, AROUND_DRAFT_S, AROUND_DRAFT_PASS_S = 4e-4, 2.5e-4, 5e-5
+"""What the host does beside the model's work, in the target's pass, in a draft and in each of its passes: seconds on a
+server's CPU, as a first guess. The first steps tell; but what they take more than was expected is laid upon all that
+they did, and drafting looks dear until many have been seen."""
 TRIALS = 3
 BUDGET_S = 1.0
 """Once the trials have taken longer, no larger passes are tried."""
@@ -79,7 +83,7 @@ def _target_curve(target: Runner, sizes: Sequence[int], clock: Callable[[], floa
         if points and clock() > deadline:
             break
         target.run(rows)  # compiles, and warms caches up
-        points.append((rows, min(_seconds(target, rows, clock) for _ in range(TRIALS))))
+        points.append((rows, AROUND_PASS_S + min(_seconds(target, rows, clock) for _ in range(TRIALS))))
     return tuple(points)
 
 
@@ -96,9 +100,9 @@ def _drafting(target: Runner, drafter: Runner, clock: Callable[[], float], deadl
             target.run(1)
             trials.append((_seconds(drafter, rows, clock), _seconds(drafter, rows, clock)))
         first, later = (min(column) for column in zip(*trials, strict=True))
-        points.append((rows, later))
+        points.append((rows, AROUND_DRAFT_PASS_S + later))
         extra.append(max(0.0, first - later))
-    return tuple(points), sum(extra) / len(extra)
+    return tuple(points), AROUND_DRAFT_S + sum(extra) / len(extra)
 
 
 def _context(target: Runner, without: Mapping[int, float], clock: Callable[[], float]) -> float:
@@ -107,7 +111,7 @@ def _context(target: Runner, without: Mapping[int, float], clock: Callable[[], f
         return 0.0
     target.run(CONTEXT_ROWS, CONTEXT)
     seconds = min(_seconds(target, CONTEXT_ROWS, clock, CONTEXT) for _ in range(TRIALS))
-    return max(0.0, seconds - without[CONTEXT_ROWS]) / (CONTEXT_ROWS * CONTEXT)
+    return max(0.0, AROUND_PASS_S + seconds - without[CONTEXT_ROWS]) / (CONTEXT_ROWS * CONTEXT)
 
 
 def _seconds(runner: Runner, rows: int, clock: Callable[[], float], context: int = 0) -> float:

@@ -44,6 +44,8 @@ _CHEAP_ROW = 0.35
 """Where a row costs a larger share of a token's worth, look-ups beside a model bring less than asking them takes."""
 _TRIM_FROM = 0.4
 """Where a rule ends drafts, only a last token each may not be worth its row: looked at from this share of a step on."""
+_AMPLE = 1 << 20
+"""Tokens left: more than enough for anything to be paid off."""
 _FIRST_STEPS = 24
 """Looked at one by one."""
 _UNTRIED_DRAFTS, _UNTRIED_LENGTH = 4, 4
@@ -272,10 +274,13 @@ class AutoController:
 
     def _situation(self, view: StepView) -> Situation:
         room = np.array(view.room_depth)
+        # While decoding plainly a drafter lacks all of each request. Those here would be read in once; whether that
+        # pays says nothing of those to come, whom it reads from the start.
+        left = room if self._guard.speculating else np.full_like(room, _AMPLE)
         return Situation(
             places=self._take_places(view),
             cap=self._caps(view, room),
-            room=room,
+            room=left,
             context=np.array(view.context_len),
             runnable=self._runnable,
             value=self._value,

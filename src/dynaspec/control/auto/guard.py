@@ -20,6 +20,8 @@ _TRIAL_WEIGHT = 8.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
 _TRIAL_SHARE, _LOOK_UP_SHARE, _SAVED = 0.0125, 0.004, 2.0
 """Shares of all steps that trials of drafting may cost, and look-ups beside plain decoding; steps saved up for each."""
+_CREDIT = 4.0
+"""Steps that trials may cost beyond what was saved as long as they go well."""
 _ROUNDING = 1e-9
 """Steps: what is saved in one sum or in many is the same."""
 _STAKE = 0.1
@@ -46,6 +48,8 @@ class PlainGuard:
         self._only_by_trial = only_by_trial
         self._paid = False
         """The latest trial since speculation was left."""
+        self._encouraged = False
+        """It went well, though it may have cost: what the drafter lacked of a request had to be read first."""
         self._just_tried = False
         self._allowance = 0.0
         """Steps that trials may cost now; negative: the latest cost more than was saved."""
@@ -113,17 +117,18 @@ class PlainGuard:
     def _decode_plainly(self, advantage: float, steps: int, share: float) -> None:
         if self.speculating:
             self.speculating, self._until_trial, self._plain_left = False, self._pause, 0
-            self._paid = False
+            self._paid = self._encouraged = False
             steps = 1
         self._until_trial -= steps
         promising = self._until_trial <= 0 or advantage > _HYSTERESIS
-        due = promising and (self._allowance > -_ROUNDING or self._paid)
+        goes_on = self._paid or self._encouraged
+        due = promising and (goes_on or self._allowance > -_ROUNDING)
         self.mode = "probe_draft" if due else "plain"
         self.calm = 0
         if due:
             self._until_trial = self._pause = min(2 * self._pause, _LONGEST)
         elif advantage < _HOPELESS:
-            saving = 0.0 if self._paid else math.ceil((-self._allowance - _ROUNDING) / share)
+            saving = 0.0 if goes_on else math.ceil((-self._allowance - _ROUNDING) / share)
             self.calm = max(self._until_trial, int(saving), 1) - 1
 
     def _goes_on(self, advantage: float, known: float) -> bool:
@@ -146,15 +151,17 @@ class PlainGuard:
         """What look-ups beside plain decoding cost, in steps of that; what they gain pays for later ones."""
         self._for_look_ups = min(self._for_look_ups - steps_lost, _SAVED)
 
-    def tried(self, steps_lost: float) -> None:
-        """What a trial of drafting cost, in steps of plain decoding. One that cost nothing goes on.
+    def tried(self, steps_lost: float, *, good: bool) -> None:
+        """What a trial of drafting cost, in steps of plain decoding. One that cost nothing or went well goes on.
 
         Args:
             steps_lost: what it took, less what it gave; not above 0 if it gave more tokens a second.
+            good: all that it drafted was accepted.
         """
         self._allowance -= max(0.0, steps_lost)
         self._paid, self._just_tried = steps_lost <= 0.0, True
-        if self._paid and not self.speculating:
+        self._encouraged = good and self._allowance > -_CREDIT
+        if (self._paid or self._encouraged) and not self.speculating:
             self._until_trial, self._pause = 0, max(_SHORTEST, self._pause // 2)
 
     def observe(

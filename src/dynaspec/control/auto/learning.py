@@ -114,7 +114,8 @@ class Learner:
             # Where a plan is drafted in the step before the one that verifies it, the trial took part of that one too.
             before = drafting_before(outcome, self._traits) if whole and not ran else None
             before_s = 0.0 if before is None else self._costs.draft_s(before)
-            self._guard.tried(pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s + before_s))
+            lost = pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s + before_s)
+            self._guard.tried(lost, good=outcome.accepted == outcome.drafted)
         elif pending is not None and pending.by_look_ups_alone and outcome.step_s > 0.0 and not work.prefill_rows:
             self._guard.looked_up(pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s))
         passed_over = pending is not None and pending.common and outcome.plan_step % every

@@ -41,18 +41,31 @@ def test_drafting_is_tried_again_ever_more_rarely() -> None:
     assert gaps[-1] == gaps[-2]
 
 
-def tried(guard: PlainGuard, steps_lost: float, advantage: float = 0.5) -> None:
+def tried(guard: PlainGuard, steps_lost: float, *, good: bool = False) -> None:
     """Goes on to the next trial of drafting, which costs so much."""
-    while decide(guard, advantage) != "probe_draft":
+    while decide(guard, 0.5) != "probe_draft":
         pass
-    guard.tried(steps_lost)
+    guard.tried(steps_lost, good=good)
 
 
 def test_a_trial_that_paid_goes_on() -> None:
     guard = PlainGuard()
     tried(guard, -0.2)
     assert decide(guard, 0.5) == "probe_draft"
-    guard.tried(0.1)
+    guard.tried(0.1, good=False)
+    assert decide(guard, 0.5) == "plain"
+
+
+def test_a_trial_that_went_well_goes_on_though_it_cost_but_not_for_ever() -> None:
+    guard = PlainGuard()
+    tried(guard, 1.3, good=True)
+    on_end = 1
+    while decide(guard, 0.5) == "probe_draft":
+        guard.tried(1.3, good=True)
+        on_end += 1
+    assert 3 <= on_end <= 5
+    guard = PlainGuard()
+    tried(guard, 1.3, good=False)
     assert decide(guard, 0.5) == "plain"
 
 
@@ -61,7 +74,7 @@ def test_trials_cost_a_share_of_what_the_best_drafter_would_gain() -> None:
         guard, count = PlainGuard(), 0
         for _ in range(4000):
             if guard.decide(0.5, 0.0, 1.0, 1, best) == "probe_draft":
-                guard.tried(0.5)
+                guard.tried(0.5, good=False)
                 count += 1
         return count
 
@@ -100,7 +113,7 @@ def test_trials_cost_a_small_share_of_the_time(advantage: float) -> None:
     decide(guard, 0.5)
     for _ in range(4000):
         if decide(guard, advantage) == "probe_draft":
-            guard.tried(1.5)
+            guard.tried(1.5, good=False)
             lost += 1.5
     assert 0.0 < lost <= 0.02 * 4000 + 1.5
 
@@ -188,7 +201,7 @@ def test_steps_without_a_decision_are_those_that_it_would_not_change(advantage: 
             hoped = 0.5 if step == 0 else advantage
             made.append(guard.hold() if holds and guard.calm and step > 1 else decide(guard, hoped))
             if made[-1] == "probe_draft":
-                guard.tried(0.7)
+                guard.tried(0.7, good=False)
         return made
 
     assert modes(holds=True) == modes(holds=False)
