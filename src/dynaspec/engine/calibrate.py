@@ -21,7 +21,7 @@ AROUND_PASS_S, AROUND_DRAFT_S, AROUND_DRAFT_PASS_S = 4e-4, 2.5e-4, 5e-5
 """What the host does beside the model's work, in the target's pass, in a draft and in each of its passes: seconds on a
 server's CPU, as a first guess. The first steps tell; but what they take more than was expected is laid upon all that
 they did, and drafting looks dear until many have been seen."""
-TRIALS = 3
+TRIALS = 8
 BUDGET_S = 1.0
 """Once the trials have taken longer, no larger passes are tried."""
 

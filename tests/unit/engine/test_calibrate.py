@@ -58,7 +58,9 @@ def rounded(curve: tuple[tuple[int, float], ...], scale: float, around_s: float)
 def test_curves_of_all_models_without_their_first_pass() -> None:
     clock, scale = Clock(), 1e-6
     costs = measure_costs(runner(scale, clock), (None, runner(scale / 10, clock)), clock, 1024)
-    assert rounded(costs.target, scale, calibrate.AROUND_PASS_S) == [(n, round(1 + n / 10, 6)) for n in calibrate.TARGET_ROWS]
+    assert rounded(costs.target, scale, calibrate.AROUND_PASS_S) == [
+        (n, round(1 + n / 10, 6)) for n in calibrate.TARGET_ROWS
+    ]
     assert costs.drafters[0] == ()
     assert rounded(costs.drafters[1], scale / 10, calibrate.AROUND_DRAFT_PASS_S) == [(1, 1.1), (4, 1.4), (16, 2.6)]
 
@@ -87,7 +89,11 @@ def test_the_first_pass_of_a_draft_is_measured_after_the_targets() -> None:
     around = calibrate.AROUND_DRAFT_S
     assert [round((first - around) / scale, 6) for first in (costs.first_s[0], costs.first_s[2])] == [0.7, 0.0]
     assert costs.first_s[1] == 0.0
-    assert rounded(costs.drafters[0], scale, calibrate.AROUND_DRAFT_PASS_S) == [(1, 1.1), (4, 1.4), (16, 2.6)]  # of the passes after it
+    assert rounded(costs.drafters[0], scale, calibrate.AROUND_DRAFT_PASS_S) == [
+        (1, 1.1),
+        (4, 1.4),
+        (16, 2.6),
+    ]  # of the passes after it
 
 
 def test_a_first_pass_that_is_faster_brings_nothing() -> None:

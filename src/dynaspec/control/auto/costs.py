@@ -218,6 +218,8 @@ class StepCosts:
         target, known = _target_start(measured)
         drafters = [_draft_start(measured, i, float(target[0]), runs) for i, runs in enumerate(runs_model)]
         self._start: Floats = np.concatenate([target, *(values for values, _ in drafters)])
+        self.measured = known
+        """Whether the target's passes were measured at start-up."""
         self._known = [known, *(drafter_known for _, drafter_known in drafters)]
         self._drafted = [False] * len(drafters)
         self._stepped = False

@@ -12,6 +12,8 @@ from .drafter import Drafter
 _UNBELIEVABLE = 8.0
 """− log of the chance of what was seen from which on what is believed of a drafter is doubted: 1 in 3,000. It is asked
 after every step, and what four requests lose at once costs a hundred steps of plain decoding."""
+_LITTLE = 0.5
+"""Chance of a token of which not much was expected."""
 _LEAST_CHANCE = 1e-9
 """Nothing is impossible."""
 
@@ -27,8 +29,8 @@ class Doubt:
         """− log of how likely they were."""
 
     def watch(self, outcome: StepOutcome, *, trial: bool) -> None:
-        """A step has ended. Doubted is who drafted in steps on end of which nothing was accepted, or in a trial, made
-        because little was expected of it, of which something was."""
+        """A step has ended. Doubted is who drafted in steps on end of which nothing was accepted, or in a trial of which
+        something was although little was expected of it."""
         if not trial and any(outcome.accepted):
             self.failures = 0
             return
@@ -42,7 +44,8 @@ class Doubt:
             self.failures += 1
             doubtful = self._surprise >= _UNBELIEVABLE
         else:
-            self.failures, doubtful = 0, trial
+            self.failures = 0
+            doubtful = trial and min(self._drafters[index].chance() for index in drafted) < _LITTLE
         if doubtful:
             self._surprise = 0.0
             for index in set(drafted):

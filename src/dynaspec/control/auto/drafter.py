@@ -184,12 +184,13 @@ class ModelDrafter:
         return np.asarray(self._cost[3] * np.array(view.lag[self._index], dtype=np.float64))
 
     def wish(self, view: StepView, situation: Situation) -> Wish:
-        return self._wish(view, situation, self._prior.bias, self._prior.offset)
+        return self._wish(situation, self._prior.bias, self._prior.offset, np.array(view.lag[self._index]))
 
     def best(self, view: StepView, situation: Situation) -> Wish:
-        return self._wish(view, situation, np.full(POSITIONS, _GOOD), np.zeros_like(self._prior.offset))
+        none = np.zeros_like(situation.cap)  # it would have kept up
+        return self._wish(situation, np.full(POSITIONS, _GOOD), np.zeros_like(self._prior.offset), none)
 
-    def _wish(self, view: StepView, situation: Situation, bias: Floats, offset: Floats) -> Wish:
+    def _wish(self, situation: Situation, bias: Floats, offset: Floats, lag: Ints) -> Wish:
         requests = situation.cap.size
         wish = Wish(np.empty(requests, np.int64), np.empty(requests))
         wish.hoped, wish.expected, wish.seconds, wish.rows, wish.context = chain_depths(
@@ -200,7 +201,7 @@ class ModelDrafter:
             situation.places,
             situation.cap,
             situation.runnable,
-            np.array(view.lag[self._index]),
+            lag,
             situation.room,
             _HORIZON,
             situation.context,

@@ -18,20 +18,25 @@ _PLAIN_RUN = 6
 """Steps of such a trial: the first ones tell little, as the caches are full of what drafting needs."""
 _TRIAL_WEIGHT = 8.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
-_TRIAL_SHARE, _LOOK_UP_SHARE, _SAVED = 0.0125, 0.004, 2.0
+_TRIAL_SHARE, _LOOK_UP_SHARE, _SAVED = 0.008, 0.004, 2.0
 """Shares of all steps that trials of drafting may cost, and look-ups beside plain decoding; steps saved up for each."""
-_CREDIT = 4.0
-"""Steps that trials may cost beyond what was saved as long as they go well."""
+_ON_END = 6
+"""Trials that follow each other as long as they go well, whatever they cost."""
+_LONGEST_DEBT = 256
+"""Steps after which what trials have cost is forgotten: it may be their outcome that was odd."""
 _ROUNDING = 1e-9
 """Steps: what is saved in one sum or in many is the same."""
 _STAKE = 0.1
 """Trials may cost no more than this share of what the best drafter would gain, …"""
-_LEAST_SHARE = 0.002
+_LEAST_SHARE = 0.003
 """… but this of all steps at least, as what drafting costs is not well known where nothing is drafted."""
 _OTHER_LOAD = 1.5
 """What trials of drafting have shown holds up to so many times the requests, or as many times fewer."""
 _HYSTERESIS = 1.01
 """Speculation is taken up again when it promises this much; left when it promises less than plain decoding."""
+_FRESH = 16
+"""Steps after speculation was left in which what is known of drafting is still of today: a promise is enough, as it was
+requests about to end that left it."""
 _HOPELESS = 0.95
 """Where speculation promises less than this, nothing but a trial is going to change that."""
 
@@ -50,6 +55,8 @@ class PlainGuard:
         """The latest trial since speculation was left."""
         self._encouraged = False
         """It went well, though it may have cost: what the drafter lacked of a request had to be read first."""
+        self._on_end = 0
+        """Trials without a step of plain decoding between them."""
         self._just_tried = False
         self._allowance = 0.0
         """Steps that trials may cost now; negative: the latest cost more than was saved."""
@@ -64,6 +71,7 @@ class PlainGuard:
         """Steps that a trial of plain decoding goes on."""
         self._until_trial = _SHORTEST
         self._pause = _SHORTEST
+        self._since_left = _FRESH
         self._load = 0
         self.calm = 0
         """Coming steps whose mode is that of the last one, as long as no more is known."""
@@ -92,7 +100,7 @@ class PlainGuard:
             self._until_trial = min(self._until_trial, _SHORTEST)
             self._allowance = max(self._allowance, 0.0)  # else what trials cost there would keep them off here
         share = min(_TRIAL_SHARE, max(_LEAST_SHARE, _STAKE * (best / plain - 1.0)))
-        self._allowance = min(self._allowance + steps * share, _SAVED)
+        self._allowance = min(max(self._allowance, -_LONGEST_DEBT * share) + steps * share, _SAVED)
         self._for_look_ups = min(self._for_look_ups + steps * _LOOK_UP_SHARE, _SAVED)
         corrected = self.speculation.value / (plain * self.plain.value)
         advantage, known = hoped * corrected, expected * corrected if self._just_tried else 0.0
@@ -118,8 +126,9 @@ class PlainGuard:
         if self.speculating:
             self.speculating, self._until_trial, self._plain_left = False, self._pause, 0
             self._paid = self._encouraged = False
-            steps = 1
+            self._since_left, steps = 0, 1
         self._until_trial -= steps
+        self._since_left += steps
         promising = self._until_trial <= 0 or advantage > _HYSTERESIS
         goes_on = self._paid or self._encouraged
         due = promising and (goes_on or self._allowance > -_ROUNDING)
@@ -127,7 +136,9 @@ class PlainGuard:
         self.calm = 0
         if due:
             self._until_trial = self._pause = min(2 * self._pause, _LONGEST)
-        elif advantage < _HOPELESS:
+            return
+        self._on_end = 0
+        if advantage < _HOPELESS:
             saving = 0.0 if goes_on else math.ceil((-self._allowance - _ROUNDING) / share)
             self.calm = max(self._until_trial, int(saving), 1) - 1
 
@@ -140,7 +151,8 @@ class PlainGuard:
         """
         if self.speculating:
             return advantage > 1.0
-        return known > _HYSTERESIS or (advantage > _HYSTERESIS and (self._paid or not self._only_by_trial))
+        promise_is_enough = self._paid or not self._only_by_trial or self._since_left <= _FRESH
+        return known > _HYSTERESIS or (advantage > _HYSTERESIS and promise_is_enough)
 
     @property
     def affords_look_ups(self) -> bool:
@@ -160,7 +172,8 @@ class PlainGuard:
         """
         self._allowance -= max(0.0, steps_lost)
         self._paid, self._just_tried = steps_lost <= 0.0, True
-        self._encouraged = good and self._allowance > -_CREDIT
+        self._on_end += 1
+        self._encouraged = good and self._on_end < _ON_END
         if (self._paid or self._encouraged) and not self.speculating:
             self._until_trial, self._pause = 0, max(_SHORTEST, self._pause // 2)
 

@@ -24,6 +24,9 @@ _SETTLED_AFTER = 2
 of either mode look dear among those of the other."""
 _PROMPTS = 64
 """Prefilled rows that leave nothing else in the caches: the step after them tells nothing of what others cost."""
+_COLD = 10
+"""First steps of a host that was measured at start-up: they run code that has hardly run before, and tell nothing of
+what later ones take."""
 _ALL_WEIGHED, WEIGHED_EVERY = 200, 3
 """What steps of plain decoding cost is learnt from the first ones all, then from one in three."""
 _NO_MATCHES: Ints = np.zeros(0, np.int64)
@@ -60,6 +63,7 @@ class Learner:
         self._drafter_ran, self._since_change = False, _SETTLED_AFTER
         """Whether the drafter ran in the latest step that was read; steps since that was otherwise."""
         self._after_prompts = False
+        self._weighed = 0
 
     @property
     def unread(self) -> int:
@@ -119,7 +123,9 @@ class Learner:
         elif pending is not None and pending.by_look_ups_alone and outcome.step_s > 0.0 and not work.prefill_rows:
             self._guard.looked_up(pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s))
         passed_over = pending is not None and pending.common and outcome.plan_step % every
-        if passed_over or after_prompts or self._since_change < _SETTLED_AFTER:
+        self._weighed += 1
+        cold = self._costs.measured and self._weighed <= _COLD
+        if passed_over or cold or after_prompts or self._since_change < _SETTLED_AFTER:
             return
         rows = work.verify_rows + work.prefill_rows
         if whole:

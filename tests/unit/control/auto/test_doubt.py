@@ -79,7 +79,15 @@ def test_several_requests_at_once_are_as_many_misses_and_only_who_drafted_is_dou
 
 
 @pytest.mark.parametrize(("trial", "accepted", "doubts"), [(True, 1, 1), (True, 0, 0), (False, 1, 0)])
-def test_a_trial_that_was_accepted_is_a_surprise(trial: bool, accepted: int, doubts: int) -> None:
+def test_a_trial_that_was_accepted_is_a_surprise_where_little_was_expected(
+    trial: bool, accepted: int, doubts: int
+) -> None:
     drafter = Believed(0.2)
     watch(doubting(drafter), (0, 1, accepted), trial=trial)
     assert drafter.doubts == doubts
+
+
+def test_a_trial_of_a_good_drafter_that_was_accepted_is_none() -> None:
+    drafter = Believed(0.85)
+    watch(doubting(drafter), (0, 1, 1), (0, 1, 0), trial=True)
+    assert drafter.doubts == 0
