@@ -29,8 +29,8 @@ class Doubt:
         """− log of how likely they were."""
 
     def watch(self, outcome: StepOutcome, *, trial: bool) -> None:
-        """A step has ended. Doubted is who drafted in steps on end of which nothing was accepted, or in a trial of which
-        something was although little was expected of it."""
+        """A step has ended. Doubted is who drafted in steps on end of which nothing was accepted, or in a trial of
+        which something was although little was expected of it."""
         if not trial and any(outcome.accepted):
             self.failures = 0
             return

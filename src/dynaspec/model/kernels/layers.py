@@ -94,9 +94,11 @@ def _mlp(h: Floats, layer: Int64, is_gated: bool, activation: int, threads: int)
     if is_gated:
         inner = np.empty((up.shape[0], up.shape[1] // 2), np.float32)
         gated(up, inner, activation)
-        return _product(inner, layer, DOWN, threads)
-    activate(up.reshape(-1), activation)
-    return _product(up, layer, DOWN, threads)
+    else:
+        inner = up
+        activate(inner.reshape(-1), activation)
+    out: Floats = _product(inner, layer, DOWN, threads)
+    return out
 
 
 @njit(
