@@ -195,7 +195,7 @@ class AutoController:
             "lambda": 1.0 / self._value if self._value else 0.0,
             "thresholds": list(agreed.stop.below) if agreed and agreed.stop else [],
             "total_thresholds": list(agreed.stop.total_below) if agreed and agreed.stop else [],
-            "host_s": self._learner.host_s,
+            "host_s": self._learner.host_s(drafts=latest.drafts),
             "pace": self._costs.pace,
             "target_curve": [[rows, self._costs.pass_s(rows, 0.0)] for rows in _KNOTS],
             "proposers": {
@@ -227,8 +227,8 @@ class AutoController:
     def _negotiate(self, view: StepView) -> Agreement:
         """Lengths and proposers for the next steps, at the value of a token that follows from them."""
         situation = self._situation(view)
-        requests, context, host_s = len(view.ids), float(sum(view.context_len)), self._learner.host_s
-        plain_s = self._costs.pass_s(requests, context) + host_s
+        requests, context, host_s = len(view.ids), float(sum(view.context_len)), self._learner.host_s(drafts=True)
+        plain_s = self._costs.pass_s(requests, context) + self._learner.host_s(drafts=False)
         self._value = self._value or plain_s / requests
         for _ in range(_ROUNDS):
             situation.value = self._value
@@ -312,7 +312,8 @@ class AutoController:
     def _look_up(self, view: StepView, agreed: Agreement, mode: Mode, alone: Prediction, found: Found) -> SpecPlan:
         """A step in which look-ups draft too."""
         rows, context = len(view.ids) + found.rows, float(sum(view.context_len)) + found.context
-        seconds = self._costs.pass_s(rows, context) + found.drafting_s + self._learner.host_s
+        seconds = self._costs.pass_s(rows, context) + found.drafting_s
+        seconds += self._learner.host_s(drafts=alone.drafts)
         self._latest = Prediction(alone.drafts, found.emitted, seconds)
         trims = mode == "speculate" and agreed.trims
         self._await(view, Pending(self._latest, mode, agreed.plain, found.share, trims, view.offers))

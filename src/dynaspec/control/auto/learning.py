@@ -19,9 +19,9 @@ from .guard import PlainGuard
 Ints = npt.NDArray[np.int64]
 
 _HOST_FORGET = 0.9
-_SETTLED_AFTER = 2
-"""Steps after a change of mode that tell nothing of what the mode costs: caches hold what the other one needs, so steps
-of either mode look dear among those of the other."""
+_SETTLED_AFTER = {True: 2, False: 4}
+"""Steps that draft, or do not, of which nothing is learnt after one of the other kind: caches hold what that needs, so
+steps of either kind look dear among those of the other."""
 _PROMPTS = 64
 """Prefilled rows that leave nothing else in the caches: the step after them tells nothing of what others cost."""
 _COLD = 10
@@ -47,8 +47,7 @@ class Learner:
         Args:
             traits: of the host's proposers, of which each has one of ``drafters``; all else is taught.
         """
-        self.host_s = 0.0
-        """What a step takes beside drafting and verifying."""
+        self._host_s: dict[bool, float] = {}
         self.steps = self.drafts = 0
         """Read so far: all, and those that drafted."""
         self._traits = traits
@@ -60,10 +59,14 @@ class Learner:
         self._passed = 0
         """Steps that nothing is learnt from, as others tell the same."""
         self._ended: list[str] = []
-        self._drafter_ran, self._since_change = False, _SETTLED_AFTER
+        self._drafter_ran, self._since_change = False, _SETTLED_AFTER[False]
         """Whether the drafter ran in the latest step that was read; steps since that was otherwise."""
         self._after_prompts = False
         self._weighed = 0
+
+    def host_s(self, *, drafts: bool) -> float:
+        """What a step takes beside drafting and verifying. Those that draft take more: more tokens become output."""
+        return self._host_s.get(drafts, self._host_s.get(not drafts, 0.0))
 
     @property
     def unread(self) -> int:
@@ -125,7 +128,7 @@ class Learner:
         passed_over = pending is not None and pending.common and outcome.plan_step % every
         self._weighed += 1
         cold = self._costs.measured and self._weighed <= _COLD
-        if passed_over or cold or after_prompts or self._since_change < _SETTLED_AFTER:
+        if passed_over or cold or after_prompts or self._since_change < _SETTLED_AFTER[ran]:
             return
         rows = work.verify_rows + work.prefill_rows
         if whole:
@@ -135,8 +138,8 @@ class Learner:
             self._costs.observe(rows, work.kv_tokens, outcome.verify_s, drafting)
         if outcome.ids and not work.prefill_rows and outcome.step_s > 0.0:
             host = 0.0 if whole else max(0.0, outcome.step_s - outcome.draft_s - outcome.verify_s)
-            limit = 3.0 * self.host_s if self.host_s else host
-            self.host_s = _HOST_FORGET * self.host_s + (1 - _HOST_FORGET) * min(host, limit) if limit else host
+            before = self._host_s.get(ran, host)
+            self._host_s[ran] = _HOST_FORGET * before + (1 - _HOST_FORGET) * min(host, 3.0 * before)
             if pending is not None and pending.mode != "probe_draft":
                 trial, emitted = pending.mode == "probe_plain", sum(outcome.emitted)
                 weight = (1.0 - pending.found) * (every if pending.common else 1)

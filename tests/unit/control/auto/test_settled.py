@@ -9,7 +9,7 @@ import pytest
 
 from dynaspec.contract.step import Ended, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.control.auto import AutoController
-from support.closed_loop import COSTS, LIMITS, LONGEST, Loop
+from support.closed_loop import COSTS, LIMITS, LONGEST, Loop, target_s
 
 PASS_S = 2e-3
 
@@ -38,12 +38,14 @@ def view(
     )
 
 
-def outcome(seen: StepView, plan: SpecPlan, *, right: bool, verify_s: float = PASS_S) -> StepOutcome:
+def outcome(seen: StepView, plan: SpecPlan, *, right: bool, verify_s: float | None = None) -> StepOutcome:
     """Of a step whose drafts are all right, or all wrong."""
     accepted = plan.depth if right else (0,) * len(plan.depth)
     ended: Ended = "all_accepted" if right else "rejected"
     drafting = sum(map(bool, plan.depth))
     passes = (drafting,) * max(plan.depth)
+    rows = sum(plan.depth) + len(plan.depth)
+    verify_s = target_s(rows) if verify_s is None else verify_s
     return StepOutcome(
         plan_step=seen.step,
         ids=seen.ids,
@@ -56,7 +58,7 @@ def outcome(seen: StepView, plan: SpecPlan, *, right: bool, verify_s: float = PA
         ended=tuple(ended if depth else "none" for depth in plan.depth),
         early_exit=(False,) * len(plan.depth),
         confidence=tuple((0.5,) * depth for depth in plan.depth),
-        work=Work(rows_per_pass=passes, verify_rows=sum(plan.depth) + len(plan.depth), kv_tokens=100),
+        work=Work(rows_per_pass=passes, verify_rows=rows, kv_tokens=100),
         draft_s=4e-4 * len(passes),
         verify_s=verify_s,
         step_s=4e-4 * len(passes) + verify_s + 1e-4,
