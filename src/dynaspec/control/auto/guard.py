@@ -15,8 +15,8 @@ may cost keeps those of dear drafters further apart."""
 _PLAIN_EVERY = ((1.05, 96), (1.2, 192), (1.5, 512), (float("inf"), 1024))
 """How often plain decoding is tried: (predicted advantage of speculation below, steps)."""
 _PLAIN_RUN = 8
-"""Steps of such a trial: the first four tell nothing, as the machine is set up for drafting; on a CPU they get 20 % faster
-from the first to the sixth."""
+"""Steps of such a trial: the first four tell nothing, as the machine is set up for drafting; on a CPU they get 20 %
+faster from the first to the sixth."""
 _TRIAL_WEIGHT = 8.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
 _TRIAL_SHARE, _LOOK_UP_SHARE, _SAVED = 0.008, 0.004, 2.0

@@ -122,7 +122,7 @@ class Learner:
             before = drafting_before(outcome, self._traits) if whole and not ran else None
             before_s = 0.0 if before is None else self._costs.draft_s(before)
             lost = pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s + before_s)
-            self._guard.tried(lost, good=outcome.accepted == outcome.drafted)
+            self._guard.tried(lost, good=any(outcome.drafted) and outcome.accepted == outcome.drafted)
         elif pending is not None and pending.by_look_ups_alone and outcome.step_s > 0.0 and not work.prefill_rows:
             self._guard.looked_up(pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s))
         passed_over = pending is not None and pending.common and outcome.plan_step % every
@@ -138,8 +138,8 @@ class Learner:
             self._costs.observe(rows, work.kv_tokens, outcome.verify_s, drafting)
         if outcome.ids and not work.prefill_rows and outcome.step_s > 0.0:
             host = 0.0 if whole else max(0.0, outcome.step_s - outcome.draft_s - outcome.verify_s)
-            before = self._host_s.get(ran, host)
-            self._host_s[ran] = _HOST_FORGET * before + (1 - _HOST_FORGET) * min(host, 3.0 * before)
+            usual = self._host_s.get(ran, host)
+            self._host_s[ran] = _HOST_FORGET * usual + (1 - _HOST_FORGET) * min(host, 3.0 * usual)
             if pending is not None and pending.mode != "probe_draft":
                 trial, emitted = pending.mode == "probe_plain", sum(outcome.emitted)
                 weight = (1.0 - pending.found) * (every if pending.common else 1)
