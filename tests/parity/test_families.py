@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from dynaspec.model.attention.base import AttentionSpec
 from dynaspec.model.attention.reference import ReferenceAttention
 from dynaspec.model.base import Model
 from dynaspec.model.decoder import Decoder
@@ -131,9 +130,7 @@ def test_single_operations_compute_the_same(models: tuple[Model, Any]) -> None:
 def in_single_operations(model: Decoder) -> Decoder:
     """The same weights run by what runs on other devices and in other dtypes."""
     config, weights, device = model.config, model._weights, model.device
-    scale = config.attention_scale or config.head_dim**-0.5
-    spec = AttentionSpec(config.num_heads, config.num_kv_heads, config.head_dim, scale, config.attention_softcap)
-    attention = ReferenceAttention(spec, device)
+    attention = ReferenceAttention(model.attention.spec, device)
     stack = OpsStack(config, weights.layers, attention, TorchOps(), device)
     return Decoder(config, weights, attention, stack, TorchOps(), device, model.dtype)
 

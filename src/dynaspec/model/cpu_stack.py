@@ -59,7 +59,6 @@ class CpuStack:
 
     def run(self, x: torch.Tensor, delta: torch.Tensor, layers: range, kv: Sequence[KV], meta: CpuMeta) -> torch.Tensor:
         """See ``LayerStack``."""
-        batch = meta.batch
         kernels.run(
             x.numpy(),
             delta.numpy(),
@@ -69,16 +68,7 @@ class CpuStack:
             self._addresses(kv),
             kv[0][0].shape[0],
             *self._settings,
-            meta.units,
-            meta.bounds,
-            meta.longest,
-            batch.query_start,
-            batch.context_lens,
-            batch.block_tables,
-            batch.slots,
-            batch.positions,
-            meta.ancestors,
-            meta.chains,
+            *meta.work,
         )
         return delta
 

@@ -29,7 +29,7 @@ _ROUNDING = 1e-9
 """Steps: what is saved in one sum or in many is the same."""
 _STAKE = 0.1
 """Trials may cost no more than this share of what the best drafter would gain, …"""
-_LEAST_SHARE = 0.003
+_LEAST_SHARE = 0.002
 """… but this of all steps at least, as what drafting costs is not well known where nothing is drafted."""
 _OTHER_LOAD = 1.5
 """What trials of drafting have shown holds up to so many times the requests, or as many times fewer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import torch
 
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.kernels import paged_attention as kernels
+from dynaspec.model.kernels.attention_work import plan_work
 from dynaspec.model.kernels.simd import LANES
 from dynaspec.model.kernels.team import team_size
 
@@ -22,16 +24,12 @@ _NO_ANCESTORS = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class CpuMeta:
-    """What ``attend`` needs of a pass, as arrays."""
+    """What attention needs of a pass."""
 
     positions: torch.Tensor
-    batch: ForwardBatch
-    ancestors: npt.NDArray[np.int64]
-    units: npt.NDArray[np.int32]
-    chains: npt.NDArray[np.bool_]
-    bounds: npt.NDArray[np.int64]
-    """Units of work of thread i: bounds[i] … bounds[i + 1] − 1."""
-    longest: int
+    slots: npt.NDArray[np.int64]
+    work: tuple[Any, ...]
+    """``units`` … ``chains`` of ``kernels.attend``, in its order."""
 
 
 class CpuAttention:
@@ -51,7 +49,7 @@ class CpuAttention:
 
     def prepare(self, batch: ForwardBatch) -> CpuMeta:
         spec = self.spec
-        units, chains, bounds, longest = kernels.plan_work(
+        units, chains, bounds, longest = plan_work(
             batch.query_start,
             batch.context_lens,
             batch.slots,
@@ -62,41 +60,18 @@ class CpuAttention:
             self._threads,
             _TEAM_WORK // (spec.num_heads * spec.head_dim),
         )
-        return CpuMeta(
-            positions=torch.from_numpy(batch.positions),
-            batch=batch,
-            ancestors=_NO_ANCESTORS if batch.ancestors is None else batch.ancestors,
-            units=units,
-            chains=chains,
-            bounds=bounds,
-            longest=longest,
-        )
+        ancestors = _NO_ANCESTORS if batch.ancestors is None else batch.ancestors
+        tables = batch.query_start, batch.context_lens, batch.block_tables, batch.slots, batch.positions
+        work = units, bounds, longest, *tables, ancestors, chains
+        return CpuMeta(torch.from_numpy(batch.positions), batch.slots, work)
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: KV, meta: CpuMeta, window: int | None
     ) -> torch.Tensor:
         """See ``AttentionBackend.attend``."""
-        batch, spec = meta.batch, self.spec
+        spec = self.spec
         k_cache, v_cache = kv[0].numpy(), kv[1].numpy()
-        kernels.write_kv(k.numpy(), v.numpy(), k_cache, v_cache, batch.slots)
+        kernels.write_kv(k.numpy(), v.numpy(), k_cache, v_cache, meta.slots)
         out = np.empty((q.shape[0], spec.num_heads * spec.head_dim), np.float32)
-        kernels.attend(
-            q.numpy(),
-            k_cache,
-            v_cache,
-            out,
-            meta.units,
-            meta.bounds,
-            meta.longest,
-            batch.query_start,
-            batch.context_lens,
-            batch.block_tables,
-            batch.slots,
-            batch.positions,
-            meta.ancestors,
-            meta.chains,
-            spec.scale,
-            spec.softcap or 0.0,
-            window or 0,
-        )
+        kernels.attend(q.numpy(), k_cache, v_cache, out, *meta.work, spec.scale, spec.softcap or 0.0, window or 0)
         return torch.from_numpy(out)

@@ -18,6 +18,7 @@ from .gemm import PANEL, multiply
 from .norm import add_layer_norm, add_rms_norm, add_rows, head_rms_norm, layer_norm, rms_norm
 from .paged_attention import attend, write_kv
 from .rope import rotate
+from .simd import LANES
 
 Floats = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -32,7 +33,7 @@ NORM = 2
 ATTENTION_NORM, MLP_NORM, POST_ATTENTION_NORM, POST_MLP_NORM, QUERY_NORM, KEY_NORM = range(
     4 * MATRIX, 4 * MATRIX + 6 * NORM, NORM
 )
-WINDOW = 28
+WINDOW = 4 * MATRIX + 6 * NORM
 """Column of the sliding window; 0 = none."""
 
 
@@ -143,7 +144,7 @@ def run(
     Args:
         x: [R, hidden] in and out: the sum that all layers add to.
         delta: [R, hidden] in and out: what the layer before wants to add, which is done together with the next norm.
-        table: [layers, 29] addresses and sizes of all weights: the columns above, in this order.
+        table: [layers, WINDOW + 1] addresses and sizes of all weights: the columns above, in this order.
         caches: [layers, 2] addresses of the key and the value cache.
         blocks: KV blocks.
         heads: heads, KV heads, dimensions of a head.
@@ -154,7 +155,7 @@ def run(
     """
     query_heads, kv_heads, head_dim = heads
     rows = x.shape[0]
-    lanes = (head_dim + 15) // 16 * 16
+    padded = (head_dim + LANES - 1) // LANES * LANES
     h = np.empty_like(x)
     attended = np.empty((rows, query_heads * head_dim), np.float32)
     for index in range(first, end):
@@ -167,8 +168,8 @@ def run(
             head_rms_norm(k, carray(_pointer(layer[KEY_NORM]), (head_dim,), np.float32), eps)
         if cos.shape[1]:
             rotate(qkv[:, : query_heads + kv_heads], positions, cos, sin, interleaved)
-        k_cache = carray(_pointer(caches[index, 0]), (blocks, kv_heads, head_dim, 16), np.float32)
-        v_cache = carray(_pointer(caches[index, 1]), (blocks, kv_heads, 16, lanes), np.float32)
+        k_cache = carray(_pointer(caches[index, 0]), (blocks, kv_heads, head_dim, LANES), np.float32)
+        v_cache = carray(_pointer(caches[index, 1]), (blocks, kv_heads, LANES, padded), np.float32)
         write_kv(k, qkv[:, query_heads + kv_heads :], k_cache, v_cache, slots)
         attend(
             q,

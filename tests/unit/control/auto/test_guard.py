@@ -84,7 +84,7 @@ def test_trials_cost_a_share_of_what_the_best_drafter_would_gain() -> None:
                 count += 1
         return count
 
-    assert trials(3.0) == trials(2.0) > 2 * trials(1.02) > 0
+    assert trials(3.0) == trials(2.0) > 3 * trials(1.02) > 0
     assert trials(1.02) == trials(0.9)  # some, as what drafting costs is not well known
 
 
@@ -95,6 +95,14 @@ def test_a_change_of_load_clears_the_debt_of_trials() -> None:
         return next(n for n in range(4000) if guard.decide(0.5, 0.0, 1.0, load) == "probe_draft")
 
     assert waits(4) < 10 < 100 < waits(1)
+
+
+@pytest.mark.parametrize("best", [1.0, 2.0])
+def test_no_debt_of_trials_lasts_for_ever(best: float) -> None:
+    guard = PlainGuard()
+    tried(guard, 20.0)
+    waited = next(n for n in range(4000) if guard.decide(0.5, 0.0, 1.0, 1, best) == "probe_draft")
+    assert 250 <= waited <= 256
 
 
 def test_look_ups_beside_plain_decoding_are_paid_for_by_what_they_gain() -> None:
