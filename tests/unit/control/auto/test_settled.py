@@ -182,3 +182,35 @@ def test_a_step_after_long_prompts_tells_nothing_of_what_steps_cost() -> None:
         return found
 
     assert plain_s(1.6, 1.0) < 0.9 * plain_s(1.0, 1.6)
+
+
+def test_the_first_steps_of_a_host_that_was_measured_tell_nothing_of_costs() -> None:
+    def plain_s(slow: int) -> float:
+        """After steps of plain decoding of which the first ``slow`` took twenty times as long."""
+        controller = auto()
+        for step in range(14):
+            seen = view(step)
+            plan = replace(controller.plan(seen), depth=(0, 0), nodes=(0, 0), stop=None)
+            controller.observe(outcome(seen, plan, right=True, verify_s=PASS_S * (20 if step < slow else 1)))
+        found: float = controller.estimates()["target_curve"][1][1]
+        return found
+
+    assert plain_s(10) == plain_s(0) < plain_s(12)
+
+
+def test_host_time_of_steps_that_draft_is_not_that_of_plain_ones() -> None:
+    controller = auto()
+    for step in range(80):
+        seen = view(step)
+        plan = controller.plan(seen)
+        came = outcome(seen, plan, right=True)
+        extra = 2e-3 if any(plan.depth) else 0.0
+        controller.observe(replace(came, step_s=came.step_s + extra))
+    learner = controller._learner
+    assert learner.host_s(drafts=True) == pytest.approx(2.1e-3)
+    assert learner.host_s(drafts=False) == learner.host_s(drafts=True)  # as long as nothing is known of it
+    for step in range(80, 120):
+        seen = view(step)
+        plan = replace(controller.plan(seen), depth=(0, 0), nodes=(0, 0), stop=None)
+        controller.observe(outcome(seen, plan, right=True))
+    assert learner.host_s(drafts=False) == pytest.approx(1e-4)
