@@ -146,13 +146,13 @@ class SpecPlan:
     next_needs: Needs = "all"
     """What the next plan may use of ``StepView.lag`` and ``offers``; the host need not ask proposers for the rest."""
 
-    def at(self, step: int) -> SpecPlan:
-        """The same plan for another step."""
+    def at(self, step: int, depth: tuple[int, ...] | None = None) -> SpecPlan:
+        """The same plan for another step; with ``depth``, for chains of these lengths."""
         return SpecPlan(
             step,
-            self.depth,
+            self.depth if depth is None else depth,
             self.proposer,
-            self.nodes,
+            self.nodes if depth is None else depth,
             self.stop,
             self.verify_nodes,
             self.gate_kv_below,
@@ -161,16 +161,7 @@ class SpecPlan:
 
     def with_depth(self, depth: tuple[int, ...]) -> SpecPlan:
         """The same plan for chains of other lengths."""
-        return SpecPlan(
-            self.step,
-            depth,
-            self.proposer,
-            depth,
-            self.stop,
-            self.verify_nodes,
-            self.gate_kv_below,
-            self.next_needs,
-        )
+        return self.at(self.step, depth)
 
     def select(self, keep: Sequence[int]) -> SpecPlan:
         """The same plan for some of its requests."""

@@ -11,6 +11,9 @@ from dynaspec.contract.errors import CapacityError
 
 _ALIGNMENT = 64
 """Bytes; a cache line, and a vector register."""
+_TOUCHED = 1 << 29
+"""Bytes of an arena, those of the blocks handed out first, whose pages are mapped at once: a step that meets a new page
+waits for it, on a virtual machine for as long as it takes itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,10 @@ class Arena:
     ) -> Arena:
         """Zeroed tensors."""
 
+        touched = _TOUCHED // (2 * num_layers)
+
         def layer() -> tuple[torch.Tensor, torch.Tensor]:
-            key, value = (_zeros(shape, dtype, device) for shape in shapes)
+            key, value = (_zeros(shape, dtype, device, touched) for shape in shapes)
             return key, value
 
         try:
@@ -43,12 +48,14 @@ class Arena:
             ) from error
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros whose CPU pages the operating system maps only when they are first written (``torch.zeros`` writes all)."""
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, touched: int) -> torch.Tensor:
+    """Zeros, of which the operating system maps the CPU pages behind the first ``touched`` bytes when they are first
+    written (``torch.zeros`` writes all)."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = torch.Size(shape).numel() * dtype.itemsize
     memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
+    memory[:touched] = 0
     start = -memory.ctypes.data % _ALIGNMENT
     return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
 

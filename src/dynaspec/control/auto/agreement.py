@@ -17,6 +17,8 @@ Ints = npt.NDArray[np.int64]
 
 _ALIKE = 0.1
 """Requests more or fewer, as a share, that make no other load."""
+ALIKE_STEPS: dict[Mode, int] = {"plain": 3, "speculate": 2}
+"""Steps, of each mode that is not a trial, that tell the same."""
 
 
 @dataclass(slots=True)
@@ -34,9 +36,9 @@ class Pending:
     """As in the view that was planned; empty where no look-up drafts."""
 
     @property
-    def common(self) -> bool:
-        """Whether there are many that tell the same."""
-        return self.mode == "plain" and not self.found
+    def alike(self) -> int:
+        """Steps that tell the same, so that one of them may stand for all."""
+        return ALIKE_STEPS.get(self.mode, 1) if not self.found else 1
 
     @property
     def by_look_ups_alone(self) -> bool:
@@ -63,6 +65,8 @@ class Agreement:
     """The same at the best estimate."""
     best: float
     """The same if drafters were as good as they get; infinite while that is not asked."""
+    trial: float
+    """Steps of plain decoding that a trial of drafting would cost; 0 while that is not asked."""
     plain_goodput: float
     """Tokens/s."""
     speculation: Prediction
@@ -85,9 +89,16 @@ class Agreement:
         """Whether there are about as many requests, which is enough to go on decoding plainly."""
         return abs(len(view.ids) - len(self.ids)) <= _ALIKE * len(self.ids)
 
-    def again(self, view: StepView) -> SpecPlan | None:
-        """The plan of its steps that draft; None where it has to be made, as some request has little room."""
+    def again(self, view: StepView, *, any_length: bool) -> SpecPlan | None:
+        """The plan of its steps that draft; None where it has to be made.
+
+        Args:
+            any_length: the host can cut each draft to the room that its request has left.
+        """
         made = self.drafts
-        if made is None or min(view.room_depth) < max(made.depth) or min(view.room_nodes) < max(made.depth):
+        if made is None:
             return None
-        return made.at(view.step)
+        if min(view.room_depth) >= max(made.depth) <= min(view.room_nodes):
+            return made.at(view.step)
+        depth = tuple(map(min, made.depth, view.room_depth, view.room_nodes)) if any_length else ()
+        return made.at(view.step, depth) if any(depth) else None

@@ -93,7 +93,10 @@ def evidence_of(source: DraftView | StepOutcome, lens: Sequence[int]) -> Floats:
 
 def echo_of(drafts: DraftView, lens: Sequence[int]) -> Floats:
     """[N] the part of the evidence that hangs on which token was drawn."""
-    found = np.zeros(sum(lens))
+    total = sum(lens)
+    if drafts.echo and sum(map(len, drafts.echo)) == total:
+        return np.fromiter(chain.from_iterable(drafts.echo), np.float64, total)
+    found = np.zeros(total)
     first = 0
     for i, length in enumerate(lens):
         if length and drafts.echo and len(drafts.echo[i]) >= length:

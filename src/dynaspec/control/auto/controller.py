@@ -17,17 +17,17 @@ from ..plain import plain_plan
 from ..planner import ChainPlanner
 from ..profile import Profile
 from .acceptance import Places
-from .agreement import Agreement, Pending
+from .agreement import ALIKE_STEPS, Agreement, Pending
 from .beside import Found, beside_models
 from .columns import echo_of, evidence_of
 from .costs import StepCosts, row_s
 from .doubt import Doubt
 from .drafter import ModelDrafter, Situation
 from .guard import Mode, PlainGuard
-from .learning import WEIGHED_EVERY, Learner
+from .learning import Learner
 from .lengths import admit_by_survival
 from .prediction import Prediction
-from .routing import best_goodput, open_ends, route, trial_drafts
+from .routing import best_goodput, open_ends, route, trial_drafts, trial_s
 from .start import dense, make_drafters, with_profile
 
 Floats = npt.NDArray[np.float64]
@@ -42,7 +42,7 @@ _ROUNDS = 2
 _SETTLED = 0.02
 _CHEAP_ROW = 0.35
 """Where a row costs a larger share of a token's worth, look-ups beside a model bring less than asking them takes."""
-_TRIM_FROM = 0.4
+_TRIM_FROM = 0.5
 """Where a rule ends drafts, only a last token each may not be worth its row: looked at from this share of a step on."""
 _AMPLE = 1 << 20
 """Tokens left: more than enough for anything to be paid off."""
@@ -50,8 +50,8 @@ _FIRST_STEPS = 24
 """Looked at one by one."""
 _UNTRIED_DRAFTS, _UNTRIED_LENGTH = 4, 4
 """The very first are short, whatever the drafter says of them."""
-_LOOK_S, _LOOK_SHARE, _RAREST = 3e-4, 0.006, 16
-"""A look takes about 0.3 ms within a step; it may take 0.6 % of the time; but not more than 16 steps are let pass."""
+_LOOK_S, _LOOK_SHARE, _RAREST = 3e-4, 0.005, 16
+"""A look takes about 0.3 ms within a step; it may take 0.5 % of the time; but not more than 16 steps are let pass."""
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Rows at which the target's costs are reported."""
 
@@ -87,7 +87,8 @@ class AutoController:
             [traits.passes_per_draft != "none" for traits in limits.proposers],
         )
         self._drafters = make_drafters(limits, self._costs, warm_start)
-        self._can_trim = limits.can_trim and limits.ragged and dense(limits)
+        self._any_length = limits.ragged and dense(limits)
+        self._can_trim = limits.can_trim and self._any_length
         self._runnable = np.isin(np.arange(self._longest + 1), limits.draft_lens)
         self._places = Places()
         self._value = 0.0
@@ -124,7 +125,9 @@ class AutoController:
         if calm:
             mode = guard.hold()
         else:
-            mode = guard.decide(agreed.hoped, agreed.expected, agreed.plain_goodput, len(view.ids), agreed.best)
+            mode = guard.decide(
+                agreed.hoped, agreed.expected, agreed.plain_goodput, len(view.ids), agreed.best, agreed.trial
+            )
         alone = agreed.speculation if mode == "speculate" else agreed.plain
         asks = mode != "probe_draft" and self._looks_up(agreed, plain=not alone.drafts)
         if asks and self._beside is not None and self._beside.offered(view):
@@ -136,7 +139,7 @@ class AutoController:
             return self._trial(view, agreed.granted)
         next_needs: Needs = "all" if asks or not self._lasting or not guard.calm else "lag"
         if mode == "speculate":
-            return agreed.again(view) or self._draft(view, agreed, next_needs)
+            return agreed.again(view, any_length=self._any_length) or self._draft(view, agreed, next_needs)
         return plain_plan(view, next_needs=next_needs)
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
@@ -146,15 +149,15 @@ class AutoController:
         pending = self._pending.get(view.step)
         if pending is None or not pending.trims:
             return self._planner.trim(view, plan, drafts)
-        lens = np.array(tuple(map(min, plan.depth, drafts.length)), dtype=np.int64)
-        drafted = int(lens.sum())
+        lens = tuple(map(min, plan.depth, drafts.length))
+        drafted = sum(lens)
         if not drafted:
             return self._planner.trim(view, plan, drafts)
         survival = self._survival(view, self._take_places(view), plan, drafts, lens)
         budget = drafted if plan.verify_nodes is None else plan.verify_nodes
         base_rows = float(len(view.ids) + view.prefill_tokens)
-        context = np.array(view.context_len)
-        depth = admit_by_survival(survival, lens, context, self._value, self._costs.target, base_rows, budget)
+        columns = np.array((lens, view.context_len), dtype=np.int64)
+        depth = admit_by_survival(survival, *columns, self._value, self._costs.target, base_rows, budget)
         admitted = tuple(depth.tolist())
         return plan if admitted == plan.depth else plan.with_depth(admitted)
 
@@ -242,9 +245,10 @@ class AutoController:
                 break
         drafts = wish.hoped > 0.0
         situation.value = self._value
-        best = math.inf
+        best, trial = math.inf, 0.0
         if not self._guard.speculating:
             best = best_goodput(self._drafters, self._asked, view, situation, self._costs, host_s)
+            trial = trial_s(self._drafters, view, situation, self._costs) / plain_s
         depth, stop = open_ends(self._drafters, situation, wish.depth, owner) if drafts else (wish.depth, None)
         row = float(row_s(self._costs.target, situation.base_rows + requests))
         self._every = self._cadence(seconds if drafts else plain_s)
@@ -258,6 +262,7 @@ class AutoController:
             hoped=hoped if drafts else 0.0,
             expected=(requests + wish.expected) / seconds if drafts else 0.0,
             best=best,
+            trial=trial,
             plain_goodput=requests / plain_s,
             speculation=Prediction(drafts, requests + wish.expected, seconds),
             plain=Prediction(False, float(requests), plain_s),
@@ -291,7 +296,7 @@ class AutoController:
     def _go_on_plainly(self, view: StepView, agreed: Agreement) -> SpecPlan:
         """A step of plain decoding like the last one, without another look."""
         self._guard.hold()
-        if view.step % WEIGHED_EVERY == 0 and agreed.concerns(view):  # the others tell the same
+        if view.step % ALIKE_STEPS["plain"] == 0 and agreed.concerns(view):  # the others tell the same
             self._note(view, agreed, "plain", agreed.plain)
         return plain_plan(view, next_needs="nothing" if self._guard.calm else "all")
 
@@ -344,16 +349,20 @@ class AutoController:
 
     # --- after drafting ---------------------------------------------------------------------------------------
 
-    def _survival(self, view: StepView, places: Ints, plan: SpecPlan, drafts: DraftView, lens: Ints) -> Floats:
-        evidence, echo = evidence_of(drafts, lens.tolist()), echo_of(drafts, lens.tolist())
-        if len(self._drafters) == 1:
-            return self._drafters[0].survivals(view, places, np.arange(lens.size), lens, evidence, echo)
+    def _survival(self, view: StepView, places: Ints, plan: SpecPlan, drafts: DraftView, lens: Sequence[int]) -> Floats:
+        evidence, echo, lengths = evidence_of(drafts, lens), echo_of(drafts, lens), np.array(lens, np.int64)
+        drafting = {proposer for proposer, length in zip(plan.proposer, lens, strict=True) if length}
+        if len(drafting) == 1:
+            drafter = self._drafters[drafting.pop()]
+            return drafter.survivals(view, places, np.arange(lengths.size), lengths, evidence, echo)
         owner = np.array(plan.proposer, dtype=np.int64)
-        slot_owner = np.repeat(owner, lens)
-        survival = np.zeros(int(lens.sum()))
-        for index, drafter in enumerate(self._drafters):
+        slot_owner = np.repeat(owner, lengths)
+        survival = np.zeros(evidence.size)
+        for index in drafting:
             mine, slots = np.flatnonzero(owner == index), slot_owner == index
-            survival[slots] = drafter.survivals(view, places[mine], mine, lens[mine], evidence[slots], echo[slots])
+            survival[slots] = self._drafters[index].survivals(
+                view, places[mine], mine, lengths[mine], evidence[slots], echo[slots]
+            )
         return survival
 
 

@@ -25,6 +25,8 @@ _MODEL_BIAS, _LOOKUP_BIAS = 0.85, 0.0
 _GOOD = 2.2
 """The same of a drafter as good as they get: 0.9."""
 _EVIDENCE_WEIGHT, _MATCH_WEIGHT = 1.0, 0.8
+_UNTRIED_FINDS, _UNTRIED_LENGTH = 2, 4
+"""The first drafts that are looked up are short, however much was found."""
 _HORIZON = 32.0
 """Steps over which reading what the drafter lacks is paid off, if the request has so many left."""
 
@@ -288,6 +290,7 @@ class LookupDrafter:
         """See ``ModelDrafter``."""
         self._index = index
         self._cost, self._target = costs.drafters[index], costs.target
+        self._untried = _UNTRIED_FINDS
         self._model = AcceptanceModel(weight=_MATCH_WEIGHT, bias=_LOOKUP_BIAS)
         for position, rate in enumerate(conditional(rates)[:POSITIONS]):
             self._model.bias[position:] = logit(rate)
@@ -333,7 +336,7 @@ class LookupDrafter:
             self._model.offset,
             situation.places,
             offers,
-            situation.cap,
+            np.minimum(situation.cap, _UNTRIED_LENGTH) if self._untried else situation.cap,
             situation.context,
             situation.value,
             instead,
@@ -358,6 +361,7 @@ class LookupDrafter:
         return chances
 
     def observe(self, seen: Verdicts, evidence: Floats, match: Ints) -> None:
+        self._untried = max(0, self._untried - int(((seen.place >= 0) & (seen.drafted > 0)).sum()))
         self._model.observe(seen, match_features(match, seen.drafted))
 
     def chance(self) -> float:

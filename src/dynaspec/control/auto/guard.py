@@ -19,15 +19,18 @@ _PLAIN_RUN = 8
 faster from the first to the sixth."""
 _TRIAL_WEIGHT = 8.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
-_TRIAL_SHARE, _LOOK_UP_SHARE, _SAVED = 0.008, 0.004, 2.0
-"""Shares of all steps that trials of drafting may cost, and look-ups beside plain decoding; steps saved up for each."""
+_TRIAL_SHARE, _LOOK_UP_SHARE = 0.008, 0.004
+"""Shares of all steps that trials of drafting may cost, and look-ups beside plain decoding."""
+_CREDIT, _SAVED = 0.5, 2.0
+"""Steps that trials may cost at first, and that are saved up for them at most, or for look-ups. Who would take more,
+as there is much to be read first, is tried with these."""
 _ON_END = 6
 """Trials that follow each other as long as they go well, whatever they cost."""
 _LONGEST_DEBT = 256
 """Steps after which what trials have cost is forgotten: it may be their outcome that was odd."""
 _ROUNDING = 1e-9
 """Steps: what is saved in one sum or in many is the same."""
-_STAKE = 0.1
+_STAKE = 0.06
 """Trials may cost no more than this share of what the best drafter would gain, …"""
 _LEAST_SHARE = 0.002
 """… but this of all steps at least, as what drafting costs is not well known where nothing is drafted."""
@@ -59,7 +62,7 @@ class PlainGuard:
         self._on_end = 0
         """Trials without a step of plain decoding between them."""
         self._just_tried = False
-        self._allowance = 0.0
+        self._allowance = _CREDIT
         """Steps that trials may cost now; negative: the latest cost more than was saved."""
         self._for_look_ups = 0.0
         """The same for look-ups."""
@@ -85,7 +88,9 @@ class PlainGuard:
         self._held += 1
         return self.mode
 
-    def decide(self, hoped: float, expected: float, plain: float, load: int, best: float = math.inf) -> Mode:
+    def decide(
+        self, hoped: float, expected: float, plain: float, load: int, best: float = math.inf, trial: float = 0.0
+    ) -> Mode:
         """The mode of the next step.
 
         Args:
@@ -94,12 +99,14 @@ class PlainGuard:
             plain: predicted tokens/s of plain decoding.
             load: requests.
             best: as ``hoped``, if drafters were as good as they get.
+            trial: what a trial of drafting that brings nothing would cost, in steps of plain decoding.
         """
         steps, self._held = 1 + self._held, 0
         if self._load > _OTHER_LOAD * load or load > _OTHER_LOAD * self._load:
+            # What trials cost there must not keep them off here.
+            self._allowance = _SAVED if self._load else _CREDIT
             self._load, self._pause = load, _SHORTEST
             self._until_trial = min(self._until_trial, _SHORTEST)
-            self._allowance = max(self._allowance, 0.0)  # else what trials cost there would keep them off here
         share = min(_TRIAL_SHARE, max(_LEAST_SHARE, _STAKE * (best / plain - 1.0)))
         self._allowance = min(max(self._allowance, -_LONGEST_DEBT * share) + steps * share, _SAVED)
         self._for_look_ups = min(self._for_look_ups + steps * _LOOK_UP_SHARE, _SAVED)
@@ -109,7 +116,7 @@ class PlainGuard:
         if self._goes_on(advantage, known):
             self._speculate(advantage, steps)
         else:
-            self._decode_plainly(advantage, steps, share)
+            self._decode_plainly(advantage, steps, share, min(trial, _SAVED))
         return self.mode
 
     def _speculate(self, advantage: float, steps: int) -> None:
@@ -123,7 +130,7 @@ class PlainGuard:
         self.calm = 0 if self._plain_left else max(0, every - self._since_plain - 1)
         self._plain_left = max(0, self._plain_left - 1)
 
-    def _decode_plainly(self, advantage: float, steps: int, share: float) -> None:
+    def _decode_plainly(self, advantage: float, steps: int, share: float, trial: float) -> None:
         if self.speculating:
             self.speculating, self._until_trial, self._plain_left = False, self._pause, 0
             self._paid = self._encouraged = False
@@ -132,7 +139,8 @@ class PlainGuard:
         self._since_left += steps
         promising = self._until_trial <= 0 or advantage > _HYSTERESIS
         goes_on = self._paid or self._encouraged
-        due = promising and (goes_on or self._allowance > -_ROUNDING)
+        missing = trial - self._allowance - _ROUNDING
+        due = promising and (goes_on or missing < 0.0)
         self.mode = "probe_draft" if due else "plain"
         self.calm = 0
         if due:
@@ -140,8 +148,8 @@ class PlainGuard:
             return
         self._on_end = 0
         if advantage < _HOPELESS:
-            saving = 0.0 if goes_on else math.ceil((-self._allowance - _ROUNDING) / share)
-            self.calm = max(self._until_trial, int(saving), 1) - 1
+            saving = 0 if goes_on else math.ceil(missing / share)
+            self.calm = max(self._until_trial, saving, 1) - 1
 
     def _goes_on(self, advantage: float, known: float) -> bool:
         """Whether this step should speculate, as the last did, or after plain decoding.

@@ -27,8 +27,8 @@ _PROMPTS = 64
 _COLD = 10
 """First steps of a host that was measured at start-up: they run code that has hardly run before, and tell nothing of
 what later ones take."""
-_ALL_WEIGHED, WEIGHED_EVERY = 200, 3
-"""What steps of plain decoding cost is learnt from the first ones all, then from one in three."""
+_ALL_WEIGHED = 200
+"""What steps cost is learnt from the first ones all, then from one of those that tell the same."""
 _NO_MATCHES: Ints = np.zeros(0, np.int64)
 
 
@@ -92,9 +92,9 @@ class Learner:
     def read(self) -> None:
         """Learns from the steps observed since the last time."""
         unread, steps = self._unread, len(self._unread) + self._passed
-        every = 1 if self.steps < _ALL_WEIGHED else WEIGHED_EVERY
+        settled = self.steps >= _ALL_WEIGHED
         for outcome, pending in unread:
-            self._weigh(outcome, pending, every)
+            self._weigh(outcome, pending, pending.alike if settled and pending is not None else 1)
         drafted = [(outcome, pending) for outcome, pending in unread if any(outcome.drafted)]
         if drafted:
             self.drafts += len(drafted)
@@ -110,7 +110,7 @@ class Learner:
                 drafter.retire(ended)
 
     def _weigh(self, outcome: StepOutcome, pending: Pending | None, every: int) -> None:
-        """What a step cost, against what was expected of it; of the common ones, ``every`` so many stand for all."""
+        """What a step cost, against what was expected of it; one in ``every`` of its kind stands for all."""
         work, whole = outcome.work, outcome.verify_s == 0.0
         drafting = drafting_in(work, self._traits) if whole else None
         ran = drafting is not None if whole else bool(work.rows_per_pass)
@@ -125,7 +125,7 @@ class Learner:
             self._guard.tried(lost, good=any(outcome.drafted) and outcome.accepted == outcome.drafted)
         elif pending is not None and pending.by_look_ups_alone and outcome.step_s > 0.0 and not work.prefill_rows:
             self._guard.looked_up(pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s))
-        passed_over = pending is not None and pending.common and outcome.plan_step % every
+        passed_over = outcome.plan_step % every
         self._weighed += 1
         cold = self._costs.measured and self._weighed <= _COLD
         if passed_over or cold or after_prompts or self._since_change < _SETTLED_AFTER[ran]:
@@ -142,7 +142,7 @@ class Learner:
             self._host_s[ran] = _HOST_FORGET * usual + (1 - _HOST_FORGET) * min(host, 3.0 * usual)
             if pending is not None and pending.mode != "probe_draft":
                 trial, emitted = pending.mode == "probe_plain", sum(outcome.emitted)
-                weight = (1.0 - pending.found) * (every if pending.common else 1)
+                weight = (1.0 - pending.found) * every
                 self._guard.observe(pending.prediction, emitted, outcome.step_s, trial=trial, weight=weight)
 
     def _learn(self, steps: Sequence[tuple[StepOutcome, Pending | None]]) -> None:

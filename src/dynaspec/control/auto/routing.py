@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from dynaspec.contract.step import StepView, StopRule
 
-from .costs import StepCosts
+from .costs import Drafting, StepCosts, row_s
 from .drafter import Drafter, Situation, Wish
 
 Ints = npt.NDArray[np.int64]
@@ -77,6 +77,15 @@ def trial_drafts(
         cost = np.cumsum(extra[order]) + [costs.pass_s(float(r), 0.0) for r in rows]
         depth[order[1:][cost[1:] > _TRIAL_COST * plain_s]] = 0
     return depth, owner
+
+
+def trial_s(drafters: Sequence[Drafter], view: StepView, situation: Situation, costs: StepCosts) -> float:
+    """Seconds beyond a step of plain decoding that the least ``trial_drafts`` take if they bring nothing."""
+    for index, drafter in enumerate(drafters):
+        if (drafter.caps(view, situation.cap) > 0).any():
+            drafting_s = costs.draft_s(Drafting(index, passes=1, drawn=1, ingested=0, seconds=0.0))
+            return float(drafter.catching_up(view).min()) + drafting_s + float(row_s(costs.target, len(view.ids)))
+    return 0.0
 
 
 def best_goodput(

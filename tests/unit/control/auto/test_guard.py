@@ -97,6 +97,16 @@ def test_a_change_of_load_clears_the_debt_of_trials() -> None:
     assert waits(4) < 10 < 100 < waits(1)
 
 
+def test_a_trial_waits_until_what_it_takes_is_saved_or_no_more_can_be() -> None:
+    def waits(trial: float) -> int:
+        guard = PlainGuard()
+        tried(guard, 0.5)
+        return next(n for n in range(4000) if guard.decide(0.5, 0.0, 1.0, 1, 3.0, trial) == "probe_draft")
+
+    assert waits(0.0) < 20 < waits(0.5) < 80 < waits(1.5) < waits(2.0) < 300
+    assert waits(2.0) == waits(20.0)
+
+
 @pytest.mark.parametrize("best", [1.0, 2.0])
 def test_no_debt_of_trials_lasts_for_ever(best: float) -> None:
     guard = PlainGuard()
@@ -136,7 +146,7 @@ def test_where_nothing_is_known_beforehand_a_promise_alone_does_not_lead_back_to
     for only_by_trial, expected in ((True, "plain"), (False, "speculate")):
         guard = PlainGuard(only_by_trial=only_by_trial)
         leave(guard)
-        tried(guard, 1.0)
+        tried(guard, 2.5)  # more than was saved
         assert decide(guard, 1.5) == expected
     guard = PlainGuard(only_by_trial=True)
     leave(guard)
