@@ -1,17 +1,24 @@
-"""Which rows a target pass has, and which of them are sampled from."""
+"""Which rows a target pass has, and which of them are sampled from.
+
+Compiled: some thirty calls of numpy between two passes, each fetched from memory anew, take as long as a small pass.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dynaspec.contract.proposer import Drafts, Ints
-from dynaspec.kv.rows import RaggedRows, ragged_rows
+from dynaspec.kv.rows import RaggedRows, fill_rows, tokens_at
 from dynaspec.model.batch import ForwardBatch
+from dynaspec.sampling.compiled import kernel
 from dynaspec.sampling.rows import Rows
-from dynaspec.schedule.batch import StepBatch
+from dynaspec.schedule.batch import Chunk, StepBatch
+
+Int32 = npt.NDArray[np.int32]
 
 
 @dataclass(slots=True)
@@ -25,6 +32,8 @@ class PassLayout:
     counts: Ints
     """[S]"""
     rows: RaggedRows
+    tokens: Ints
+    """[R] token ids of all rows."""
     decode_rows: int
     """Rows of decoding requests; they come first."""
     sampled: Rows
@@ -34,10 +43,9 @@ class PassLayout:
     drafts: Drafts
     """Drafts with a row of length 0 for each completing chunk."""
 
-    def forward_batch(self, batch: StepBatch, device: torch.device) -> ForwardBatch:
-        tokens = batch.tokens[self.rows.lanes, self.rows.positions].astype(np.int64)
+    def forward_batch(self, device: torch.device) -> ForwardBatch:
         return ForwardBatch(
-            tokens=torch.from_numpy(tokens).to(device),
+            tokens=torch.from_numpy(self.tokens).to(device),
             positions=self.rows.positions,
             slots=self.rows.slots,
             query_start=self.rows.query_start,
@@ -52,40 +60,108 @@ def lay_out(batch: StepBatch, drafts: Drafts, lens: Ints, block_size: int) -> Pa
     Writes the drafts behind the committed tokens of their lanes, where nothing is defined, so that one gather reads
     committed and drafted tokens alike.
     """
-    width = drafts.tokens.shape[1]
-    request, slot = np.nonzero(np.arange(width) < lens[:, None])
-    batch.tokens[batch.lanes[request], batch.lengths[request] + slot] = drafts.tokens[request, slot]
-    chunks = batch.chunks
-    lanes = np.concatenate([batch.lanes, np.array([c.lane for c in chunks], dtype=np.int64)])
-    starts = np.concatenate([batch.lengths - 1, np.array([c.start for c in chunks], dtype=np.int64)])
-    counts = np.concatenate([lens + 1, np.array([c.count for c in chunks], dtype=np.int64)])
-    rows = ragged_rows(batch.block_tables, block_size, lanes, starts, counts)
-    completing = len(batch.requests) + np.flatnonzero([c.completes for c in chunks])
-    decode_rows = int(counts[: len(batch.requests)].sum())
-    sampled_at = np.concatenate([np.arange(decode_rows), rows.query_start[completing + 1] - 1])
-    padded = replace(
-        drafts,
-        tokens=np.concatenate([drafts.tokens, np.zeros((completing.size, width), dtype=np.int64)]),
-        lens=np.concatenate([lens, np.zeros(completing.size, dtype=np.int64)]),
+    lanes, starts, counts, rows, tokens, decode_rows, sampled_at, sampled, padded, padded_lens = _fill(
+        batch.tokens,
+        batch.block_tables,
+        block_size,
+        batch.lanes,
+        batch.lengths,
+        np.ascontiguousarray(drafts.tokens),
+        lens,
+        _columns(batch.chunks),
     )
     return PassLayout(
         lanes=lanes,
         starts=starts,
         counts=counts,
-        rows=rows,
+        rows=RaggedRows(*rows),
+        tokens=tokens,
         decode_rows=decode_rows,
-        sampled=_sampled_rows(rows, counts[: len(batch.requests)], sampled_at, padded),
+        sampled=Rows(*sampled, padded),
         sampled_at=sampled_at,
-        drafts=padded,
+        drafts=replace(drafts, tokens=padded, lens=padded_lens),
     )
 
 
-def _sampled_rows(rows: RaggedRows, decode_counts: Ints, sampled_at: Ints, drafts: Drafts) -> Rows:
-    per_request = np.concatenate([decode_counts, np.ones(len(drafts.lens) - len(decode_counts), dtype=np.int64)])
-    first = np.cumsum(per_request) - per_request
-    return Rows(
-        lanes=rows.lanes[sampled_at],
-        request=np.repeat(np.arange(per_request.size), per_request),
-        depth=np.arange(sampled_at.size) - np.repeat(first, per_request),
-        drafts=drafts.tokens,
+_NO_CHUNKS: Ints = np.zeros((0, 4), np.int64)
+
+
+def _columns(chunks: list[Chunk]) -> Ints:
+    """[chunks, 4] lane, start, count, whether it completes."""
+    return np.array([(c.lane, c.start, c.count, c.completes) for c in chunks], np.int64) if chunks else _NO_CHUNKS
+
+
+@kernel
+def _fill(
+    texts: Int32,
+    tables: Int32,
+    block_size: int,
+    decoding: Ints,
+    lengths: Ints,
+    drafts: Ints,
+    lens: Ints,
+    chunks: Ints,
+) -> tuple[
+    Ints,
+    Ints,
+    Ints,
+    tuple[Int32, Ints, Ints, Ints, Int32],
+    Ints,
+    int,
+    Ints,
+    tuple[Ints, Ints, Ints],
+    Ints,
+    Ints,
+]:
+    """The fields of a ``PassLayout``.
+
+    Args:
+        texts: [lanes, max length] tokens of all lanes; gets the drafts.
+        tables: [lanes, max blocks]
+        decoding: [B] lanes, ``lengths`` [B] their committed tokens.
+        drafts: [B, K], of which ``lens`` [B] count.
+        chunks: see ``_columns``.
+    """
+    requests, width = drafts.shape
+    runs = requests + chunks.shape[0]
+    lanes, starts, counts = np.empty(runs, np.int64), np.empty(runs, np.int64), np.empty(runs, np.int64)
+    decode_rows = 0
+    for r in range(requests):
+        lanes[r], starts[r], counts[r] = decoding[r], lengths[r] - 1, lens[r] + 1
+        decode_rows += lens[r] + 1
+        for j in range(lens[r]):
+            texts[decoding[r], lengths[r] + j] = drafts[r, j]
+    completing = 0
+    for c in range(chunks.shape[0]):
+        lanes[requests + c], starts[requests + c], counts[requests + c] = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        completing += chunks[c, 3]
+    rows = fill_rows(tables, block_size, lanes, starts, counts)
+    query_start, tokens = rows[0], tokens_at(texts, rows[1], rows[2])
+    size = decode_rows + completing
+    sampled_at, lane = np.empty(size, np.int64), np.empty(size, np.int64)
+    request, depth = np.empty(size, np.int64), np.empty(size, np.int64)
+    padded, padded_lens = np.zeros((requests + completing, width), np.int64), np.zeros(requests + completing, np.int64)
+    n = 0
+    for r in range(requests):
+        padded[r], padded_lens[r] = drafts[r], lens[r]
+        for j in range(lens[r] + 1):
+            sampled_at[n], lane[n], request[n], depth[n] = n, decoding[r], r, j
+            n += 1
+    owner = requests
+    for c in range(chunks.shape[0]):
+        if chunks[c, 3]:
+            sampled_at[n], lane[n] = query_start[requests + c + 1] - 1, chunks[c, 0]
+            request[n], depth[n] = owner, 0
+            n, owner = n + 1, owner + 1
+    return (
+        lanes,
+        starts,
+        counts,
+        rows,
+        tokens,
+        decode_rows,
+        sampled_at,
+        (lane, request, depth),
+        padded,
+        padded_lens,
     )

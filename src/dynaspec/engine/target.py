@@ -90,7 +90,7 @@ class TargetVerifier:
         lens = np.minimum(np.array(plan.depth, dtype=np.int64), drafts.lens)
         lens = self._sampler.grammars.testable(batch.lanes, drafts.tokens, lens)
         layout = lay_out(batch, drafts, lens, self._block_size)
-        output = self._model.forward(layout.forward_batch(batch, self._model.device), self._arena.layers, self._taps)
+        output = self._model.forward(layout.forward_batch(self._model.device), self._arena.layers, self._taps)
         result = self._sample(batch, drafts, layout, output.hidden)
         return Verified(
             result=result,

@@ -35,7 +35,7 @@ def ragged_rows(tables: Int32, block_size: int, lanes: Int64, start: Int64, coun
         tables: [lanes, max blocks] of all lanes.
         lanes, start, count: [S], ``count`` ≥ 1.
     """
-    return RaggedRows(*_rows(tables, block_size, lanes, start, count))
+    return RaggedRows(*fill_rows(tables, block_size, lanes, start, count))
 
 
 @njit(
@@ -43,9 +43,10 @@ def ragged_rows(tables: Int32, block_size: int, lanes: Int64, start: Int64, coun
     cache=True,
     nogil=True,
 )
-def _rows(
+def fill_rows(
     tables: Int32, block_size: int, lanes: Int64, start: Int64, count: Int64
 ) -> tuple[Int32, Int64, Int64, Int64, Int32]:
+    """The fields of ``ragged_rows``, which see; for kernels."""
     query_start = np.zeros(lanes.size + 1, np.int32)
     width = 0
     for s in range(lanes.size):
@@ -62,3 +63,12 @@ def _rows(
             row_lanes[row], positions[row] = lanes[s], position
             slots[row] = np.int64(table[position // block_size]) * block_size + position % block_size
     return query_start, row_lanes, positions, slots, blocks
+
+
+@njit(cache=True, nogil=True)
+def tokens_at(texts: Int32, lanes: Int64, positions: Int64) -> Int64:
+    """[R] tokens of rows, out of the texts [lanes, max length] of all lanes; for kernels."""
+    tokens = np.empty(lanes.size, np.int64)
+    for i in range(tokens.size):
+        tokens[i] = texts[lanes[i], positions[i]]
+    return tokens

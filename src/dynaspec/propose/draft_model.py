@@ -12,21 +12,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 from dynaspec.kv.arena import Arena
-from dynaspec.kv.rows import ragged_rows
+from dynaspec.kv.rows import RaggedRows, fill_rows, ragged_rows, tokens_at
 from dynaspec.kv.tables import BlockTables
 from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
+from dynaspec.sampling.compiled import kernel
 from dynaspec.sampling.state import SamplerState
 
 from .gating import WriteGate
 from .none import no_drafts
 from .passes import DraftPasses, draft_passes
 from .watermark import Watermarks
+
+Int32 = npt.NDArray[np.int32]
 
 
 class DraftModelProposer:
@@ -132,23 +136,28 @@ class DraftModelProposer:
             The last hidden states [A, hidden] of ``index``; the rows it took; how many of them were not the first
             for their token.
         """
-        requests = np.concatenate([index, catching_up])
-        lanes = batch.lanes[requests]
-        start = self._marks.seen[lanes]
-        count = np.minimum(batch.lengths[requests] - start, self._catch_up)
-        rows = ragged_rows(batch.block_tables, self._tables.block_size, lanes, start, count)
-        tokens = torch.from_numpy(batch.tokens[rows.lanes, rows.positions].astype(np.int64))
+        lanes, start, end, tokens, fields = unread_rows(
+            batch.tokens,
+            batch.block_tables,
+            self._tables.block_size,
+            batch.lanes,
+            batch.lengths,
+            self._marks.seen,
+            np.concatenate([index, catching_up]) if catching_up.size else index,
+            self._catch_up,
+        )
+        rows = RaggedRows(*fields)
         hidden = self._forward(
             ForwardBatch(
-                tokens=tokens.to(self._model.device),
+                tokens=torch.from_numpy(tokens).to(self._model.device),
                 positions=rows.positions,
                 slots=rows.slots,
                 query_start=rows.query_start,
-                context_lens=start.astype(np.int32),
+                context_lens=start,
                 block_tables=rows.block_tables,
             )
         )
-        redone = self._marks.ingest(lanes, start + count)
+        redone = self._marks.ingest(lanes, end)
         if rows.slots.size > index.size:  # else it is one row each
             last = torch.from_numpy(rows.query_start[1 : index.size + 1].astype(np.int64) - 1)
             hidden = hidden[last.to(hidden.device)]
@@ -181,6 +190,39 @@ class DraftModelProposer:
 
     def _forward(self, rows: ForwardBatch) -> torch.Tensor:
         return self._model.forward(rows, self._arena.layers).hidden
+
+
+@kernel
+def unread_rows(
+    texts: Int32,
+    tables: Int32,
+    block_size: int,
+    lanes: Ints,
+    lengths: Ints,
+    seen: Ints,
+    requests: Ints,
+    most: int,
+) -> tuple[Ints, Int32, Ints, Ints, tuple[Int32, Ints, Ints, Ints, Int32]]:
+    """Rows of the committed tokens that a drafter lacks.
+
+    Args:
+        texts: [lanes, max length] tokens of all lanes; tables: [lanes, max blocks] of all lanes.
+        lanes, lengths: [B]
+        seen: [all lanes] tokens that the drafter has processed.
+        requests: [A] places in the batch.
+        most: rows a request.
+
+    Returns:
+        Lanes of the requests [A]; tokens that each has processed before [A] and after [A]; the rows' tokens [R]; the
+        fields of their ``RaggedRows``.
+    """
+    lane, start, end = lanes[requests], np.empty(requests.size, np.int64), np.empty(requests.size, np.int64)
+    context = np.empty(requests.size, np.int32)
+    for i in range(requests.size):
+        start[i] = context[i] = seen[lane[i]]
+        end[i] = min(lengths[requests[i]], start[i] + most)
+    rows = fill_rows(tables, block_size, lane, start, end - start)
+    return lane, context, end, tokens_at(texts, rows[1], rows[2]), rows
 
 
 def _reasons(batch: DecodeBatch, requests: Ints, reason: str) -> dict[str, str]:

@@ -17,13 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from dynaspec.contract.errors import ProposerFault
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Proposer, TargetStep
 from dynaspec.contract.step import SpecPlan
 
+from .check import nonsense
 from .none import no_drafts
 from .patience import Lateness, Strikes, TargetPace
 
@@ -93,7 +92,7 @@ class Guard:
             started = self._clock()
             drafts = self.proposer.propose(batch, plan)
             seconds = self._clock() - started
-            bad = self._nonsense(drafts, plan)
+            bad = nonsense(drafts, np.array(plan.depth, dtype=np.int64), self._vocab_size)
         except Exception as error:  # whatever a proposer does, its requests go on
             self._fault("raised", "raised", error)
             self._off.update(lane for lane, depth in zip(batch.lanes.tolist(), plan.depth, strict=True) if depth)
@@ -144,26 +143,6 @@ class Guard:
         self._off.discard(lane)
         self._call(lambda: self.proposer.evict(lane), None)
 
-    def _nonsense(self, drafts: Drafts, plan: SpecPlan) -> np.ndarray:
-        """[B] which rows cannot be verified.
-
-        Raises:
-            ProposerFault: the answer as a whole has the wrong form.
-        """
-        depth = np.array(plan.depth, dtype=np.int64)
-        _check_form(drafts, depth, self._vocab_size)
-        drafted = np.arange(drafts.tokens.shape[1]) < drafts.lens[:, None]
-        outside = ((drafts.tokens < 0) | (drafts.tokens >= self._vocab_size)) & drafted
-        bad = (drafts.lens < 0) | (drafts.lens > depth) | outside.any(axis=1)
-        for signal in (drafts.confidence, drafts.evidence, drafts.echo):
-            if signal is not None:
-                bad |= (~np.isfinite(signal) & drafted).any(axis=1)
-        if drafts.q is not None:
-            request, slot = np.nonzero(drafted & ~bad[:, None])
-            drawn = drafts.q[request, slot, drafts.tokens[request, slot]]
-            bad[request[~torch.isfinite(drawn).cpu().numpy()]] = True
-        return bad
-
     def _call(self, call: Callable[[], _T], otherwise: _T) -> _T:
         """Runs bookkeeping of a proposer that is still trusted; a fault in it makes its state worthless."""
         if self.enabled:
@@ -188,40 +167,6 @@ class Guard:
     def _with_skipped(drafts: Drafts, barred: dict[str, str]) -> Drafts:
         drafts.skipped = {**(drafts.skipped or {}), **barred}
         return drafts
-
-
-def _check_form(drafts: Drafts, depth: npt.NDArray[np.int64], vocab_size: int) -> None:
-    """
-    Raises:
-        ProposerFault: a column of another shape than the others, or of numbers that are not integers.
-    """
-    requests, width = len(depth), int(depth.max(initial=0))
-    if drafts.tokens.ndim != 2 or drafts.tokens.shape[0] != requests or drafts.lens.shape != (requests,):
-        raise ProposerFault(
-            f"drafts have tokens {drafts.tokens.shape} and lens {drafts.lens.shape}; expected [{requests}, {width}] "
-            f"and [{requests}]"
-        )
-    width = drafts.tokens.shape[1]
-    if width < drafts.lens.max(initial=0):
-        raise ProposerFault(f"a draft has {drafts.lens.max()} of {width} tokens; expected no more")
-    if drafts.tokens.dtype.kind != "i" or drafts.lens.dtype.kind != "i":
-        raise ProposerFault(
-            f"drafts have tokens of {drafts.tokens.dtype} and lens of {drafts.lens.dtype}; expected int64"
-        )
-    counts = (*drafts.rows_per_pass, drafts.kv_skipped, drafts.kv_redone)
-    if not all(isinstance(count, int) and count >= 0 for count in counts):
-        raise ProposerFault(f"drafts say that {counts} rows were processed, skipped and redone; expected integers")
-    expected = {
-        "confidence": (requests, width),
-        "evidence": (requests, width),
-        "echo": (requests, width),
-        "early_exit": (requests,),
-        "q": (requests, width, vocab_size),
-    }
-    for name, shape in expected.items():
-        column = getattr(drafts, name)
-        if column is not None and tuple(column.shape) != shape:
-            raise ProposerFault(f"drafts have {name} {tuple(column.shape)}; expected {shape}")
 
 
 def _one_each(column: tuple[_T, ...], batch: DecodeBatch) -> tuple[_T, ...]:

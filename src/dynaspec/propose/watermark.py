@@ -13,6 +13,7 @@ import numpy as np
 
 from dynaspec.contract.proposer import Ints
 from dynaspec.kv.tables import BlockTables
+from dynaspec.sampling.compiled import kernel
 
 
 class Watermarks:
@@ -50,12 +51,12 @@ class Watermarks:
             How many of those that were new to the watermarks it had processed before.
         """
         before = self.seen[lanes]
-        wasted = self._wasted[lanes]
-        again = np.minimum(wasted, seen - before)
-        self._wasted[lanes] = wasted - again
-        self._ahead[lanes] = self._processed[lanes] = 0
-        self._move(lanes, before, seen)
-        return int(again.sum())
+        again, full = _ingest(
+            self.seen, self._ahead, self._processed, self._wasted, lanes, seen, self._tables.block_size
+        )
+        if full:
+            self._mark_full(lanes, before, seen)
+        return int(again)
 
     def ingest_drafts(self, lanes: Ints, processed: Ints, in_place: Ints) -> None:
         """… and the first ``processed`` draft tokens of each of these.
@@ -80,12 +81,29 @@ class Watermarks:
         self._wasted[lanes] += np.minimum(self._processed[lanes], accepted) - won
         self._ahead[:] = self._processed[:] = 0  # of a step that failed, too
         before = self.seen[lanes]
-        self._move(lanes, before, before + won)
+        self.seen[lanes] = before + won
+        self._mark_full(lanes, before, before + won)
 
-    def _move(self, lanes: Ints, before: Ints, seen: Ints) -> None:
-        """Sets the watermarks, and marks the blocks that are full now."""
-        self.seen[lanes] = seen
+    def _mark_full(self, lanes: Ints, before: Ints, seen: Ints) -> None:
+        """Marks the blocks that moving the watermarks has filled."""
         size = self._tables.block_size
         for i in np.flatnonzero(before // size != seen // size).tolist():
             full = self._tables.blocks(int(lanes[i]))[before[i] // size : seen[i] // size]
             self._valid_in[full] = self._tables.pool.generation[full]
+
+
+@kernel
+def _ingest(
+    watermarks: Ints, ahead: Ints, processed: Ints, wasted: Ints, lanes: Ints, seen: Ints, block_size: int
+) -> tuple[int, bool]:
+    """Moves the watermarks of ``lanes`` to ``seen``; how many tokens were processed again, whether a block is full."""
+    again, full = 0, False
+    for i in range(lanes.size):
+        lane = lanes[i]
+        twice = min(wasted[lane], seen[i] - watermarks[lane])
+        again += twice
+        wasted[lane] -= twice
+        ahead[lane] = processed[lane] = 0
+        full |= watermarks[lane] // block_size != seen[i] // block_size
+        watermarks[lane] = seen[i]
+    return again, full

@@ -14,6 +14,7 @@ import torch
 
 from dynaspec.contract.proposer import Drafts
 from dynaspec.sampling import ops
+from dynaspec.sampling.compiled import kernel
 from dynaspec.sampling.draw import draw
 from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows
@@ -50,6 +51,8 @@ def accept_chain(scores: torch.Tensor, rows: Rows, drafts: Drafts, lens: Int64, 
         lens: [B] drafted tokens to verify, ≤ K
         state: the requests' parameters, not yet told of this step's tokens
     """
+    if bool(state.greedy[rows.lanes].all()) and state.leaves_alone(rows.lanes):
+        return _accept_first_choices(ops.to_host(ops.argmax(scores)), rows, drafts, lens)
     nothing = state.without_token(scores, rows)  # what is drawn there is no token
     drafted = rows.depth < lens[rows.request]
     tested = drafted & ~nothing
@@ -72,6 +75,38 @@ def accept_chain(scores: torch.Tensor, rows: Rows, drafts: Drafts, lens: Int64, 
         own[bonus] = rejection.draw(bonus)
     refused = drafted[stop] & state.grammars.refused(rows, stop, following[stop])
     return emit(stop, rows, drafts, own, nothing[stop], refused)
+
+
+def _accept_first_choices(own: Int64, rows: Rows, drafts: Drafts, lens: Int64) -> Accepted:
+    """Where every row has a token, the one with its largest logit: ``own`` [R]."""
+    accepted, tokens = accept_first(own, rows.request, rows.depth, np.ascontiguousarray(drafts.tokens), lens)
+    none = np.zeros(accepted.size, np.bool_)
+    return Accepted(accepted, tokens, dead_end=none, refused=none)
+
+
+@kernel
+def accept_first(own: Int64, request: Int64, depth: Int64, drafts: Int64, lens: Int64) -> tuple[Int64, Int64]:
+    """Accepts drafted tokens for as long as they are the rows' ``own`` [R].
+
+    Args:
+        request, depth: [R] see ``Rows``.
+        drafts: [B, K], of which ``lens`` [B] are tested.
+
+    Returns:
+        ``Accepted.accepted`` and ``tokens``.
+    """
+    batch, width = drafts.shape
+    row_of = np.zeros((batch, width + 1), np.int64)
+    for row in range(own.size):
+        row_of[request[row], depth[row]] = row
+    accepted, tokens = np.zeros(batch, np.int64), np.zeros((batch, width + 1), np.int64)
+    for b in range(batch):
+        n = 0
+        while n < lens[b] and own[row_of[b, n]] == drafts[b, n]:
+            tokens[b, n] = drafts[b, n]
+            n += 1
+        accepted[b], tokens[b, n] = n, own[row_of[b, n]]
+    return accepted, tokens
 
 
 def first_failures(passed: Bools, rows: Rows, drafts: Drafts) -> Int64:

@@ -41,7 +41,7 @@ def test_decoding_rows_come_first_then_chunks() -> None:
     assert layout.starts.tolist() == [4, 2, 4, 0]
     assert layout.counts.tolist() == [3, 1, 3, 2]
     assert layout.decode_rows == 4
-    forward = layout.forward_batch(batch, torch.device("cpu"))
+    forward = layout.forward_batch(torch.device("cpu"))
     assert forward.tokens.tolist() == [4, 91, 92, 12, 24, 25, 26, 30, 31]
     assert forward.context_lens.tolist() == [4, 2, 4, 0]
     assert forward.query_start.tolist() == [0, 3, 4, 7, 9]

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
 from dynaspec.contract.errors import CapacityError
 from dynaspec.kv.arena import Arena, blocks_within
+
+STATM = Path("/proc/self/statm")
 
 
 @pytest.mark.parametrize(("memory", "needed", "blocks"), [(1000, 99, 10), (1099, 99, 10), (1000, 7, 7), (100, 9, 1)])
@@ -23,6 +28,26 @@ def test_an_arena_has_zeroed_keys_and_values_for_every_layer() -> None:
     assert {tensor.dtype for layer in arena.layers for tensor in layer} == {torch.float16}
     assert not any(tensor.any() for layer in arena.layers for tensor in layer)
     assert arena.layers[0][0].data_ptr() != arena.layers[1][0].data_ptr()
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="only Linux tells what is mapped")
+def test_the_blocks_handed_out_first_are_mapped_at_once_and_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mapped(touched: int) -> float:
+        """MiB of an arena of 128, behind blocks that nobody has written."""
+        monkeypatch.setattr("dynaspec.kv.arena._TOUCHED", touched << 20)
+        before = _resident()
+        arena = Arena.allocate(1, ((4096, 4096), (4096, 4096)), torch.float32, torch.device("cpu"))
+        grown = _resident() - before
+        assert arena.layers[0][1].shape == (4096, 4096)
+        return grown / 2**20
+
+    assert mapped(128) > 112
+    assert 16 <= mapped(32) < 80
+
+
+def _resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_more_than_the_machine_has_is_a_capacity_error() -> None:

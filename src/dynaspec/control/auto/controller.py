@@ -106,16 +106,15 @@ class AutoController:
         self._learner = Learner(limits.proposers, self._drafters, self._costs, self._guard, self._places)
 
     def plan(self, view: StepView) -> SpecPlan:
-        if not self._drafters or not _room(view):
-            return plain_plan(view)  # without a word about which mode pays
         guard, agreed = self._guard, self._agreement
         calm = guard.calm > 0 and self._lasting
-        if calm and guard.mode == "plain" and agreed is not None:
-            if agreed.resembles(view) and not self._looks_up(agreed, plain=True):
-                return self._go_on_plainly(view, agreed)
-            settled = agreed.concerns(view)  # however long ago that was
-        else:
-            settled = agreed is not None and agreed.steps > 0 and agreed.concerns(view)
+        plainly = calm and guard.mode == "plain" and agreed is not None
+        if plainly and agreed is not None and agreed.resembles(view) and not self._looks_up(agreed, plain=True):
+            return self._go_on_plainly(view, agreed)
+        if not self._drafters or not _room(view):
+            return plain_plan(view)  # without a word about which mode pays
+        # In calm plain decoding what was agreed holds however long ago that was.
+        settled = agreed is not None and (plainly or agreed.steps > 0) and agreed.concerns(view)
         if agreed is None or not settled:
             if not view.lag:
                 return plain_plan(view)  # nobody had foreseen that it would be needed

@@ -19,7 +19,7 @@ _PLAIN_RUN = 8
 faster from the first to the sixth."""
 _TRIAL_WEIGHT = 8.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
-_TRIAL_SHARE, _LOOK_UP_SHARE = 0.008, 0.004
+_TRIAL_SHARE, _LOOK_UP_SHARE = 0.007, 0.004
 """Shares of all steps that trials of drafting may cost, and look-ups beside plain decoding."""
 _CREDIT, _SAVED = 0.5, 2.0
 """Steps that trials may cost at first, and that are saved up for them at most, or for look-ups. Who would take more,
@@ -30,17 +30,17 @@ _LONGEST_DEBT = 256
 """Steps after which what trials have cost is forgotten: it may be their outcome that was odd."""
 _ROUNDING = 1e-9
 """Steps: what is saved in one sum or in many is the same."""
-_STAKE = 0.06
+_STAKE = 0.03
 """Trials may cost no more than this share of what the best drafter would gain, …"""
-_LEAST_SHARE = 0.002
+_LEAST_SHARE = 0.0015
 """… but this of all steps at least, as what drafting costs is not well known where nothing is drafted."""
 _OTHER_LOAD = 1.5
 """What trials of drafting have shown holds up to so many times the requests, or as many times fewer."""
 _HYSTERESIS = 1.01
 """Speculation is taken up again when it promises this much; left when it promises less than plain decoding."""
 _FRESH = 16
-"""Steps after speculation was left in which what is known of drafting is still of today: a promise is enough, as it was
-requests about to end that left it."""
+"""Steps in which a promise is enough: after speculation was left, as what is known of drafting is still of today and it
+was requests about to end that left it; and under another load, as it was the load that had."""
 _HOPELESS = 0.95
 """Where speculation promises less than this, nothing but a trial is going to change that."""
 
@@ -75,7 +75,8 @@ class PlainGuard:
         """Steps that a trial of plain decoding goes on."""
         self._until_trial = _SHORTEST
         self._pause = _SHORTEST
-        self._since_left = _FRESH
+        self._news = _FRESH
+        """Steps of plain decoding since speculation was left, or the load changed."""
         self._load = 0
         self.calm = 0
         """Coming steps whose mode is that of the last one, as long as no more is known."""
@@ -105,6 +106,7 @@ class PlainGuard:
         if self._load > _OTHER_LOAD * load or load > _OTHER_LOAD * self._load:
             # What trials cost there must not keep them off here.
             self._allowance = _SAVED if self._load else _CREDIT
+            self._news = 0 if self._load else _FRESH
             self._load, self._pause = load, _SHORTEST
             self._until_trial = min(self._until_trial, _SHORTEST)
         share = min(_TRIAL_SHARE, max(_LEAST_SHARE, _STAKE * (best / plain - 1.0)))
@@ -134,9 +136,9 @@ class PlainGuard:
         if self.speculating:
             self.speculating, self._until_trial, self._plain_left = False, self._pause, 0
             self._paid = self._encouraged = False
-            self._since_left, steps = 0, 1
+            self._news, steps = 0, 1
         self._until_trial -= steps
-        self._since_left += steps
+        self._news += steps
         promising = self._until_trial <= 0 or advantage > _HYSTERESIS
         goes_on = self._paid or self._encouraged
         missing = trial - self._allowance - _ROUNDING
@@ -160,7 +162,7 @@ class PlainGuard:
         """
         if self.speculating:
             return advantage > 1.0
-        promise_is_enough = self._paid or not self._only_by_trial or self._since_left <= _FRESH
+        promise_is_enough = self._paid or not self._only_by_trial or self._news <= _FRESH
         return known > _HYSTERESIS or (advantage > _HYSTERESIS and promise_is_enough)
 
     @property

@@ -162,6 +162,18 @@ def test_who_has_just_left_drafting_comes_back_on_a_promise() -> None:
     assert decide(guard, 1.2) != "speculate"
 
 
+def test_under_another_load_a_promise_leads_back_to_drafting() -> None:
+    """Who has decoded plainly for long did so because there were many requests."""
+    guard = PlainGuard(only_by_trial=True)
+    for _ in range(40):
+        assert guard.decide(0.97, 0.97, 1.0, 16) != "speculate"
+    assert guard.decide(1.3, 1.3, 1.0, 15) != "speculate"
+    assert guard.decide(1.3, 1.3, 1.0, 4) == "speculate"
+    for _ in range(40):
+        guard.decide(0.97, 0.97, 1.0, 4)
+    assert guard.decide(1.3, 1.3, 1.0, 4) != "speculate"
+
+
 def test_a_dear_trial_leads_back_to_drafting_where_what_it_taught_promises_more() -> None:
     guard = PlainGuard(only_by_trial=True)
     decide(guard, 0.5, 0.5)

@@ -1,0 +1,100 @@
+"""What a proposer's drafts must be like to be verified."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dynaspec.contract.errors import ProposerFault
+from dynaspec.contract.proposer import Drafts, Ints
+from dynaspec.sampling.compiled import kernel
+
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+_NO_SIGNAL: Floats = np.zeros((0, 0), np.float32)
+
+
+def nonsense(drafts: Drafts, depth: Ints, vocab_size: int) -> Bools:
+    """[B] which rows cannot be verified.
+
+    Args:
+        depth: [B] most tokens that were asked for.
+
+    Raises:
+        ProposerFault: the answer as a whole has the wrong form.
+    """
+    _check_form(drafts, depth, vocab_size)
+    tokens, lens = np.ascontiguousarray(drafts.tokens, np.int64), np.ascontiguousarray(drafts.lens, np.int64)
+    signals = map(_signal, (drafts.confidence, drafts.evidence, drafts.echo))
+    bad = unusable(tokens, lens, depth, vocab_size, *signals)
+    if drafts.q is not None:
+        request, slot = np.nonzero(np.arange(tokens.shape[1]) < np.where(bad, 0, lens)[:, None])
+        drawn = drafts.q[request, slot, tokens[request, slot]]
+        bad[request[~torch.isfinite(drawn).cpu().numpy()]] = True
+    return bad
+
+
+def _signal(column: Floats | None) -> Floats:
+    return _NO_SIGNAL if column is None else np.ascontiguousarray(column, np.float32)
+
+
+@kernel
+def unusable(
+    tokens: Ints,
+    lens: Ints,
+    depth: Ints,
+    vocab_size: int,
+    confidence: Floats,
+    evidence: Floats,
+    echo: Floats,
+) -> Bools:
+    """[B] drafts of another length than 0 … ``depth`` [B], or with a token or a signal that cannot be.
+
+    Args:
+        tokens: [B, K], of which ``lens`` [B] were drafted.
+        confidence, evidence, echo: [B, K], or empty.
+    """
+    bad = (lens < 0) | (lens > depth)
+    for r in range(lens.size):
+        for j in range(min(lens[r], tokens.shape[1])):
+            bad[r] |= tokens[r, j] < 0 or tokens[r, j] >= vocab_size
+            bad[r] |= confidence.size > 0 and not np.isfinite(confidence[r, j])
+            bad[r] |= evidence.size > 0 and not np.isfinite(evidence[r, j])
+            bad[r] |= echo.size > 0 and not np.isfinite(echo[r, j])
+    return bad
+
+
+def _check_form(drafts: Drafts, depth: npt.NDArray[np.int64], vocab_size: int) -> None:
+    """
+    Raises:
+        ProposerFault: a column of another shape than the others, or of numbers that are not integers.
+    """
+    requests, width = len(depth), int(depth.max(initial=0))
+    if drafts.tokens.ndim != 2 or drafts.tokens.shape[0] != requests or drafts.lens.shape != (requests,):
+        raise ProposerFault(
+            f"drafts have tokens {drafts.tokens.shape} and lens {drafts.lens.shape}; expected [{requests}, {width}] "
+            f"and [{requests}]"
+        )
+    width = drafts.tokens.shape[1]
+    if width < drafts.lens.max(initial=0):
+        raise ProposerFault(f"a draft has {drafts.lens.max()} of {width} tokens; expected no more")
+    if drafts.tokens.dtype.kind != "i" or drafts.lens.dtype.kind != "i":
+        raise ProposerFault(
+            f"drafts have tokens of {drafts.tokens.dtype} and lens of {drafts.lens.dtype}; expected int64"
+        )
+    counts = (*drafts.rows_per_pass, drafts.kv_skipped, drafts.kv_redone)
+    if not all(isinstance(count, int) and count >= 0 for count in counts):
+        raise ProposerFault(f"drafts say that {counts} rows were processed, skipped and redone; expected integers")
+    expected = {
+        "confidence": (requests, width),
+        "evidence": (requests, width),
+        "echo": (requests, width),
+        "early_exit": (requests,),
+        "q": (requests, width, vocab_size),
+    }
+    for name, shape in expected.items():
+        column = getattr(drafts, name)
+        if column is not None and tuple(column.shape) != shape:
+            raise ProposerFault(f"drafts have {name} {tuple(column.shape)}; expected {shape}")
