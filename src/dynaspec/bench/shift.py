@@ -17,7 +17,7 @@ from dynaspec.model.batch import BLOCK_SIZE
 from .datasets import BenchPrompt
 from .drive import Job, StepTrace, cacheable, run_all, warm_prompts
 from .policies import PLAIN
-from .statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios
+from .statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios, shuffled
 from .sweep import FIXED, Side, SweepOptions, mixed, open_sides
 
 Progress = Callable[[str, int, int], None]
@@ -164,8 +164,7 @@ def run_shift(
         different = done = 0
         for turn in range(options.rounds):
             outputs = {}
-            start = turn * 3 % len(names)
-            for name in (*names[start:], *names[:start]):
+            for name in shuffled(names, turn):
                 run, outputs[name] = _run(sides[name], phases)
                 runs[name].append(run)
                 done += 1

@@ -12,6 +12,15 @@ from dynaspec.contract.errors import ConfigError
 _DRAWS = 4000
 
 
+def shuffled(sides: Sequence[str], turn: int) -> list[str]:
+    """The order of a round: another one each time, the same in every run.
+
+    A side that always follows the same other one is measured in what that leaves behind: always right after the longest
+    drafts, ``auto`` decoded plainly 4 % slower than plain decoding at 16 requests; in shuffled rounds as fast.
+    """
+    return [sides[i] for i in np.random.default_rng(turn).permutation(len(sides))]
+
+
 def lower_bound(values: Sequence[float], *, level: float = 0.95, seed: int = 0) -> float:
     """One-sided lower confidence bound of the median: a percentile bootstrap (Efron, 1979).
 

@@ -17,7 +17,7 @@ from .datasets import BenchPrompt
 from .drive import Job, cacheable, steady_window, warm_prompts
 from .engines import SharedModels, open_engine
 from .policies import PLAIN, PolicySpec, parse_policy
-from .statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios
+from .statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios, shuffled
 
 Progress = Callable[[str, int, int], None]
 
@@ -206,8 +206,7 @@ def _one_load(
     rates: dict[str, list[float]] = {name: [] for name in names}
     drafted = []
     for turn in range(options.rounds):
-        start = turn % len(names)
-        for name in (*names[start:], *names[:start]):
+        for name in shuffled(names, turn):
             rate, mean_draft = window(name, turn * _STRIDE, tokens)
             rates[name].append(rate)
             if name == options.policy:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaspec.bench.statistics import best_on_odd_rounds, even_rounds, lower_bound, odd_rounds, ratios
+from dynaspec.bench.statistics import best_on_odd_rounds, even_rounds, lower_bound, odd_rounds, ratios, shuffled
 from dynaspec.contract.errors import ConfigError
 
 finite = st.floats(0.1, 10, allow_nan=False)
@@ -14,6 +16,15 @@ finite = st.floats(0.1, 10, allow_nan=False)
 def test_rounds_are_split_by_their_number():
     assert odd_rounds([1, 2, 3, 4, 5]) == [1, 3, 5]
     assert even_rounds([1, 2, 3, 4, 5]) == [2, 4]
+
+
+def test_every_side_follows_every_other_in_some_round():
+    sides = ["a", "b", "c", "d"]
+    rounds = [shuffled(sides, turn) for turn in range(40)]
+    assert all(sorted(order) == sides for order in rounds)
+    assert rounds == [shuffled(sides, turn) for turn in range(40)]
+    followed = {pair for order in rounds for pair in pairwise(order)}
+    assert followed == {(a, b) for a in sides for b in sides if a != b}
 
 
 def test_the_best_is_picked_on_odd_rounds_alone():

@@ -18,7 +18,7 @@ from typing import Any, Self
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.openmp import SETTINGS
 
-from ..statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios
+from ..statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios, shuffled
 from . import vllm_side
 from .vllm_side import Load
 from .vllm_workloads import SHIFT, of_round
@@ -163,9 +163,9 @@ def run(
         rates: dict[str, dict[str, list[float]]] = {name: {side.name: [] for side in sides} for name in workloads}
         for number in range(options.rounds + 1):
             tell("rounds, the first of which does not count", number, options.rounds + 1)
-            turn = number % len(sides)
+            by_name = {side.name: side for side in sides}
             for name, loads in workloads.items():
-                for side in sides[turn:] + sides[:turn]:
+                for side in map(by_name.__getitem__, shuffled(names, number)):
                     rate = _rate(side, [of_round(load, number) for load in loads])
                     if number:
                         rates[name][side.name].append(rate)
