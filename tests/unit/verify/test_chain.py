@@ -47,6 +47,26 @@ def test_greedy_accepts_the_agreeing_prefix_and_adds_the_targets_token() -> None
     assert result.tokens.tolist() == [[1, 2, 3, 4], [1, 7, 0, 0], [1, 0, 0, 0], [4, 5, 0, 0]]
 
 
+def test_greedy_requests_get_the_same_tokens_alone_and_among_others() -> None:
+    """Alone they are told from their largest scores at once; beside a sampled request by the general way."""
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        lens = [int(n) for n in rng.integers(0, 4, 5)]
+        table = [[int(t) for t in rng.integers(0, 3, 3)] for _ in lens]
+        rows, drafts, tested = chains(table, lens)
+        scores = torch.from_numpy(rng.normal(size=(len(rows.depth), VOCAB)).astype(np.float32))
+        scores[:, :3] += 3.0  # so that some drafts are accepted
+        alone = accept_chain(scores, rows, drafts, tested, state_of(*[GREEDY] * 5))
+        rows, drafts, tested = chains([*table, [0, 0, 0]], [*lens, 0])
+        beside = torch.cat([scores, torch.zeros(1, VOCAB)])
+        among = accept_chain(beside, rows, drafts, tested, state_of(*[GREEDY] * 5, UNSEEDED))
+        assert alone.accepted.tolist() == among.accepted[:5].tolist()
+        assert alone.tokens.tolist() == among.tokens[:5].tolist()
+        assert not alone.dead_end.any()
+        assert not alone.refused.any()
+        assert not among.refused.any()
+
+
 def test_tokens_behind_the_verified_length_do_not_count() -> None:
     rows, drafts, lens = chains([[1, 2, 3]], [1])
     result = accept_chain(one_hot([1, 2]), rows, drafts, lens, state_of(GREEDY))

@@ -160,12 +160,12 @@ def run(
             sides += started
             version = [side.wait_ready() for side in started][-1]
         tell("engines started", len(sides), len(sides))
+        by_name = {side.name: side for side in sides}
         rates: dict[str, dict[str, list[float]]] = {name: {side.name: [] for side in sides} for name in workloads}
         for number in range(options.rounds + 1):
             tell("rounds, the first of which does not count", number, options.rounds + 1)
-            by_name = {side.name: side for side in sides}
             for name, loads in workloads.items():
-                for side in map(by_name.__getitem__, shuffled(names, number)):
+                for side in [by_name[one] for one in shuffled(names, number)]:
                     rate = _rate(side, [of_round(load, number) for load in loads])
                     if number:
                         rates[name][side.name].append(rate)

@@ -98,7 +98,7 @@ class Agreement:
         made = self.drafts
         if made is None:
             return None
-        if min(view.room_depth) >= max(made.depth) <= min(view.room_nodes):
+        if max(made.depth) <= min(*view.room_depth, *view.room_nodes):
             return made.at(view.step)
         depth = tuple(map(min, made.depth, view.room_depth, view.room_nodes)) if any_length else ()
         return made.at(view.step, depth) if any(depth) else None

@@ -148,6 +148,10 @@ def test_where_nothing_is_known_beforehand_a_promise_alone_does_not_lead_back_to
         leave(guard)
         tried(guard, 2.5)  # more than was saved
         assert decide(guard, 1.5) == expected
+        guard = PlainGuard(only_by_trial=only_by_trial)
+        leave(guard)
+        tried(guard, 1.0)  # less: another trial is due
+        assert (decide(guard, 1.5) == "speculate") is not only_by_trial
     guard = PlainGuard(only_by_trial=True)
     leave(guard)
     tried(guard, -0.5)
