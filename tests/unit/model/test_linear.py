@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from numba import njit
 
 from dynaspec.model.kernels import gemm
 from dynaspec.model.kernels.team import dissolve, team_size
@@ -38,6 +40,15 @@ def test_rows_have_the_same_bits_for_every_number_of_rows_and_threads(
     torch.testing.assert_close(together.double(), exact, rtol=1e-4, atol=1e-4)
     for rows in (*range(1, 34), 100, 255):
         assert torch.equal(layer(x[7 : 7 + rows].clone()), together[7 : 7 + rows]), f"{rows} rows"
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="reads x86 instructions")
+def test_loops_over_inputs_take_one_input_a_turn() -> None:
+    # LLVM likes to take two, for which sums of 9 to 11 rows need more registers than there are: half as fast.
+    (code,) = njit(gemm._share.signatures[0], nogil=True)(gemm._share.py_func).inspect_asm().values()
+    loops = [block for block in code.split("\n.LBB") if "vfmadd" in block]
+    assert len(loops) >= 2 * gemm._TILE_ROWS
+    assert {block.count("\tprefetch") for block in loops} == {1}
 
 
 def test_large_products_are_shared_by_the_team() -> None:

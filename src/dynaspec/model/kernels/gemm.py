@@ -63,6 +63,15 @@ def _splat(builder: Any, scalar: Any) -> Any:
     return builder.shuffle_vector(one, one, ir.Constant(_INTS, [0] * LANES))
 
 
+def _keep_rolled(branch: Any) -> None:
+    """Marks a loop, by the branch back to its start: two turns of it at once need more registers than there are."""
+    module = branch.module
+    rolled = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+    loop = ir.MDValue(module, [], str(len(module.metadata)))
+    loop.operands = (loop, rolled)  # a loop's name is a node that has itself as its first operand
+    branch.set_metadata("llvm.loop", loop)
+
+
 def _tile(
     builder: Any,
     rows: int,
@@ -100,6 +109,8 @@ def _tile(
             value = _splat(builder, builder.load(builder.gep(x_row, [loop.index])))
             for slot, weight in zip(slots, pair, strict=True):
                 builder.store(builder.call(fma, [value, weight, builder.load(slot)]), slot)
+        latch = builder.block
+    _keep_rolled(latch.terminator)
     for row, slots in enumerate(sums):
         for half, slot in enumerate(slots):
             at = builder.add(builder.mul(stride, _I64(row)), _I64(half * LANES))
