@@ -92,31 +92,63 @@ class Window:
         return self.counts.emitted / self.seconds
 
 
-def steady_window(engine: Engine, jobs: Iterable[Job], concurrency: int, tokens: int) -> Window:
-    """Speed at a constant number of requests.
+class SteadyLoop:
+    """Speed at a constant number of requests, measured in stretches between which other engines may have their turn.
 
-    The clock starts when all of them decode, and stops after the step in which ``tokens`` have been emitted since: so
-    neither the first prompts count nor a tail with few requests left.
-
-    Args:
-        jobs: enough of them, or endless.
-
-    Raises:
-        ConfigError: they were not enough.
+    The clock starts when all requests decode: so neither the first prompts count nor a tail with few requests left.
     """
-    loop = ClosedLoop(engine, jobs, concurrency)
+
+    def __init__(self, engine: Engine, jobs: Iterable[Job], concurrency: int) -> None:
+        """
+        Args:
+            jobs: enough of them, or endless.
+        """
+        self._engine = engine
+        self._loop = ClosedLoop(engine, jobs, concurrency)
+        self._concurrency = concurrency
+        self._full = False
+        self._start = engine.stats()
+        self._seconds = 0.0
+
+    def go_on(self, tokens: int) -> None:
+        """Decodes until so many have been emitted since the first stretch began.
+
+        Raises:
+            ConfigError: there were not enough requests.
+        """
+        step: StepTrace | None = None
+        while not self._full and (step := self._loop.step()) is not None:
+            self._full = step.counts.request_steps >= self._concurrency
+            self._start = self._engine.stats()
+        started = time.perf_counter()
+        while self._full and self._emitted() < tokens:
+            step = self._loop.step()
+            self._full = step is not None
+        self._seconds += time.perf_counter() - started
+        if not self._full:
+            raise ConfigError(f"the requests ended before {tokens} tokens were decoded {self._concurrency} at a time")
+
+    def close(self) -> None:
+        """Aborts what is still running."""
+        self._loop.close()
+
+    @property
+    def window(self) -> Window:
+        """All stretches together."""
+        return Window(self._seconds, self._engine.stats() - self._start)
+
+    def _emitted(self) -> int:
+        return self._engine.stats().emitted - self._start.emitted
+
+
+def steady_window(engine: Engine, jobs: Iterable[Job], concurrency: int, tokens: int) -> Window:
+    """Speed at a constant number of requests, in one stretch. See ``SteadyLoop``."""
+    loop = SteadyLoop(engine, jobs, concurrency)
     try:
-        while (step := loop.step()) is not None and step.counts.request_steps < concurrency:
-            pass
-        before, started = engine.stats(), time.perf_counter()
-        while step is not None and (engine.stats().emitted - before.emitted) < tokens:
-            step = loop.step()
-        seconds = time.perf_counter() - started
+        loop.go_on(tokens)
+        return loop.window
     finally:
         loop.close()
-    if step is None:
-        raise ConfigError(f"the requests ended before {tokens} tokens were decoded {concurrency} at a time")
-    return Window(seconds, engine.stats() - before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.engine.engine import Engine
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.model.batch import BLOCK_SIZE
 
@@ -18,7 +19,7 @@ from .datasets import BenchPrompt
 from .drive import Job, StepTrace, cacheable, run_all, warm_prompts
 from .policies import PLAIN
 from .statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios, shuffled
-from .sweep import FIXED, Side, SweepOptions, mixed, open_sides
+from .sweep import FIXED, SweepOptions, mixed, open_sides
 
 Progress = Callable[[str, int, int], None]
 
@@ -153,19 +154,19 @@ def run_shift(
     """
     with ExitStack() as stack:
         sizes = SweepOptions(policy=options.policy, loads=(BURST,), fixed=options.fixed)
-        sides = open_sides(model, draft_model, sizes, stack, progress)
-        tokenizer = sides[PLAIN].engine.tokenizer
+        engines = open_sides(model, draft_model, sizes, stack, progress)
+        tokenizer = engines[PLAIN].tokenizer
         phases = make_phases(prompts, tokenizer, tokenizer.vocab_size, options.scale)
-        for engine in {id(side.engine): side.engine for side in sides.values()}.values():
+        for engine in engines.values():
             for phase in phases:
                 warm_prompts(engine, [job.prompt for job in phase.jobs], phase.concurrency)
-        names = list(sides)
+        names = list(engines)
         runs: dict[str, list[PhaseTraces]] = {name: [] for name in names}
         different = done = 0
         for turn in range(options.rounds):
             outputs = {}
             for name in shuffled(names, turn):
-                run, outputs[name] = _run(sides[name], phases)
+                run, outputs[name] = _run(engines[name], phases)
                 runs[name].append(run)
                 done += 1
                 progress("sequences", done, options.rounds * len(names))
@@ -175,12 +176,11 @@ def run_shift(
         return ShiftResult(options.policy, {name: tuple(of_side) for name, of_side in runs.items()}, different)
 
 
-def _run(side: Side, phases: Sequence[Phase]) -> tuple[dict[str, PhaseTrace], list[tuple[int, ...]]]:
+def _run(engine: Engine, phases: Sequence[Phase]) -> tuple[dict[str, PhaseTrace], list[tuple[int, ...]]]:
     traces: dict[str, PhaseTrace] = {}
     outputs: list[tuple[int, ...]] = []
     for phase in phases:
-        jobs = [Job(job.prompt, replace(job.params, max_draft_tokens=side.max_draft_tokens)) for job in phase.jobs]
-        done = run_all(side.engine, jobs, phase.concurrency)
+        done = run_all(engine, phase.jobs, phase.concurrency)
         traces[phase.name] = PhaseTrace(done.seconds, done.output_tokens, done.steps)
         outputs += done.outputs
     return traces, outputs

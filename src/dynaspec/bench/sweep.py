@@ -1,10 +1,10 @@
-"""Plain decoding, fixed lengths and ``auto`` at several loads: closed loop, alternating rounds, ratios with bounds."""
+"""Plain decoding, fixed lengths and ``auto`` at several loads: closed loop, sides in turns, ratios with bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from statistics import median
 
@@ -14,7 +14,7 @@ from dynaspec.engine.engine import Engine
 from dynaspec.model.batch import BLOCK_SIZE
 
 from .datasets import BenchPrompt
-from .drive import Job, cacheable, steady_window, warm_prompts
+from .drive import Job, SteadyLoop, cacheable, steady_window, warm_prompts
 from .engines import SharedModels, open_engine
 from .policies import PLAIN, PolicySpec, parse_policy
 from .statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios, shuffled
@@ -23,6 +23,8 @@ Progress = Callable[[str, int, int], None]
 
 LOADS = (1, 2, 4, 8, 16, 32)
 FIXED = tuple(range(1, 9))
+TURNS = 5
+"""Stretches of a window, between which all other sides have one of theirs."""
 _PROBE_TOKENS = 24
 """Tokens a request in the first, untimed window of a load."""
 _STRIDE = 5
@@ -50,7 +52,7 @@ class SweepOptions:
     fixed: tuple[int, ...] = FIXED
     rounds: int = 31
     window_s: float = 0.4
-    """Seconds that plain decoding takes for one window; all sides decode as many tokens."""
+    """Seconds that plain decoding takes for one window; all sides decode as many tokens, in ``TURNS`` turns."""
     request_tokens: int = 64
     longest_prompt: int = 256
 
@@ -60,14 +62,6 @@ class SweepOptions:
                 f"rounds are {self.rounds}, loads {list(self.loads)}, fixed lengths {list(self.fixed)}; expected at "
                 "least 2 rounds, and loads and lengths of at least 1"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """An engine, and what its requests ask for."""
-
-    engine: Engine
-    max_draft_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,51 +117,45 @@ def run_sweep(
 ) -> list[LoadResult]:
     """Measures every load.
 
-    Engines are built once. Prefix caching is on, and all prompts are in the cache but for their last token, so that it
-    is decoding alone that is measured: a request that starts decodes at once. Fixed lengths share an engine, whose
-    requests ask for shorter drafts. The policy's engine keeps what it has learned, as a server would.
+    Engines are built once, one for each side, on the same weights. Prefix caching is on, and all prompts are in the
+    cache but for their last token, so that it is decoding alone that is measured: a request that starts decodes at
+    once. The policy's engine keeps what it has learned, as a server would.
 
     Raises:
         ConfigError, CheckpointError, CapacityError: what was given cannot work.
     """
     with ExitStack() as stack:
-        sides = open_sides(model, draft_model, options, stack, progress)
-        engines = {id(side.engine): side.engine for side in sides.values()}
-        texts = mixed(prompts)
+        engines = open_sides(model, draft_model, options, stack, progress)
+        tokenizer = engines[PLAIN].tokenizer
         encoded = [
-            cacheable(sides[PLAIN].engine.tokenizer.encode(text.text), options.longest_prompt, BLOCK_SIZE)
-            for text in texts
+            cacheable(tokenizer.encode(text.text), options.longest_prompt, BLOCK_SIZE) for text in mixed(prompts)
         ]
         for engine in engines.values():
             warm_prompts(engine, encoded, max(options.loads))
-        return [_one_load(load, sides, encoded, options, progress) for load in options.loads]
+        return [_one_load(load, engines, encoded, options, progress) for load in options.loads]
 
 
 def open_sides(
     model: str, draft_model: str, options: SweepOptions, stack: ExitStack, progress: Progress
-) -> dict[str, Side]:
-    """Plain decoding, every fixed length, and the policy."""
+) -> dict[str, Engine]:
+    """An engine each for plain decoding, every fixed length, and the policy."""
     seqs = max(options.loads)
-    longest = max(options.fixed)
-    specs = {
-        PLAIN: PolicySpec(PLAIN, None),
-        "fixed": parse_policy(f"constant:{longest}", draft_model),
-        options.policy: parse_policy(options.policy, draft_model),
-    }
+    fixed = {f"constant:{k}": parse_policy(f"constant:{k}", draft_model) for k in options.fixed}
+    specs = {PLAIN: PolicySpec(PLAIN, None), **fixed, options.policy: parse_policy(options.policy, draft_model)}
     engines = {}
     load = SharedModels()
     for done, (name, spec) in enumerate(specs.items()):
         progress("loading", done, len(specs))
         engines[name] = open_engine(
-            model, spec, load=load, max_num_seqs=seqs, max_num_batched_tokens=max(1024, seqs * (longest + 1))
+            model,
+            spec,
+            load=load,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=max(1024, seqs * (max(options.fixed) + 1)),
         )
         stack.callback(engines[name].close)
     progress("loading", len(specs), len(specs))
-    return {
-        PLAIN: Side(engines[PLAIN]),
-        **{f"constant:{k}": Side(engines["fixed"], k) for k in options.fixed},
-        options.policy: Side(engines[options.policy]),
-    }
+    return engines
 
 
 def mixed(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
@@ -185,31 +173,35 @@ def endless(prompts: Sequence[tuple[int, ...]], params: SamplingParams, first: i
 
 
 def _one_load(
-    load: int, sides: Mapping[str, Side], prompts: Sequence[tuple[int, ...]], options: SweepOptions, progress: Progress
+    load: int, engines: Mapping[str, Engine], prompts: Sequence[tuple[int, ...]], options: SweepOptions, tell: Progress
 ) -> LoadResult:
+    """Sides take turns of a fraction of a window, so that the machine is the same for all in each."""
     stage = f"{load} at a time"
-    total = options.rounds * len(sides)
-    progress(stage, 0, total)
+    total = options.rounds * len(engines)
+    tell(stage, 0, total)
     params = SamplingParams(temperature=0, max_tokens=options.request_tokens, ignore_eos=True, detokenize=False)
-
-    def window(name: str, first: int, tokens: int) -> tuple[float, float]:
-        side = sides[name]
-        asked = replace(params, max_draft_tokens=side.max_draft_tokens)
-        done = steady_window(side.engine, endless(prompts, asked, first), load, tokens)
-        return done.tokens_per_second, done.counts.draft_tokens / max(1, done.counts.request_steps)
-
-    for name in sides:
-        window(name, 0, load * _PROBE_TOKENS)
-    speed, _ = window(PLAIN, 0, load * _PROBE_TOKENS)
-    tokens = round(speed * options.window_s)
-    names = list(sides)
+    warm_up = load * _PROBE_TOKENS
+    for engine in engines.values():
+        steady_window(engine, endless(prompts, params, 0), load, warm_up)
+    speed = steady_window(engines[PLAIN], endless(prompts, params, 0), load, warm_up).tokens_per_second
+    turn_tokens = max(1, round(speed * options.window_s / TURNS))
+    names = list(engines)
     rates: dict[str, list[float]] = {name: [] for name in names}
     drafted = []
-    for turn in range(options.rounds):
-        for name in shuffled(names, turn):
-            rate, mean_draft = window(name, turn * _STRIDE, tokens)
-            rates[name].append(rate)
-            if name == options.policy:
-                drafted.append(mean_draft)
-            progress(stage, sum(map(len, rates.values())), total)
+    for number in range(options.rounds):
+        loops = {
+            name: SteadyLoop(engine, endless(prompts, params, number * _STRIDE), load)
+            for name, engine in engines.items()
+        }
+        for turn in range(1, TURNS + 1):
+            for name in shuffled(names, number * TURNS + turn):
+                loops[name].go_on(turn * turn_tokens)
+        for loop in loops.values():
+            loop.close()
+        windows = {name: loop.window for name, loop in loops.items()}
+        for name in names:
+            rates[name].append(windows[name].tokens_per_second)
+        counts = windows[options.policy].counts
+        drafted.append(counts.draft_tokens / max(1, counts.request_steps))
+        tell(stage, (number + 1) * len(names), total)
     return LoadResult(load, options.policy, {name: tuple(of_side) for name, of_side in rates.items()}, tuple(drafted))

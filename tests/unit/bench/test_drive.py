@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import time
 from itertools import repeat
 
 import pytest
 
-from dynaspec.bench.drive import ClosedLoop, Job, cacheable, run_all, steady_window, warm_prompts
+from dynaspec.bench.drive import ClosedLoop, Job, SteadyLoop, cacheable, run_all, steady_window, warm_prompts
 from dynaspec.bench.engines import SharedModels, open_engine
 from dynaspec.bench.policies import parse_policy
 from dynaspec.contract.errors import ConfigError
@@ -60,6 +61,18 @@ def test_a_window_counts_from_when_all_decode(engine):
     window = steady_window(engine, repeat(Job((5, 6, 7), PARAMS)), 4, 40)
     assert 40 <= window.counts.emitted <= 40 + 4 * 3
     assert window.tokens_per_second == window.counts.emitted / window.seconds
+    assert not engine.unfinished
+
+
+def test_stretches_of_a_window_leave_out_what_lies_between(engine):
+    loop = SteadyLoop(engine, repeat(Job((5, 6, 7), PARAMS)), 4)
+    loop.go_on(20)
+    first = loop.window
+    time.sleep(0.5)
+    loop.go_on(40)
+    loop.close()
+    assert 20 <= first.counts.emitted < 40 <= loop.window.counts.emitted
+    assert first.seconds < loop.window.seconds < first.seconds + 0.5
     assert not engine.unfinished
 
 
