@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
@@ -46,16 +47,19 @@ def build_view(
     )
 
 
-def why_off(view: StepView, plan: SpecPlan) -> list[tuple[str, str]]:
-    """(request id, reason) for every request that a speculating engine is not going to draft for."""
-    if view.limits.draft_lens[-1] == 0:
-        return []
-    columns = zip(view.ids, plan.depth, view.max_draft, view.room_depth, strict=True)
-    return [
-        (request_id, "requested_off" if wish == 0 else "no_room" if room == 0 else "policy")
-        for request_id, depth, wish, room in columns
+def why_off(view: StepView, plan: SpecPlan) -> dict[str, int]:
+    """For how many requests a speculating engine is not going to draft, by the reason."""
+    off = plan.depth.count(0)
+    if not off or view.limits.draft_lens[-1] == 0:
+        return {}
+    if 0 not in view.max_draft and 0 not in view.room_depth:
+        return {"policy": off}
+    columns = zip(plan.depth, view.max_draft, view.room_depth, strict=True)
+    return Counter(
+        "requested_off" if wish == 0 else "no_room" if room == 0 else "policy"
+        for depth, wish, room in columns
         if depth == 0
-    ]
+    )
 
 
 def draft_view(drafts: Drafts) -> DraftView:

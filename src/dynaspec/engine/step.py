@@ -7,6 +7,7 @@ commit     tokens become output, the controller learns           ┘ (``async_sc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from dynaspec.contract.controller import Controller
@@ -108,11 +109,12 @@ class Step:
         self._controller.observe(outcome)
         self._stats.record(outcome)
         if batch.skipped:
-            self._stats.skip([reason for _, reason in batch.skipped])
+            self._stats.skip(batch.skipped)
         if ran.drafts.skipped:
-            self._stats.skip(ran.drafts.skipped.values())
+            self._stats.skip(Counter(ran.drafts.skipped.values()))
         finished = [request.id for request in touched if request.finished]
-        self._controller.forget(list(dict.fromkeys((*committed.aborted, *finished))))
+        if finished or committed.aborted:
+            self._controller.forget(list(dict.fromkeys((*committed.aborted, *finished))))
         return touched
 
     def _follow(self, batch: StepBatch, committed: Committed) -> list[Request]:

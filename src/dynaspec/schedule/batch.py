@@ -54,8 +54,8 @@ class StepBatch:
     """Lanes whose request left since the step before."""
     granted: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """[B] draft lengths that KV is reserved for."""
-    skipped: list[tuple[str, str]] = field(default_factory=list)
-    """(request id, reason) where speculation is off or was cut short."""
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Requests for which speculation is off or was cut short, by the reason."""
 
     @property
     def ids(self) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ class Scheduler:
         lanes = self.lanes
         spare_rows = max(0, self._max_rows - len(batch.requests) - batch.prefill_tokens)
         granted = np.zeros(len(batch.requests), dtype=np.int64)
-        for i, (request, wanted) in enumerate(zip(batch.requests, plan.depth, strict=True)):
+        for i, wanted in enumerate(plan.depth):
             lane, length = int(batch.lanes[i]), int(batch.lengths[i])
             held = len(self.tables.blocks(lane)) + self.tables.pool.free_count
             caps = {
@@ -130,7 +130,7 @@ class Scheduler:
             reason = min(caps, key=caps.__getitem__)
             depth = max(0, min(wanted, caps[reason]))
             if depth < wanted:
-                batch.skipped.append((request.id, reason))
+                batch.skipped[reason] = batch.skipped.get(reason, 0) + 1
             self.tables.try_grow(lane, length + depth)
             spare_rows -= depth
             granted[i] = depth

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import fields
 from threading import Thread
 from typing import Any
@@ -98,11 +99,11 @@ def test_ratios_of_sums_are_not_sums_of_ratios() -> None:
 def test_a_difference_is_what_happened_in_between() -> None:
     stats = SpecStats()
     stats.record(outcome())
-    stats.skip(["no_match"])
+    stats.skip({"no_match": 1})
     before = stats.snapshot()
     later = outcome(drafted=(1, 1, 0, 0), accepted=(1, 0, 0, 0))
     stats.record(later)
-    stats.skip(["catching_up"] * 2)
+    stats.skip({"catching_up": 2})
     stats.preemption()
     span = stats.snapshot() - before
     assert span == counts_of(later) + SpecCounts(skipped={"catching_up": 2}, preemptions=1)
@@ -112,15 +113,15 @@ def test_a_difference_is_what_happened_in_between() -> None:
 def test_nothing_is_left_of_a_difference_with_itself() -> None:
     stats = SpecStats()
     stats.record(outcome())
-    stats.skip(["no_match"])
+    stats.skip({"no_match": 1})
     assert stats.snapshot() - stats.snapshot() == SpecCounts()
 
 
 def test_a_snapshot_does_not_change() -> None:
     stats = SpecStats()
-    stats.skip(["no_match"])
+    stats.skip({"no_match": 1})
     before = stats.snapshot()
-    stats.skip(["no_match"])
+    stats.skip({"no_match": 1})
     stats.record(outcome())
     assert before == SpecCounts(skipped={"no_match": 1})
 
@@ -129,7 +130,7 @@ def test_merging_adds_another_engines_totals() -> None:
     one, other = SpecStats(), SpecStats()
     for stats in (one, other):
         stats.record(outcome())
-        stats.skip(["no_match"])
+        stats.skip({"no_match": 1})
     other.proposer_fault("raised")
     one.merge(other.snapshot())
     total = one.snapshot()
@@ -187,7 +188,7 @@ def test_totals_are_the_sum_of_the_steps(steps: list[tuple[StepOutcome, list[str
             before = stats.snapshot()
             assert before == total
         stats.record(result)
-        stats.skip(iter(reasons))
+        stats.skip(Counter(reasons))
         total = total + counts_of(result) + SpecCounts(skipped={name: reasons.count(name) for name in reasons})
     snapshot = stats.snapshot()
     assert snapshot == total

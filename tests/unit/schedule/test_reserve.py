@@ -26,21 +26,21 @@ def test_the_longest_request_shrinks_nobody_else() -> None:
     batch = driver.plan([1, 9])
     assert batch.granted.tolist() == [1, 9]
     assert [len(driver.tables.blocks(lane)) for lane in (0, 1)] == [3, 5]
-    assert batch.skipped == []
+    assert batch.skipped == {}
 
 
 def test_no_room() -> None:
     driver = seated(Driver(), 7, most=4)
     batch = driver.plan(5)
     assert batch.room.tolist() == [2]  # one of four tokens is there, one is the target's own
-    assert (batch.granted.tolist(), batch.skipped) == ([2], [("a", "no_room")])
+    assert (batch.granted.tolist(), batch.skipped) == ([2], {"no_room": 1})
 
 
 def test_no_rows() -> None:
     driver = seated(Driver(rows=10), 2, 2, 2)
     batch = driver.plan(5)
     assert batch.granted.tolist() == [5, 2, 0]
-    assert batch.skipped == [("b", "no_rows"), ("c", "no_rows")]
+    assert batch.skipped == {"no_rows": 2}
 
 
 def test_no_blocks_and_nobody_is_preempted() -> None:
@@ -48,7 +48,7 @@ def test_no_blocks_and_nobody_is_preempted() -> None:
     assert driver.tables.pool.free_count == 1
     batch = driver.plan(6)
     assert batch.granted.tolist() == [4, 0]
-    assert batch.skipped == [("a", "no_blocks"), ("b", "no_blocks")]
+    assert batch.skipped == {"no_blocks": 2}
     assert (driver.scheduler.preemptions, driver.scheduler.running) == (0, 2)
 
 

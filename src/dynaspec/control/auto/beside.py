@@ -52,6 +52,10 @@ class LookupsBeside:
         self._drafter = drafter
         self._target = target
 
+    def asked(self, view: StepView) -> bool:
+        """Whether the host has asked the look-up."""
+        return view.offers[self._index] is not None
+
     def offered(self, view: StepView) -> bool:
         """Whether a look-up has found anything."""
         offers = view.offers[self._index]

@@ -22,7 +22,7 @@ from .beside import Found, beside_models
 from .columns import echo_of, evidence_of
 from .costs import StepCosts, row_s
 from .doubt import Doubt
-from .drafter import ModelDrafter, Situation
+from .drafter import ModelDrafter, Situation, Wish
 from .guard import Mode, PlainGuard
 from .learning import Learner
 from .lengths import admit_by_survival
@@ -40,6 +40,9 @@ _OPTIMISM = 0.6
 _ROUNDS = 2
 """Times that lengths and the value of a token are fitted to each other; they go on from the last ones."""
 _SETTLED = 0.02
+_NEARLY, _MOST_FAVOUR = 1.1, 1.3
+"""Where no draft pays, those that would if a token were worth so many times as much; and what steps have shown of that
+is believed up to so many times."""
 _CHEAP_ROW = 0.35
 """Where a row costs a larger share of a token's worth, look-ups beside a model bring less than asking them takes."""
 _TRIM_FROM = 0.5
@@ -50,6 +53,8 @@ _FIRST_STEPS = 24
 """Looked at one by one."""
 _UNTRIED_DRAFTS, _UNTRIED_LENGTH = 4, 4
 """The very first are short, whatever the drafter says of them."""
+_ASK_S = 2.5e-5
+"""What asking for look-ups takes in a step that would decode plainly, about, on a server's CPU."""
 _LOOK_S, _LOOK_SHARE, _RAREST = 3e-4, 0.005, 16
 """A look takes about 0.3 ms within a step; it may take 0.5 % of the time; but not more than 16 steps are let pass."""
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -101,16 +106,19 @@ class AutoController:
         # What look-ups have found changes with every token, and says beforehand what it may be worth.
         self._lasting = bool(models)
         self._guard = PlainGuard(only_by_trial=self._lasting)
+        self._quiet = 0
+        """Coming steps of plain decoding that need no look."""
         self._every = 1
         self._doubt = Doubt(self._drafters)
         self._learner = Learner(limits.proposers, self._drafters, self._costs, self._guard, self._places)
 
     def plan(self, view: StepView) -> SpecPlan:
         guard, agreed = self._guard, self._agreement
+        if self._quiet and agreed is not None and agreed.resembles(view):
+            return self._go_on_plainly(view, agreed)
+        self._quiet = 0
         calm = guard.calm > 0 and self._lasting
         plainly = calm and guard.mode == "plain" and agreed is not None
-        if plainly and agreed is not None and agreed.resembles(view) and not self._looks_up(agreed, plain=True):
-            return self._go_on_plainly(view, agreed)
         if not self._drafters or not _room(view):
             return plain_plan(view)  # without a word about which mode pays
         # In calm plain decoding what was agreed holds however long ago that was.
@@ -129,6 +137,8 @@ class AutoController:
             )
         alone = agreed.speculation if mode == "speculate" else agreed.plain
         asks = mode != "probe_draft" and self._looks_up(agreed, plain=not alone.drafts)
+        if asks and self._beside is not None and not alone.drafts and self._beside.asked(view):
+            self._guard.looked_up(_ASK_S / alone.seconds)
         if asks and self._beside is not None and self._beside.offered(view):
             found = self._beside.find(view, self._situation(view), agreed, alone, guard.speculation.value)
             if found is not None:
@@ -139,7 +149,8 @@ class AutoController:
         next_needs: Needs = "all" if asks or not self._lasting or not guard.calm else "lag"
         if mode == "speculate":
             return agreed.again(view, any_length=self._any_length) or self._draft(view, agreed, next_needs)
-        return plain_plan(view, next_needs=next_needs)
+        self._quiet = self._quiet_steps(agreed)
+        return plain_plan(view, next_needs="nothing" if self._quiet else next_needs)
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
         if not any(plan.depth):
@@ -176,7 +187,7 @@ class AutoController:
         if alarm or self._learner.unread >= self._every:
             self._learner.read()
         if alarm and self._agreement is not None:
-            self._agreement.steps = self._guard.calm = 0
+            self._agreement.steps = self._guard.calm = self._quiet = 0
 
     def forget(self, ids: Sequence[str]) -> None:
         self._learner.forget(ids)
@@ -232,16 +243,24 @@ class AutoController:
         requests, context, host_s = len(view.ids), float(sum(view.context_len)), self._learner.host_s(drafts=True)
         plain_s = self._costs.pass_s(requests, context) + self._learner.host_s(drafts=False)
         self._value = self._value or plain_s / requests
-        for _ in range(_ROUNDS):
-            situation.value = self._value
+
+        def best_plan(value: float) -> tuple[Wish, Ints | None, float, float]:
+            situation.value = value
             wish, owner = route(self._drafters, self._asked, view, situation)
             seconds = wish.seconds + self._costs.pass_s(requests + wish.rows, context + wish.context) + host_s
-            hoped = (requests + wish.hoped) / seconds
+            return wish, owner, seconds, (requests + wish.hoped) / seconds
+
+        for _ in range(_ROUNDS):
+            wish, owner, seconds, hoped = best_plan(self._value)
             most = max(hoped, requests / plain_s)
             settled = abs(most * self._value - 1.0) < _SETTLED
             self._value = 1.0 / most
             if settled:
                 break
+        if not wish.hoped > 0.0:
+            # What would nearly pay is for the guard to judge, who knows how steps have held what was predicted.
+            favour = max(self._guard.favour, 1.0 if self._guard.speculating else _NEARLY)
+            wish, owner, seconds, hoped = best_plan(self._value * min(favour, _MOST_FAVOUR))
         drafts = wish.hoped > 0.0
         situation.value = self._value
         best, trial = math.inf, 0.0
@@ -295,9 +314,17 @@ class AutoController:
     def _go_on_plainly(self, view: StepView, agreed: Agreement) -> SpecPlan:
         """A step of plain decoding like the last one, without another look."""
         self._guard.hold()
+        self._quiet -= 1
         if view.step % ALIKE_STEPS["plain"] == 0 and agreed.concerns(view):  # the others tell the same
             self._note(view, agreed, "plain", agreed.plain)
-        return plain_plan(view, next_needs="nothing" if self._guard.calm else "all")
+        return plain_plan(view, next_needs="nothing" if self._quiet else "all")
+
+    def _quiet_steps(self, agreed: Agreement) -> int:
+        """Coming steps of plain decoding in which nobody is asked for anything."""
+        if not self._lasting or self._guard.mode != "plain":
+            return 0
+        looks_up = self._beside is not None and agreed.looks_up
+        return min(self._guard.calm, self._guard.until_look_ups) if looks_up else self._guard.calm
 
     def _looks_up(self, agreed: Agreement, *, plain: bool) -> bool:
         """Whether look-ups are asked beside the model, or beside plain decoding."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from .loads import Loads
 from .prediction import Prediction, Ratio
 
 Mode = Literal["plain", "speculate", "probe_plain", "probe_draft"]
@@ -19,8 +20,10 @@ _PLAIN_RUN = 8
 faster from the first to the sixth."""
 _TRIAL_WEIGHT = 8.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
-_TRIAL_SHARE, _LOOK_UP_SHARE = 0.007, 0.004
+_TRIAL_SHARE, _LOOK_UP_SHARE = 0.007, 0.003
 """Shares of all steps that trials of drafting may cost, and look-ups beside plain decoding."""
+_LOOK_UPS_FROM = 0.1
+"""Steps saved for look-ups before they are asked again: those to whom nothing is left are asked in bursts."""
 _CREDIT, _SAVED = 0.5, 2.0
 """Steps that trials may cost at first, and that are saved up for them at most, or for look-ups. Who would take more,
 as there is much to be read first, is tried with these."""
@@ -34,13 +37,13 @@ _STAKE = 0.03
 """Trials may cost no more than this share of what the best drafter would gain, …"""
 _LEAST_SHARE = 0.0015
 """… but this of all steps at least, as what drafting costs is not well known where nothing is drafted."""
-_OTHER_LOAD = 1.5
-"""What trials of drafting have shown holds up to so many times the requests, or as many times fewer."""
 _HYSTERESIS = 1.01
 """Speculation is taken up again when it promises this much; left when it promises less than plain decoding."""
 _FRESH = 16
 """Steps in which a promise is enough: after speculation was left, as what is known of drafting is still of today and it
 was requests about to end that left it; and under another load, as it was the load that had."""
+_WORTH_SEEING = 0.85
+"""Where it has not been seen what drafting takes at this load, it goes on for some steps if it promises so much."""
 _HOPELESS = 0.95
 """Where speculation promises less than this, nothing but a trial is going to change that."""
 
@@ -66,6 +69,7 @@ class PlainGuard:
         """Steps that trials may cost now; negative: the latest cost more than was saved."""
         self._for_look_ups = 0.0
         """The same for look-ups."""
+        self._looks_up = True
         self.speculation = Ratio()
         self.plain = Ratio()
         self.mode: Mode = "speculate"
@@ -77,7 +81,7 @@ class PlainGuard:
         self._pause = _SHORTEST
         self._news = _FRESH
         """Steps of plain decoding since speculation was left, or the load changed."""
-        self._load = 0
+        self._loads = Loads()
         self.calm = 0
         """Coming steps whose mode is that of the last one, as long as no more is known."""
         self._held = 0
@@ -103,11 +107,9 @@ class PlainGuard:
             trial: what a trial of drafting that brings nothing would cost, in steps of plain decoding.
         """
         steps, self._held = 1 + self._held, 0
-        if self._load > _OTHER_LOAD * load or load > _OTHER_LOAD * self._load:
+        if self._loads.meet(load, steps):
             # What trials cost there must not keep them off here.
-            self._allowance = _SAVED if self._load else _CREDIT
-            self._news = 0 if self._load else _FRESH
-            self._load, self._pause = load, _SHORTEST
+            self._allowance, self._news, self._pause = _SAVED, 0, _SHORTEST
             self._until_trial = min(self._until_trial, _SHORTEST)
         share = min(_TRIAL_SHARE, max(_LEAST_SHARE, _STAKE * (best / plain - 1.0)))
         self._allowance = min(max(self._allowance, -_LONGEST_DEBT * share) + steps * share, _SAVED)
@@ -129,6 +131,7 @@ class PlainGuard:
         if self._since_plain >= every:
             self._since_plain, self._plain_left = 0, _PLAIN_RUN
         self.mode = "probe_plain" if self._plain_left else "speculate"
+        self._loads.drafted(0 if self._plain_left else steps)
         self.calm = 0 if self._plain_left else max(0, every - self._since_plain - 1)
         self._plain_left = max(0, self._plain_left - 1)
 
@@ -161,18 +164,35 @@ class PlainGuard:
                 more than it gave: it drafts for few requests, from cold caches.
         """
         if self.speculating:
-            return advantage > 1.0
-        promise_is_enough = self._paid or not self._only_by_trial or self._news <= _FRESH
+            return advantage > (_WORTH_SEEING if self._loads.strange else 1.0)
+        fresh = self._news <= _FRESH
+        if fresh and self._loads.strange and advantage > _WORTH_SEEING:
+            return True
+        promise_is_enough = self._paid or not self._only_by_trial or fresh
         return known > _HYSTERESIS or (advantage > _HYSTERESIS and promise_is_enough)
+
+    @property
+    def favour(self) -> float:
+        """Tokens a second that speculation gave over what was predicted, beside the same of plain decoding."""
+        return self.speculation.value / self.plain.value
 
     @property
     def affords_look_ups(self) -> bool:
         """Whether look-ups beside plain decoding have not cost more than may be lost."""
-        return self._for_look_ups + self._held * _LOOK_UP_SHARE >= 0.0
+        return not self.until_look_ups
+
+    @property
+    def until_look_ups(self) -> int:
+        """Steps until they are afforded."""
+        least = 0.0 if self._looks_up else _LOOK_UPS_FROM
+        missing = least - self._for_look_ups - self._held * _LOOK_UP_SHARE - _ROUNDING
+        return max(0, math.ceil(missing / _LOOK_UP_SHARE))
 
     def looked_up(self, steps_lost: float) -> None:
-        """What look-ups beside plain decoding cost, in steps of that; what they gain pays for later ones."""
+        """What look-ups beside plain decoding cost, asking them too, in steps of that; what they gain pays for later
+        ones."""
         self._for_look_ups = min(self._for_look_ups - steps_lost, _SAVED)
+        self._looks_up = self._for_look_ups >= 0.0
 
     def tried(self, steps_lost: float, *, good: bool) -> None:
         """What a trial of drafting cost, in steps of plain decoding. One that cost nothing or went well goes on.

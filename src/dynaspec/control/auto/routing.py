@@ -84,7 +84,9 @@ def trial_s(drafters: Sequence[Drafter], view: StepView, situation: Situation, c
     for index, drafter in enumerate(drafters):
         if (drafter.caps(view, situation.cap) > 0).any():
             drafting_s = costs.draft_s(Drafting(index, passes=1, drawn=1, ingested=0, seconds=0.0))
-            return float(drafter.catching_up(view).min()) + drafting_s + float(row_s(costs.target, len(view.ids)))
+            return (
+                float(drafter.catching_up(view).min()) + drafting_s + float(row_s(costs.target, float(len(view.ids))))
+            )
     return 0.0
 
 

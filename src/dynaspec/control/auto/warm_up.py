@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
+from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import DraftView, Ended, Limits, ProposerTraits, StepOutcome, StepView, Work
 
 from .controller import AutoController
+from .costs import Drafting, StepCosts, row_s
 from .lengths import admit_by_survival, match_features, merge_depths, survivals
 
 _REQUESTS, _LONGEST = 8, 4
-_WHOLE_STEPS = 4
+_STEPS = 4
 """The first ones are no measure."""
 
 
@@ -46,14 +47,17 @@ def load_kernels() -> None:
         step_s=2e-3,
     )
     controller.observe(outcome)
-    whole = replace(outcome, draft_s=0.0, verify_s=0.0)  # as from hosts that know a step's seconds only as a whole
-    for _ in range(_WHOLE_STEPS):
-        controller.observe(whole)
     _load_rest()
 
 
 def _load_rest() -> None:
-    """The scratch controller's rows are too cheap for it to trim, and its look-up finds nothing that pays."""
+    """The scratch controller's rows are too cheap for it to trim, its look-up finds nothing that pays, and first steps
+    teach no costs."""
+    costs, drafting = StepCosts(PassCosts(), [True]), Drafting(0, passes=1, drawn=1, ingested=0, seconds=1e-4)
+    for _ in range(_STEPS):
+        costs.observe(2, 1, 1e-3, drafting)
+        costs.observe_whole(2, 1, 1e-3, drafting)
+    row_s(costs.target, 1.0)
     one, some = np.ones(1, np.int64), np.ones(8)
     survival = survivals(1.0, some, some[:1], match_features(one, one), np.zeros(1), one)
     admit_by_survival(survival, one, one, 1.0, some, 1.0, 1)

@@ -198,11 +198,11 @@ def _ended(step: _Open) -> Ended:
     return "all_accepted" if step.accepted == step.verified.length else "rejected"
 
 
-def _why_none(step: _Open) -> list[str]:
+def _why_none(step: _Open) -> dict[str, int]:
     """Why nothing was drafted, as ``SpecCounts.skipped`` has it."""
     if not step.granted.depth[0]:
-        return ["policy" if step.view.room_depth[0] else "no_room"]
-    return [] if step.draft.length else ["no_match"]
+        return {"policy" if step.view.room_depth[0] else "no_room": 1}
+    return {} if step.draft.length else {"no_match": 1}
 
 
 def _column(offer: tuple[int, int] | None) -> tuple[tuple[int, int], ...] | None:

@@ -20,7 +20,7 @@ from plain decoding to drafting do the one's verification and the other's drafti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.step import Limits, SpecPlan, StepOutcome, StepView, Work
@@ -48,8 +48,8 @@ class Driver:
         self._fixed, self._alike = fixed, alike
         self._drafts: dict[str, Draft] = {}
         self._next_step = 0
-        self._measured: tuple[StepOutcome, float, float] | None = None
-        """The latest outcome without its seconds, when its step began, and when it ended."""
+        self._measured: tuple[partial[StepOutcome], float, float] | None = None
+        """The latest outcome but for its seconds, when its step began, and when it ended."""
         self._last_end = 0.0
         self.stats = SpecStats()
         """Of all outcomes."""
@@ -126,7 +126,8 @@ class Driver:
         rows_tested = [row.drafts - result.invalid for row, result in zip(rows, got, strict=True)]
         accepted = [min(max(0, result.sampled - 1), result.emitted) for result in got]
         columns = zip(tested, rows_tested, got, strict=True)
-        outcome = StepOutcome(
+        outcome = partial(
+            StepOutcome,
             plan_step=max(plans),
             ids=tuple([row.id for row in rows]),
             proposer=(0,) * len(rows),
@@ -183,9 +184,9 @@ class Driver:
         """The latest outcome, once its seconds are known."""
         if self._measured is None:
             return
-        outcome, started_s, ended_s = self._measured
+        made, started_s, ended_s = self._measured
         self._measured = None
-        outcome = replace(outcome, step_s=max(0.0, ended_s - max(started_s, self._last_end)))
+        outcome = made(step_s=max(0.0, ended_s - max(started_s, self._last_end)))
         self._last_end = ended_s
         self._controller.observe(outcome)
         self.stats.record(outcome)

@@ -1,0 +1,77 @@
+"""At which numbers of requests it has been seen what drafting takes, and what follows from that."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynaspec.control.auto import AutoController
+from dynaspec.control.auto.guard import PlainGuard
+from dynaspec.control.auto.loads import Loads
+from support.closed_loop import COSTS, LIMITS, LONGEST, Loop
+
+
+def see(loads: Loads, load: int, steps: int) -> None:
+    """So many steps of drafting, after one without."""
+    loads.meet(load, 1)
+    loads.drafted(steps)
+
+
+def test_the_first_load_is_no_other_one_and_nothing_strange() -> None:
+    loads = Loads()
+    assert not loads.meet(4, 1)
+    assert not loads.strange
+
+
+def test_about_as_many_requests_are_the_same_load() -> None:
+    loads = Loads()
+    loads.meet(8, 1)
+    assert [loads.meet(load, 1) for load in (9, 12, 6, 8)] == [False] * 4
+    assert [loads.meet(load, 1) for load in (13, 8, 5)] == [True] * 3
+
+
+def test_a_load_is_strange_until_drafting_has_been_seen_there_for_some_steps() -> None:
+    loads = Loads()
+    see(loads, 1, 100)
+    loads.meet(4, 1)
+    for _ in range(15):
+        loads.drafted(1)
+        assert loads.strange
+    loads.drafted(1)
+    assert not loads.strange
+    for load in (1, 4, 1):  # both are known
+        loads.meet(load, 1)
+        assert not loads.strange
+    loads.meet(1, 3000)
+    loads.meet(4, 1)
+    assert loads.strange  # long ago
+
+
+def modes(guard: PlainGuard, advantage: float, load: int, steps: int) -> str:
+    """The first letters of the modes decided on."""
+    return "".join(guard.decide(advantage, advantage, 1.0, load)[0] for _ in range(steps))
+
+
+@pytest.mark.parametrize(("advantage", "goes_on"), [(0.9, 16), (0.8, 0)])
+def test_where_it_has_not_been_seen_what_drafting_takes_it_goes_on_if_it_nearly_pays(
+    advantage: float, goes_on: int
+) -> None:
+    guard = PlainGuard(only_by_trial=True)
+    assert modes(guard, 1.5, 2, 40) == "s" * 40
+    assert modes(guard, advantage, 4, 20).startswith("s" * goes_on + "p")
+
+
+def test_plain_decoding_under_a_strange_load_looks_at_drafting_too() -> None:
+    guard = PlainGuard(only_by_trial=True)
+    modes(guard, 0.5, 16, 60)
+    assert modes(guard, 0.9, 4, 20).startswith("s" * 16 + "p")
+    modes(guard, 0.5, 16, 60)
+    assert modes(guard, 0.9, 4, 1) == "p"  # it has been seen
+
+
+def test_what_would_nearly_pay_is_for_the_guard_to_judge() -> None:
+    """With five requests drafting pays, with nine it does not."""
+    controller = AutoController(LIMITS, longest=LONGEST, costs=COSTS)
+    Loop(7, 1, lambda step, r: 0.8, row_s=5e-5).run(controller, 30)
+    found = controller.estimates()
+    assert found["mode"] == "plain"
+    assert 0.9 * found["plain_goodput"] < found["speculation_goodput"] < found["plain_goodput"]
