@@ -69,9 +69,8 @@ def test_plain_decoding_under_a_strange_load_looks_at_drafting_too() -> None:
 
 
 def test_what_would_nearly_pay_is_for_the_guard_to_judge() -> None:
-    """With five requests drafting pays, with nine it does not."""
     controller = AutoController(LIMITS, longest=LONGEST, costs=COSTS)
-    Loop(7, 1, lambda step, r: 0.8, row_s=5e-5).run(controller, 30)
+    Loop(5, 1, lambda step, r: 0.4, row_s=5e-5).run(controller, 60)
     found = controller.estimates()
     assert found["mode"] == "plain"
-    assert 0.9 * found["plain_goodput"] < found["speculation_goodput"] < found["plain_goodput"]
+    assert 0.8 * found["plain_goodput"] < found["speculation_goodput"] < found["plain_goodput"]
