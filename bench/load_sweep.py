@@ -55,7 +55,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dataset", type=Path, help="file of prompts (default: those that come along)")
     parser.add_argument("--policy", help="what is compared with plain decoding and fixed lengths (auto)")
     parser.add_argument("--loads", type=int, nargs="+", help="requests at once (1 2 4 8 16 32)")
-    parser.add_argument("--rounds", type=int, help="alternating rounds (31)")
+    parser.add_argument("--rounds", type=int, help="alternating rounds (61)")
     parser.add_argument("--quick", action="store_true", help="three loads, four lengths, three short rounds")
     parser.add_argument("--output-dir", type=Path, default=Path("bench-out"), help="folder for figures and picture")
     return parser.parse_args()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
 import numpy as np
@@ -52,6 +52,23 @@ def best_on_odd_rounds(rates: Mapping[str, Sequence[float]]) -> str:
         rates: side → one figure a round, at least one.
     """
     return max(rates, key=lambda side: median(odd_rounds(rates[side])))
+
+
+def whole_time(rates: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+    """The sides that took part in all rounds."""
+    rounds = max(map(len, rates.values()))
+    return {side: of_side for side, of_side in rates.items() if len(of_side) == rounds}
+
+
+def in_the_running(rates: Mapping[str, Sequence[float]], least: float, *, always: Collection[str]) -> list[str]:
+    """The sides that may still be the best, and those that are measured ``always``.
+
+    Args:
+        rates: side → one figure a round.
+        least: share of the best side's figures, in the median of the rounds, that the others have at least.
+    """
+    best = rates[max(rates, key=lambda side: median(rates[side]))]
+    return [side for side, of_side in rates.items() if side in always or median(ratios(of_side, best)) >= least]
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:

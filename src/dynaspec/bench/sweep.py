@@ -14,10 +14,18 @@ from dynaspec.engine.engine import Engine
 from dynaspec.model.batch import BLOCK_SIZE
 
 from .datasets import BenchPrompt
-from .drive import Job, SteadyLoop, cacheable, steady_window, warm_prompts
+from .drive import Job, SteadyLoop, Window, cacheable, steady_window, warm_prompts
 from .engines import SharedModels, open_engine
 from .policies import PLAIN, PolicySpec, parse_policy
-from .statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios, shuffled
+from .statistics import (
+    best_on_odd_rounds,
+    even_rounds,
+    in_the_running,
+    lower_bound,
+    ratios,
+    shuffled,
+    whole_time,
+)
 
 Progress = Callable[[str, int, int], None]
 
@@ -27,6 +35,8 @@ TURNS = 5
 """Stretches of a window, between which all other sides have one of theirs."""
 _PROBE_TOKENS = 24
 """Tokens a request in the first, untimed window of a load."""
+_TRIAL_ROUNDS, _FAR_BEHIND = 9, 0.85
+"""After so many rounds a fixed length below this share of the best sits out the rest."""
 _STRIDE = 5
 """Prompts by which the start moves on from round to round; the sides of a round have the same."""
 
@@ -50,7 +60,7 @@ class SweepOptions:
     """What is compared with plain decoding and the fixed lengths."""
     loads: tuple[int, ...] = LOADS
     fixed: tuple[int, ...] = FIXED
-    rounds: int = 31
+    rounds: int = 61
     window_s: float = 0.4
     """Seconds that plain decoding takes for one window; all sides decode as many tokens, in ``TURNS`` turns."""
     request_tokens: int = 64
@@ -92,13 +102,15 @@ class LoadResult:
     load: int
     policy: str
     rates: Mapping[str, tuple[float, ...]]
+    """Fixed lengths that were far behind have fewer rounds than the others."""
     mean_draft: tuple[float, ...]
     """Tokens drafted per request and step by the policy, in every round."""
 
     @property
     def best(self) -> str:
         """The fastest of plain decoding and the fixed lengths on odd rounds."""
-        return best_on_odd_rounds({side: rates for side, rates in self.rates.items() if side != self.policy})
+        rivals = {side: rates for side, rates in self.rates.items() if side != self.policy}
+        return best_on_odd_rounds(whole_time(rivals))
 
     @property
     def against_best(self) -> Ratio:
@@ -175,33 +187,39 @@ def endless(prompts: Sequence[tuple[int, ...]], params: SamplingParams, first: i
 def _one_load(
     load: int, engines: Mapping[str, Engine], prompts: Sequence[tuple[int, ...]], options: SweepOptions, tell: Progress
 ) -> LoadResult:
-    """Sides take turns of a fraction of a window, so that the machine is the same for all in each."""
+    """Rounds of all sides; fixed lengths that turn out far behind leave the others closer to each other in time."""
     stage = f"{load} at a time"
-    total = options.rounds * len(engines)
-    tell(stage, 0, total)
+    tell(stage, 0, options.rounds)
     params = SamplingParams(temperature=0, max_tokens=options.request_tokens, ignore_eos=True, detokenize=False)
     warm_up = load * _PROBE_TOKENS
     for engine in engines.values():
         steady_window(engine, endless(prompts, params, 0), load, warm_up)
     speed = steady_window(engines[PLAIN], endless(prompts, params, 0), load, warm_up).tokens_per_second
     turn_tokens = max(1, round(speed * options.window_s / TURNS))
-    names = list(engines)
-    rates: dict[str, list[float]] = {name: [] for name in names}
+    rates: dict[str, list[float]] = {name: [] for name in engines}
     drafted = []
+    left = dict(engines)
     for number in range(options.rounds):
+        if number == _TRIAL_ROUNDS:
+            stays = in_the_running(rates, _FAR_BEHIND, always=(PLAIN, options.policy))
+            left = {name: engines[name] for name in stays}
         loops = {
-            name: SteadyLoop(engine, endless(prompts, params, number * _STRIDE), load)
-            for name, engine in engines.items()
+            name: SteadyLoop(engine, endless(prompts, params, number * _STRIDE), load) for name, engine in left.items()
         }
-        for turn in range(1, TURNS + 1):
-            for name in shuffled(names, number * TURNS + turn):
-                loops[name].go_on(turn * turn_tokens)
-        for loop in loops.values():
-            loop.close()
-        windows = {name: loop.window for name, loop in loops.items()}
-        for name in names:
-            rates[name].append(windows[name].tokens_per_second)
+        windows = _one_round(loops, turn_tokens, number)
+        for name, window in windows.items():
+            rates[name].append(window.tokens_per_second)
         counts = windows[options.policy].counts
         drafted.append(counts.draft_tokens / max(1, counts.request_steps))
-        tell(stage, (number + 1) * len(names), total)
+        tell(stage, number + 1, options.rounds)
     return LoadResult(load, options.policy, {name: tuple(of_side) for name, of_side in rates.items()}, tuple(drafted))
+
+
+def _one_round(loops: Mapping[str, SteadyLoop], turn_tokens: int, number: int) -> dict[str, Window]:
+    """A window of each side, in turns of a fraction of it, so that the machine is the same for all in each."""
+    for turn in range(1, TURNS + 1):
+        for name in shuffled(list(loops), number * TURNS + turn):
+            loops[name].go_on(turn * turn_tokens)
+    for loop in loops.values():
+        loop.close()
+    return {name: loop.window for name, loop in loops.items()}

@@ -95,7 +95,8 @@ def _speedups(ax: Axes, results: Sequence[LoadResult]) -> None:
     loads = [result.load for result in results]
     policy = results[0].policy
     for side in results[0].rates:
-        speedups = [median(r.rates[side]) / median(r.rates[PLAIN]) for r in results]
+        # Sides that sat out are compared on the rounds they took part in, which are the first.
+        speedups = [median(a / b for a, b in zip(r.rates[side], r.rates[PLAIN], strict=False)) for r in results]
         if side == policy:
             ax.plot(loads, speedups, "o-", color=GREEN, linewidth=2.4, markersize=5, label=policy, zorder=4)
         elif side == PLAIN:

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaspec.bench.statistics import best_on_odd_rounds, even_rounds, lower_bound, odd_rounds, ratios, shuffled
+from dynaspec.bench.statistics import (
+    best_on_odd_rounds,
+    even_rounds,
+    in_the_running,
+    lower_bound,
+    odd_rounds,
+    ratios,
+    shuffled,
+    whole_time,
+)
 from dynaspec.contract.errors import ConfigError
 
 finite = st.floats(0.1, 10, allow_nan=False)
@@ -67,3 +76,14 @@ def test_coverage():
     random = np.random.default_rng(0)
     below = sum(lower_bound(random.normal(1.0, 0.1, 15).tolist(), seed=i) <= 1.0 for i in range(200))
     assert 180 <= below <= 200
+
+
+def test_only_who_is_far_behind_sits_out():
+    rates = {"plain": [4, 4, 4], "a": [10, 20, 10], "b": [9, 17, 9], "c": [8, 40, 8], "auto": [1, 1, 1]}
+    # c was faster once, when all were, but by the median of the rounds it is at 0.8 of a.
+    assert in_the_running(rates, 0.85, always=("plain", "auto")) == ["plain", "a", "b", "auto"]
+    assert in_the_running(rates, 0.8, always=()) == ["a", "b", "c"]
+
+
+def test_those_that_sat_out_are_no_rivals():
+    assert whole_time({"a": [1, 2, 3], "b": [9, 9], "c": [1, 1, 1]}) == {"a": [1, 2, 3], "c": [1, 1, 1]}
