@@ -100,8 +100,8 @@ def lengths_when_sure(plan: SpecPlan, confidence: float) -> Ints:
     """[B] how far a plan lets a drafter go that says ``confidence`` of each of its tokens."""
     depth = np.array(plan.depth, dtype=np.int64)
     drafting = np.flatnonzero(depth)
-    if not drafting.size:
-        return depth
+    if depth.max(initial=0) <= 1:
+        return depth  # a rule is asked after a token
     rule = None if plan.stop is None else plan.stop.select(drafting.tolist())
     mask = stop_mask(rule, depth[drafting], torch.device("cpu"))
     signal = confidence

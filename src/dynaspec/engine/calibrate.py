@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ server's CPU, as a first guess. The first steps tell; but what they take more th
 they did, and drafting looks dear until many have been seen."""
 TRIALS = 8
 BUDGET_S = 1.0
-"""Once the trials have taken longer, no larger passes are tried."""
+"""Once all has taken longer, no larger passes are tried, and none again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,53 @@ class Runner:
         self.model.logits(self.model.forward(batch, self.arena.layers).hidden)[0, 0].item()
 
 
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Trials of a pass over ``rows`` that each see ``context`` KV entries."""
+
+    runner: Runner
+    rows: int
+    context: int = 0
+    after: Runner | None = None
+    """A pass of this model comes before each trial, which then is one of two passes."""
+    firsts: list[float] = field(default_factory=list)
+    """Seconds of the first of two."""
+    trials: list[float] = field(default_factory=list)
+    """Seconds."""
+
+    def load(self) -> None:
+        """Compiles what it needs, and warms caches up."""
+        self.runner.run(self.rows, self.context)
+
+    def measure(self, clock: Callable[[], float]) -> None:
+        if self.after is not None:
+            self.after.run(1)
+            self.firsts.append(self._seconds(clock))
+        self.trials.append(self._seconds(clock))
+
+    @property
+    def seconds(self) -> float:
+        """Of the trials the fastest counts, as what else the machine is doing only ever adds."""
+        return min(self.trials)
+
+    @property
+    def more_at_first(self) -> float:
+        """Seconds that the first of two takes more than the second."""
+        return max(0.0, min(self.firsts) - self.seconds)
+
+    def _seconds(self, clock: Callable[[], float]) -> float:
+        started = clock()
+        self.runner.run(self.rows, self.context)
+        return clock() - started
+
+
 def measure_costs(
     target: Runner, drafters: Sequence[Runner | None], clock: Callable[[], float], max_rows: int
 ) -> PassCosts:
-    """Times passes of each model, smallest first; of the trials the fastest counts, as what else the machine is doing
-    only ever adds.
+    """Times passes of each model.
+
+    Sizes and models take turns: where the machine is slow for a second, all of them are, and not the larger sizes
+    alone, which would look dear for long.
 
     Args:
         drafters: one entry a proposer; None for one that runs no model.
@@ -65,56 +107,47 @@ def measure_costs(
         max_rows: most rows of a target pass.
     """
     deadline = clock() + BUDGET_S
-    timed = [((), 0.0) if drafter is None else _drafting(target, drafter, clock, deadline) for drafter in drafters]
-    sizes = tuple(rows for rows in TARGET_ROWS if rows <= max_rows)
-    curve = _target_curve(target, sizes, clock, deadline)
+    drafting = [
+        [] if one is None else _loaded([_Pass(one, rows, after=target) for rows in DRAFTER_ROWS], clock, deadline)
+        for one in drafters
+    ]
+    sizes = [_Pass(target, rows) for rows in TARGET_ROWS if rows <= max_rows]
+    verifying = _loaded(sizes, clock, deadline)
+    # Only where there is something to compare it with, and time left.
+    compared = [one for one in verifying if one.rows == CONTEXT_ROWS and clock() <= deadline]
+    seeing = _loaded([_Pass(target, one.rows, CONTEXT) for one in compared], clock, deadline)
+    for _ in range(TRIALS):
+        for one in (*(one for passes in drafting for one in passes), *verifying, *seeing):
+            one.measure(clock)
+        if clock() > deadline:
+            break
     return PassCosts(
-        target=curve,
-        drafters=tuple(passes for passes, _ in timed),
-        first_s=tuple(first for _, first in timed),
-        context_s=_context(target, dict(curve), clock) if clock() <= deadline else 0.0,
+        target=_curve(verifying, AROUND_PASS_S),
+        drafters=tuple(_curve(passes, AROUND_DRAFT_PASS_S) for passes in drafting),
+        first_s=tuple(_first_s(passes) for passes in drafting),
+        context_s=sum(
+            max(0.0, much.seconds - none.seconds) / (CONTEXT_ROWS * CONTEXT)
+            for much, none in zip(seeing, compared, strict=True)
+        ),
     )
 
 
-def _target_curve(target: Runner, sizes: Sequence[int], clock: Callable[[], float], deadline: float) -> Curve:
-    """(rows, seconds); the smallest size even after the deadline."""
-    points: list[tuple[int, float]] = []
-    for rows in sizes:
-        if points and clock() > deadline:
+def _loaded(passes: Sequence[_Pass], clock: Callable[[], float], deadline: float) -> list[_Pass]:
+    """The passes that there is time for, smallest first, at least one, which have been run once."""
+    loaded: list[_Pass] = []
+    for one in passes:
+        if loaded and clock() > deadline:
             break
-        target.run(rows)  # compiles, and warms caches up
-        points.append((rows, AROUND_PASS_S + min(_seconds(target, rows, clock) for _ in range(TRIALS))))
-    return tuple(points)
+        one.load()
+        loaded.append(one)
+    return loaded
 
 
-def _drafting(target: Runner, drafter: Runner, clock: Callable[[], float], deadline: float) -> tuple[Curve, float]:
-    """(rows, seconds) of a pass after another, and what one takes more when it comes after the target's."""
-    points: list[tuple[int, float]] = []
-    extra = []
-    for rows in DRAFTER_ROWS:
-        if points and clock() > deadline:
-            break
-        drafter.run(rows)
-        trials = []
-        for _ in range(TRIALS):
-            target.run(1)
-            trials.append((_seconds(drafter, rows, clock), _seconds(drafter, rows, clock)))
-        first, later = (min(column) for column in zip(*trials, strict=True))
-        points.append((rows, AROUND_DRAFT_PASS_S + later))
-        extra.append(max(0.0, first - later))
-    return tuple(points), AROUND_DRAFT_S + sum(extra) / len(extra)
+def _curve(passes: Sequence[_Pass], around_s: float) -> Curve:
+    """(rows, seconds)"""
+    return tuple((one.rows, around_s + one.seconds) for one in passes)
 
 
-def _context(target: Runner, without: Mapping[int, float], clock: Callable[[], float]) -> float:
-    """Seconds for each KV entry that a row sees."""
-    if CONTEXT_ROWS not in without:
-        return 0.0
-    target.run(CONTEXT_ROWS, CONTEXT)
-    seconds = min(_seconds(target, CONTEXT_ROWS, clock, CONTEXT) for _ in range(TRIALS))
-    return max(0.0, AROUND_PASS_S + seconds - without[CONTEXT_ROWS]) / (CONTEXT_ROWS * CONTEXT)
-
-
-def _seconds(runner: Runner, rows: int, clock: Callable[[], float], context: int = 0) -> float:
-    started = clock()
-    runner.run(rows, context)
-    return clock() - started
+def _first_s(passes: Sequence[_Pass]) -> float:
+    """Seconds that a draft takes more than its passes; 0 without a model."""
+    return AROUND_DRAFT_S + sum(one.more_at_first for one in passes) / len(passes) if passes else 0.0

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import pytest
 import torch
 
 from dynaspec.engine import calibrate
@@ -19,6 +21,8 @@ class TimedModel(FakeModel):
     def __init__(self, scale: float, clock: Clock, cold: float = 0.0) -> None:
         super().__init__()
         self._scale, self._clock, self._cold = scale, clock, cold
+        self.slow_from = math.inf
+        """Seconds on the clock from which on everything takes twice as long."""
         self.seen: set[tuple[int, int]] = set()
         self.batches: list[ForwardBatch] = []
 
@@ -28,7 +32,8 @@ class TimedModel(FakeModel):
         assert (batch.slots == -1).all()
         size = batch.rows, int(batch.context_lens.sum())
         seconds = 1.0 + size[0] / 10 + size[1] / 1000 + 100.0 * (size not in self.seen)
-        self._clock.now += self._scale * (seconds + self._cold * (self._clock.latest is not self))
+        scale = self._scale * (1.0 + (self._clock.now > self.slow_from))
+        self._clock.now += scale * (seconds + self._cold * (self._clock.latest is not self))
         self._clock.latest = self
         self.seen.add(size)
         self.rows.append(batch.rows)
@@ -142,3 +147,16 @@ def test_a_run_of_disturbed_trials_counts_by_its_fastest() -> None:
     assert len(found.target) == len(quiet.target) == 3
     for (_, seconds), (_, least) in zip(found.target, ((1, 1.1), (4, 1.4), (8, 1.8)), strict=True):
         assert (seconds - calibrate.AROUND_PASS_S) / scale <= least + 1.0 + 1e-6
+
+
+def test_a_slow_moment_of_the_machine_slows_no_size_alone() -> None:
+    clock, scale = Clock(), 1e-6
+    quiet = measure_costs(runner(scale, clock), (), clock, 64)
+    for share_of_the_end in (0.02, 0.05, 0.1):
+        slowed = Clock()
+        target = runner(scale, slowed)
+        target.model.slow_from = (1.0 - share_of_the_end) * clock.now  # type: ignore[attr-defined]
+        found = measure_costs(target, (), slowed, 64)
+        assert dict(found.target) == pytest.approx(dict(quiet.target), rel=1e-9)
+        assert found.context_s == pytest.approx(quiet.context_s)
+        assert slowed.now > clock.now

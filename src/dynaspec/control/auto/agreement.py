@@ -67,8 +67,6 @@ class Agreement:
     """The same if drafters were as good as they get; infinite while that is not asked."""
     trial: float
     """Steps of plain decoding that a trial of drafting would cost; 0 while that is not asked."""
-    plain_goodput: float
-    """Tokens/s."""
     speculation: Prediction
     plain: Prediction
     trims: bool
@@ -76,6 +74,8 @@ class Agreement:
     """Look-ups are asked beside the model, or beside plain decoding."""
     steps: int
     """For which it still holds."""
+    learnt: int
+    """Steps that had been learnt from when it was expected what plain decoding takes."""
     pending: dict[Mode, Pending] = field(default_factory=dict)
     """What is noted of its steps, by their mode, where look-ups draft for none."""
     drafts: SpecPlan | None = None
@@ -88,6 +88,12 @@ class Agreement:
     def resembles(self, view: StepView) -> bool:
         """Whether there are about as many requests, which is enough to go on decoding plainly."""
         return abs(len(view.ids) - len(self.ids)) <= _ALIKE * len(self.ids)
+
+    def renew(self, plain: Prediction, learnt: int) -> None:
+        """What plain decoding takes is expected anew: steps held against what was expected before costs were learnt
+        would make it look slow for good, and drafting fast."""
+        self.plain, self.learnt = plain, learnt
+        self.pending.clear()
 
     def again(self, view: StepView, *, any_length: bool) -> SpecPlan | None:
         """The plan of its steps that draft; None where it has to be made.

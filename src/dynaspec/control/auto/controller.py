@@ -19,7 +19,6 @@ from ..profile import Profile
 from .acceptance import Places
 from .agreement import ALIKE_STEPS, Agreement, Pending
 from .beside import Found, beside_models
-from .columns import echo_of, evidence_of
 from .costs import StepCosts, row_s
 from .doubt import Doubt
 from .drafter import ModelDrafter, Situation, Wish
@@ -27,7 +26,7 @@ from .guard import Mode, PlainGuard
 from .learning import Learner
 from .lengths import admit_by_survival
 from .prediction import Prediction
-from .routing import best_goodput, open_ends, route, trial_drafts, trial_s
+from .routing import best_goodput, open_ends, route, survival_of, trial_drafts, trial_s
 from .start import dense, make_drafters, with_profile
 
 Floats = npt.NDArray[np.float64]
@@ -49,8 +48,8 @@ _TRIM_FROM = 0.5
 """Where a rule ends drafts, only a last token each may not be worth its row: looked at from this share of a step on."""
 _AMPLE = 1 << 20
 """Tokens left: more than enough for anything to be paid off."""
-_FIRST_STEPS = 24
-"""Looked at one by one."""
+_FIRST_STEPS, _FIRST_EVERY = 24, 4
+"""Looked at one by one as long as they draft, and now and then in plain decoding."""
 _UNTRIED_DRAFTS, _UNTRIED_LENGTH = 4, 4
 """The very first are short, whatever the drafter says of them."""
 _ASK_S = 2.5e-5
@@ -133,7 +132,7 @@ class AutoController:
             mode = guard.hold()
         else:
             mode = guard.decide(
-                agreed.hoped, agreed.expected, agreed.plain_goodput, len(view.ids), agreed.best, agreed.trial
+                agreed.hoped, agreed.expected, agreed.plain.goodput, len(view.ids), agreed.best, agreed.trial
             )
         alone = agreed.speculation if mode == "speculate" else agreed.plain
         asks = mode != "probe_draft" and self._looks_up(agreed, plain=not alone.drafts)
@@ -150,6 +149,8 @@ class AutoController:
         if mode == "speculate":
             return agreed.again(view, any_length=self._any_length) or self._draft(view, agreed, next_needs)
         self._quiet = self._quiet_steps(agreed)
+        if self._quiet:
+            self._every = self._cadence(agreed.plain.seconds)
         return plain_plan(view, next_needs="nothing" if self._quiet else next_needs)
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
@@ -163,7 +164,7 @@ class AutoController:
         drafted = sum(lens)
         if not drafted:
             return self._planner.trim(view, plan, drafts)
-        survival = self._survival(view, self._take_places(view), plan, drafts, lens)
+        survival = survival_of(self._drafters, view, self._take_places(view), plan, drafts, lens)
         budget = drafted if plan.verify_nodes is None else plan.verify_nodes
         base_rows = float(len(view.ids) + view.prefill_tokens)
         columns = np.array((lens, view.context_len), dtype=np.int64)
@@ -241,7 +242,8 @@ class AutoController:
         """Lengths and proposers for the next steps, at the value of a token that follows from them."""
         situation = self._situation(view)
         requests, context, host_s = len(view.ids), float(sum(view.context_len)), self._learner.host_s(drafts=True)
-        plain_s = self._costs.pass_s(requests, context) + self._learner.host_s(drafts=False)
+        plain = self._predict_plain(view)
+        plain_s = plain.seconds
         self._value = self._value or plain_s / requests
 
         def best_plan(value: float) -> tuple[Wish, Ints | None, float, float]:
@@ -281,18 +283,23 @@ class AutoController:
             expected=(requests + wish.expected) / seconds if drafts else 0.0,
             best=best,
             trial=trial,
-            plain_goodput=requests / plain_s,
             speculation=Prediction(drafts, requests + wish.expected, seconds),
-            plain=Prediction(False, float(requests), plain_s),
+            plain=plain,
             trims=self._can_trim and drafts and (stop is None or requests * row > _TRIM_FROM * plain_s),
             looks_up=row + float(self._costs.target[-1]) * context / requests < _CHEAP_ROW * self._value,
             steps=self._every if self._lasting else 1,
+            learnt=self._learner.steps,
         )
+
+    def _predict_plain(self, view: StepView) -> Prediction:
+        requests = len(view.ids)
+        pass_s = self._costs.pass_s(requests, float(sum(view.context_len)))
+        return Prediction(False, float(requests), pass_s + self._learner.host_s(drafts=False))
 
     def _cadence(self, step_s: float) -> int:
         """Steps between two looks at what has been learnt, so that looking takes a small share of the time."""
         if self._learner.steps < _FIRST_STEPS:
-            return 1
+            return 1 if self._guard.speculating else _FIRST_EVERY
         return min(_RAREST, max(1, math.ceil(_LOOK_S / (_LOOK_SHARE * step_s))))
 
     def _situation(self, view: StepView) -> Situation:
@@ -315,7 +322,10 @@ class AutoController:
         """A step of plain decoding like the last one, without another look."""
         self._guard.hold()
         self._quiet -= 1
+        agreed.steps -= 1
         if view.step % ALIKE_STEPS["plain"] == 0 and agreed.concerns(view):  # the others tell the same
+            if self._learner.steps != agreed.learnt:
+                agreed.renew(self._predict_plain(view), self._learner.steps)
             self._note(view, agreed, "plain", agreed.plain)
         return plain_plan(view, next_needs="nothing" if self._quiet else "all")
 
@@ -372,24 +382,6 @@ class AutoController:
         # It never stops, but whoever evaluates it tells the evidence.
         stop = None if stop is None else replace(stop, below=(0.0,), total_below=())
         return self._planner.plan(view, depth.tolist(), stop, tuple(owner.tolist()))
-
-    # --- after drafting ---------------------------------------------------------------------------------------
-
-    def _survival(self, view: StepView, places: Ints, plan: SpecPlan, drafts: DraftView, lens: Sequence[int]) -> Floats:
-        evidence, echo, lengths = evidence_of(drafts, lens), echo_of(drafts, lens), np.array(lens, np.int64)
-        drafting = {proposer for proposer, length in zip(plan.proposer, lens, strict=True) if length}
-        if len(drafting) == 1:
-            drafter = self._drafters[drafting.pop()]
-            return drafter.survivals(view, places, np.arange(lengths.size), lengths, evidence, echo)
-        owner = np.array(plan.proposer, dtype=np.int64)
-        slot_owner = np.repeat(owner, lengths)
-        survival = np.zeros(evidence.size)
-        for index in drafting:
-            mine, slots = np.flatnonzero(owner == index), slot_owner == index
-            survival[slots] = self._drafters[index].survivals(
-                view, places[mine], mine, lengths[mine], evidence[slots], echo[slots]
-            )
-        return survival
 
 
 def _room(view: StepView) -> bool:

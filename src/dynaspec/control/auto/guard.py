@@ -46,6 +46,8 @@ _WORTH_SEEING = 0.85
 """Where it has not been seen what drafting takes at this load, it goes on for some steps if it promises so much."""
 _HOPELESS = 0.95
 """Where speculation promises less than this, nothing but a trial is going to change that."""
+_LOOK_AGAIN = 16
+"""Steps between two looks at what it promises where it promises more, and waits for a trial all the same."""
 
 
 class PlainGuard:
@@ -152,9 +154,11 @@ class PlainGuard:
             self._until_trial = self._pause = min(2 * self._pause, _LONGEST)
             return
         self._on_end = 0
-        if advantage < _HOPELESS:
+        if advantage < _HOPELESS or not self._promise_is_enough:
+            pause = 0 if advantage > _HYSTERESIS else self._until_trial
             saving = 0 if goes_on else math.ceil(missing / share)
-            self.calm = max(self._until_trial, saving, 1) - 1
+            waits = max(pause, saving, 1)
+            self.calm = (waits if advantage < _HOPELESS else min(waits, _LOOK_AGAIN)) - 1
 
     def _goes_on(self, advantage: float, known: float) -> bool:
         """Whether this step should speculate, as the last did, or after plain decoding.
@@ -165,11 +169,18 @@ class PlainGuard:
         """
         if self.speculating:
             return advantage > (_WORTH_SEEING if self._loads.strange else 1.0)
-        fresh = self._news <= _FRESH
-        if fresh and self._loads.strange and advantage > _WORTH_SEEING:
+        if self._fresh and self._loads.strange and advantage > _WORTH_SEEING:
             return True
-        promise_is_enough = self._paid or not self._only_by_trial or fresh
-        return known > _HYSTERESIS or (advantage > _HYSTERESIS and promise_is_enough)
+        return known > _HYSTERESIS or (advantage > _HYSTERESIS and self._promise_is_enough)
+
+    @property
+    def _fresh(self) -> bool:
+        return self._news <= _FRESH
+
+    @property
+    def _promise_is_enough(self) -> bool:
+        """Whether drafting is taken up again without another trial."""
+        return self._paid or self._fresh or not self._only_by_trial
 
     @property
     def favour(self) -> float:

@@ -136,11 +136,12 @@ class Learner:
         else:
             drafting = drafting_of(outcome, self._traits)
             self._costs.observe(rows, work.kv_tokens, outcome.verify_s, drafting)
-        if outcome.ids and not work.prefill_rows and outcome.step_s > 0.0:
+        tried = pending is not None and pending.mode == "probe_draft"  # it looks dear among steps that do not draft
+        if outcome.ids and not work.prefill_rows and outcome.step_s > 0.0 and not tried:
             host = 0.0 if whole else max(0.0, outcome.step_s - outcome.draft_s - outcome.verify_s)
             usual = self._host_s.get(ran, host)
             self._host_s[ran] = _HOST_FORGET * usual + (1 - _HOST_FORGET) * min(host, 3.0 * usual)
-            if pending is not None and pending.mode != "probe_draft":
+            if pending is not None:
                 trial, emitted = pending.mode == "probe_plain", sum(outcome.emitted)
                 weight = (1.0 - pending.found) * every
                 self._guard.observe(pending.prediction, emitted, outcome.step_s, trial=trial, weight=weight)

@@ -1,4 +1,4 @@
-"""Which proposer drafts for which request, in steps that speculate and in trials of drafting."""
+"""Which proposer drafts for which request, in steps that speculate and in trials of drafting; what these are worth."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.contract.step import StepView, StopRule
+from dynaspec.contract.step import DraftView, SpecPlan, StepView, StopRule
 
+from .columns import echo_of, evidence_of
 from .costs import Drafting, StepCosts, row_s
 from .drafter import Drafter, Situation, Wish
 
+Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _TRIAL_LENGTH = 1
@@ -125,6 +127,26 @@ def open_ends(
             stop = drafter.rule(situation)
             return np.where(mine, np.minimum(situation.cap, _open_end(stop)), depth), stop
     return depth, None
+
+
+def survival_of(
+    drafters: Sequence[Drafter], view: StepView, places: Ints, plan: SpecPlan, drafts: DraftView, lens: Sequence[int]
+) -> Floats:
+    """[N] chances that each drafted token and all before it are accepted; ``lens`` [B] of the drafts."""
+    evidence, echo, lengths = evidence_of(drafts, lens), echo_of(drafts, lens), np.array(lens, np.int64)
+    drafting = {proposer for proposer, length in zip(plan.proposer, lens, strict=True) if length}
+    if len(drafting) == 1:
+        drafter = drafters[drafting.pop()]
+        return drafter.survivals(view, places, np.arange(lengths.size), lengths, evidence, echo)
+    owner = np.array(plan.proposer, dtype=np.int64)
+    slot_owner = np.repeat(owner, lengths)
+    survival = np.zeros(evidence.size)
+    for index in drafting:
+        mine, slots = np.flatnonzero(owner == index), slot_owner == index
+        survival[slots] = drafters[index].survivals(
+            view, places[mine], mine, lengths[mine], evidence[slots], echo[slots]
+        )
+    return survival
 
 
 def _open_end(rule: StopRule | None) -> int:
