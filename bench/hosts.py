@@ -95,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="fewer loads, lengths and rounds")
     parser.add_argument("--workloads", nargs="+", help="of vLLM's, those to run: loads, or shift (all)")
-    parser.add_argument("--rounds", type=int, help="of vLLM's sides that count (5)")
+    parser.add_argument("--rounds", type=int, help="of vLLM's sides that count (11)")
     parser.add_argument(
         "--output-dir", type=Path, default=Path("bench-out"), help="folder for figures and engines' logs"
     )

@@ -18,7 +18,15 @@ from typing import Any, Self
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.openmp import SETTINGS
 
-from ..statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios, shuffled
+from ..statistics import (
+    best_on_odd_rounds,
+    even_rounds,
+    in_the_running,
+    lower_bound,
+    ratios,
+    shuffled,
+    whole_time,
+)
 from . import vllm_side
 from .vllm_side import Load
 from .vllm_workloads import SHIFT, of_round
@@ -30,6 +38,8 @@ OURS = "dynaspec"
 WANTED, WANTED_SHIFT = 0.97, 1.0
 """dynaspec's speed over the best of vLLM's sides: at a constant load, and over the workload that changes."""
 SCHEDULER = "dynaspec.hosts.vllm.Scheduler"
+_TRIAL_ROUNDS, _FAR_BEHIND = 3, 0.85
+"""After so many rounds of a workload a fixed length below this share of the best sits out the rest."""
 _STARTED_AT_ONCE = 2
 """Engines: each takes a core for half a minute, most of it to compile."""
 _WAITING = tuple(SETTINGS)
@@ -43,7 +53,7 @@ class Options:
     policy: str = "auto"
     fixed: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
     loads: tuple[int, ...] = (1, 4, 16)
-    rounds: int = 5
+    rounds: int = 11
     max_tokens: int = 64
 
     def __post_init__(self) -> None:
@@ -66,11 +76,13 @@ class Result:
     def best_rival(self, workload: str) -> str:
         """The fastest of vLLM's sides on odd rounds; over the workload that changes, of its fixed lengths."""
         spared = (OURS, PLAIN) if workload == SHIFT else (OURS,)
-        return best_on_odd_rounds({side: r for side, r in self.rates[workload].items() if side not in spared})
+        rivals = {side: r for side, r in self.rates[workload].items() if side not in spared}
+        return best_on_odd_rounds(whole_time(rivals))
 
     def ratio(self, workload: str, side: str) -> tuple[float, float]:
         """dynaspec's speed over a side's: median, and its 95 % lower bound. The best rival is judged on even rounds."""
-        found = ratios(self.rates[workload][OURS], self.rates[workload][side])
+        theirs = self.rates[workload][side]
+        found = ratios(self.rates[workload][OURS][: len(theirs)], theirs)
         if side == self.best_rival(workload):
             found = even_rounds(found)
         return median(found), lower_bound(found)
@@ -162,10 +174,13 @@ def run(
         tell("engines started", len(sides), len(sides))
         by_name = {side.name: side for side in sides}
         rates: dict[str, dict[str, list[float]]] = {name: {side.name: [] for side in sides} for name in workloads}
+        left = dict.fromkeys(workloads, names)
         for number in range(options.rounds + 1):
             tell("rounds, the first of which does not count", number, options.rounds + 1)
             for name, loads in workloads.items():
-                for side in [by_name[one] for one in shuffled(names, number)]:
+                if number == _TRIAL_ROUNDS + 1:
+                    left[name] = in_the_running(rates[name], _FAR_BEHIND, always=(PLAIN, OURS))
+                for side in [by_name[one] for one in shuffled(left[name], number)]:
                     rate = _rate(side, [of_round(load, number) for load in loads])
                     if number:
                         rates[name][side.name].append(rate)
