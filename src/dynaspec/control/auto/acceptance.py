@@ -58,7 +58,7 @@ def _filter(
     accepted: Ints,
     feature: Floats,
 ) -> None:
-    """One observation after the other; ``weight`` is [mean, variance], the others as in ``Verdicts``."""
+    """One observation after the other; ``weight`` is as in ``AcceptanceModel``, the others as in ``Verdicts``."""
     first = 0
     for request in range(place.size):
         r = place[request]
@@ -83,7 +83,7 @@ def _filter(
 
 @njit(cache=True, nogil=True)
 def _age(weight: Floats, bias: Floats, bias_var: Floats, offset: Floats, offset_var: Floats, steps: int) -> None:
-    weight[1] = min(_WEIGHT_PRIOR, weight[1] + steps * _WEIGHT_DRIFT)
+    weight[1] = min(weight[2], weight[1] + steps * _WEIGHT_DRIFT)
     for j in range(bias_var.size):
         bias_var[j] = min(_BIAS_PRIOR, bias_var[j] + steps * _BIAS_DRIFT)
         if j:
@@ -115,13 +115,16 @@ class Verdicts:
 class AcceptanceModel:
     """The filter's state for one proposer. Requests have places in its columns, see ``Places``."""
 
-    def __init__(self, weight: float, bias: float) -> None:
+    def __init__(self, weight: float, bias: float, *, weight_variance: float = _WEIGHT_PRIOR) -> None:
         """
         Args:
             weight: of the feature, before anything is known; 0 for a model that has no feature.
             bias: of every position.
+            weight_variance: how uncertain the weight is, then and at most.
         """
-        self.weight: Floats = np.array([weight, _WEIGHT_PRIOR if weight else 0.0])
+        variance = weight_variance if weight else 0.0
+        self.weight: Floats = np.array([weight, variance, variance])
+        """Mean; variance; what that is at most."""
         self.bias: Floats = np.full(POSITIONS, bias)
         self.offset: Floats = np.zeros(0)
         self.bias_var: Floats = np.full(POSITIONS, _BIAS_PRIOR)

@@ -20,11 +20,14 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_MODEL_BIAS, _LOOKUP_BIAS = 0.85, 0.0
-"""Chance of a first slot before anything is known, as a logit: 0.7, and 0.5 for a match of two tokens."""
+_MODEL_BIAS, _LOOKUP_BIAS = 0.85, 0.25
+"""Chance of a first slot before anything is known, as a logit: 0.7, and 0.56 for a match of two tokens."""
 _GOOD = 2.2
 """The same of a drafter as good as they get: 0.9."""
 _EVIDENCE_WEIGHT, _MATCH_WEIGHT = 1.0, 0.8
+_MATCH_VARIANCE = 0.02
+"""Of the weight of a match's length. That longer ones are right more often holds for any text: were it open, a single
+long one that was wrong would end look-ups for good, as who is not asked is not learnt of."""
 _UNTRIED_FINDS, _UNTRIED_LENGTH = 2, 4
 """The first drafts that are looked up are short, however much was found."""
 _HORIZON = 32.0
@@ -162,8 +165,8 @@ class ModelDrafter:
         self._idle_pass = traits.idle_pass
         self._index = index
         self._cost, self._target = costs.drafters[index], costs.target
-        self._prior = AcceptanceModel(weight=0.0, bias=_MODEL_BIAS)
-        self._informed = AcceptanceModel(weight=_EVIDENCE_WEIGHT, bias=0.0)
+        self._prior = AcceptanceModel(0.0, _MODEL_BIAS)
+        self._informed = AcceptanceModel(_EVIDENCE_WEIGHT, 0.0)
         for position, rate in enumerate(conditional(rates)[:POSITIONS]):
             self._prior.bias[position:] = logit(rate)
 
@@ -291,7 +294,7 @@ class LookupDrafter:
         self._index = index
         self._cost, self._target = costs.drafters[index], costs.target
         self._untried = _UNTRIED_FINDS
-        self._model = AcceptanceModel(weight=_MATCH_WEIGHT, bias=_LOOKUP_BIAS)
+        self._model = AcceptanceModel(_MATCH_WEIGHT, _LOOKUP_BIAS, weight_variance=_MATCH_VARIANCE)
         for position, rate in enumerate(conditional(rates)[:POSITIONS]):
             self._model.bias[position:] = logit(rate)
 

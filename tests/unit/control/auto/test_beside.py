@@ -146,6 +146,15 @@ def committed(plan: SpecPlan, ids: tuple[str, ...]) -> StepOutcome:
     )
 
 
+def test_one_long_match_that_was_wrong_does_not_end_look_ups() -> None:
+    controller, wrong = auto(), view((16, 8))
+    plan = controller.plan(wrong)
+    assert who(plan) == ["lookup"]
+    controller.observe(replace(committed(plan, wrong.ids), accepted=(0,), emitted=(1,), ended=("rejected",)))
+    # Another request, of which nothing is known yet.
+    assert who(controller.plan(replace(view((16, 8), step=1), ids=("other",)))) == ["lookup"]
+
+
 def test_a_stretch_that_repeats_the_text_leaves_the_worth_of_drafting_as_it_was() -> None:
     """What look-ups gain there says nothing of the text behind it."""
     controller = auto(WORTH_IT)
