@@ -116,7 +116,7 @@ class PlainGuard:
         share = min(_TRIAL_SHARE, max(_LEAST_SHARE, _STAKE * (best / plain - 1.0)))
         self._allowance = min(max(self._allowance, -_LONGEST_DEBT * share) + steps * share, _SAVED)
         self._for_look_ups = min(self._for_look_ups + steps * _LOOK_UP_SHARE, _SAVED)
-        corrected = self.speculation.value / (plain * self.plain.value)
+        corrected = self.favour / plain
         advantage, known = hoped * corrected, expected * corrected if self._just_tried else 0.0
         self._just_tried = False
         if self._goes_on(advantage, known):
@@ -128,6 +128,7 @@ class PlainGuard:
     def _speculate(self, advantage: float, steps: int) -> None:
         if not self.speculating:
             self.speculating, self._pause = True, _SHORTEST
+            self.plain = Ratio()
         every = _plain_every(advantage)
         self._since_plain += steps
         if self._since_plain >= every:
@@ -184,8 +185,13 @@ class PlainGuard:
 
     @property
     def favour(self) -> float:
-        """Tokens a second that speculation gave over what was predicted, beside the same of plain decoding."""
-        return self.speculation.value / self.plain.value
+        """Tokens a second that speculation gave over what was predicted, beside the same of plain decoding.
+
+        Steps on end that are slower than predicted mostly mean that the machine has become slower, which drafting would
+        feel as well. So what plain decoding takes more counts only where drafting goes on and it is tried now and then.
+        """
+        plain = self.plain.value if self.speculating else max(1.0, self.plain.value)
+        return self.speculation.value / plain
 
     @property
     def affords_look_ups(self) -> bool:

@@ -271,3 +271,24 @@ def test_look_ups_are_paid_for_by_steps_without_a_decision_too() -> None:
             while guard.calm:
                 guard.hold()
     assert guard.affords_look_ups
+
+
+def test_a_machine_that_becomes_slow_while_decoding_plainly_does_not_speak_for_drafting() -> None:
+    guard = PlainGuard(only_by_trial=True)
+    for _ in range(40):
+        decide(guard, 0.5)
+        guard.observe(Prediction(False, 1.0, 0.01), 1, 0.013)
+    assert guard.plain.value < 0.9
+    assert guard.favour == 1.0
+    assert {decide(guard, 0.99) for _ in range(8)} == {"plain"}
+    guard.tried(-1.0, good=True)  # drafting is taken up: the machine may be as fast again
+    assert decide(guard, 1.1) == "speculate"
+    assert guard.plain.value == 1.0
+
+
+def test_plain_decoding_that_is_slower_than_predicted_speaks_for_drafting_that_goes_on() -> None:
+    guard = PlainGuard(only_by_trial=True)
+    assert decide(guard, 1.5) == "speculate"
+    for _ in range(8):
+        guard.observe(Prediction(False, 1.0, 0.01), 1, 0.013, trial=True)
+    assert guard.favour > 1.1
