@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _FORGET = 0.99
 _PRIOR_STEPS = 30.0
 """The prediction counts as confirmed by so many steps."""
-_RETURN = 0.002
+_RETURN = 0.006
 
 
 class Ratio:

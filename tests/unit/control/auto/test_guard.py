@@ -292,3 +292,17 @@ def test_plain_decoding_that_is_slower_than_predicted_speaks_for_drafting_that_g
     for _ in range(8):
         guard.observe(Prediction(False, 1.0, 0.01), 1, 0.013, trial=True)
     assert guard.favour > 1.1
+
+
+def test_what_a_slow_minute_said_of_drafting_is_half_forgotten_after_two_hundred_steps() -> None:
+    """It had ended drafting, and what trials teach then is held against it."""
+    guard = PlainGuard(only_by_trial=True)
+    for _ in range(60):
+        decide(guard, 1.5)
+        guard.observe(Prediction(True, 1.0, 0.01), 1, 0.012)
+    against = 1.0 - guard.favour
+    assert against > 0.1
+    for _ in range(200):
+        decide(guard, 0.9)
+        guard.observe(Prediction(False, 1.0, 0.01), 1, 0.01)
+    assert 1.0 - guard.favour < 0.55 * against
