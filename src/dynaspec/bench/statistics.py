@@ -45,30 +45,30 @@ def even_rounds(rounds: Sequence[float]) -> list[float]:
 
 
 def best_on_odd_rounds(rates: Mapping[str, Sequence[float]]) -> str:
-    """The side with the largest median on odd rounds. Compare it on even ones: the winner of a noisy contest was also
-    lucky, and its luck must not count.
+    """The side with the largest median on odd rounds, of those that took part in all. Compare it on even ones: the
+    winner of a noisy contest was also lucky, and its luck must not count.
 
     Args:
         rates: side → one figure a round, at least one.
     """
-    return max(rates, key=lambda side: median(odd_rounds(rates[side])))
-
-
-def whole_time(rates: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
-    """The sides that took part in all rounds."""
     rounds = max(map(len, rates.values()))
-    return {side: of_side for side, of_side in rates.items() if len(of_side) == rounds}
+    rivals = [side for side, of_side in rates.items() if len(of_side) == rounds]
+    return max(rivals, key=lambda side: median(odd_rounds(rates[side])))
 
 
 def in_the_running(rates: Mapping[str, Sequence[float]], least: float, *, always: Collection[str]) -> list[str]:
     """The sides that may still be the best, and those that are measured ``always``.
 
+    A rival must not sit out by bad luck, so it has to be behind for certain: by the 95 % bound of the median.
+
     Args:
         rates: side → one figure a round.
-        least: share of the best side's figures, in the median of the rounds, that the others have at least.
+        least: share of the best side's figures that the others may have.
     """
     best = rates[max(rates, key=lambda side: median(rates[side]))]
-    return [side for side, of_side in rates.items() if side in always or median(ratios(of_side, best)) >= least]
+    return [
+        side for side, of_side in rates.items() if side in always or lower_bound(ratios(best, of_side)) <= 1.0 / least
+    ]
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:

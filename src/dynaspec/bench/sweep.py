@@ -17,15 +17,7 @@ from .datasets import BenchPrompt
 from .drive import Job, SteadyLoop, Window, cacheable, steady_window, warm_prompts
 from .engines import SharedModels, open_engine
 from .policies import PLAIN, PolicySpec, parse_policy
-from .statistics import (
-    best_on_odd_rounds,
-    even_rounds,
-    in_the_running,
-    lower_bound,
-    ratios,
-    shuffled,
-    whole_time,
-)
+from .statistics import best_on_odd_rounds, even_rounds, in_the_running, lower_bound, ratios, shuffled
 
 Progress = Callable[[str, int, int], None]
 
@@ -35,8 +27,8 @@ TURNS = 5
 """Stretches of a window, between which all other sides have one of theirs."""
 _PROBE_TOKENS = 24
 """Tokens a request in the first, untimed window of a load."""
-_TRIAL_ROUNDS, _FAR_BEHIND = 9, 0.85
-"""After so many rounds a fixed length below this share of the best sits out the rest."""
+_TRIAL_ROUNDS, _BEHIND = 9, 0.9
+"""After so many rounds a fixed length that is below this share of the best for certain sits out the rest."""
 _STRIDE = 5
 """Prompts by which the start moves on from round to round; the sides of a round have the same."""
 
@@ -110,7 +102,7 @@ class LoadResult:
     def best(self) -> str:
         """The fastest of plain decoding and the fixed lengths on odd rounds."""
         rivals = {side: rates for side, rates in self.rates.items() if side != self.policy}
-        return best_on_odd_rounds(whole_time(rivals))
+        return best_on_odd_rounds(rivals)
 
     @property
     def against_best(self) -> Ratio:
@@ -201,7 +193,7 @@ def _one_load(
     left = dict(engines)
     for number in range(options.rounds):
         if number == _TRIAL_ROUNDS:
-            stays = in_the_running(rates, _FAR_BEHIND, always=(PLAIN, options.policy))
+            stays = in_the_running(rates, _BEHIND, always=(PLAIN, options.policy))
             left = {name: engines[name] for name in stays}
         loops = {
             name: SteadyLoop(engine, endless(prompts, params, number * _STRIDE), load) for name, engine in left.items()

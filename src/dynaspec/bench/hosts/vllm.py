@@ -18,15 +18,7 @@ from typing import Any, Self
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.openmp import SETTINGS
 
-from ..statistics import (
-    best_on_odd_rounds,
-    even_rounds,
-    in_the_running,
-    lower_bound,
-    ratios,
-    shuffled,
-    whole_time,
-)
+from ..statistics import best_on_odd_rounds, even_rounds, in_the_running, lower_bound, ratios, shuffled
 from . import vllm_side
 from .vllm_side import Load
 from .vllm_workloads import SHIFT, of_round
@@ -38,8 +30,8 @@ OURS = "dynaspec"
 WANTED, WANTED_SHIFT = 0.97, 1.0
 """dynaspec's speed over the best of vLLM's sides: at a constant load, and over the workload that changes."""
 SCHEDULER = "dynaspec.hosts.vllm.Scheduler"
-_TRIAL_ROUNDS, _FAR_BEHIND = 3, 0.85
-"""After so many rounds of a workload a fixed length below this share of the best sits out the rest."""
+_TRIAL_ROUNDS, _BEHIND = 5, 0.9
+"""After so many rounds of a workload a fixed length that is for certain below this share of the best sits out."""
 _STARTED_AT_ONCE = 2
 """Engines: each takes a core for half a minute, most of it to compile."""
 _WAITING = tuple(SETTINGS)
@@ -77,7 +69,7 @@ class Result:
         """The fastest of vLLM's sides on odd rounds; over the workload that changes, of its fixed lengths."""
         spared = (OURS, PLAIN) if workload == SHIFT else (OURS,)
         rivals = {side: r for side, r in self.rates[workload].items() if side not in spared}
-        return best_on_odd_rounds(whole_time(rivals))
+        return best_on_odd_rounds(rivals)
 
     def ratio(self, workload: str, side: str) -> tuple[float, float]:
         """dynaspec's speed over a side's: median, and its 95 % lower bound. The best rival is judged on even rounds."""
@@ -179,7 +171,7 @@ def run(
             tell("rounds, the first of which does not count", number, options.rounds + 1)
             for name, loads in workloads.items():
                 if number == _TRIAL_ROUNDS + 1:
-                    left[name] = in_the_running(rates[name], _FAR_BEHIND, always=(PLAIN, OURS))
+                    left[name] = in_the_running(rates[name], _BEHIND, always=(PLAIN, OURS))
                 for side in [by_name[one] for one in shuffled(left[name], number)]:
                     rate = _rate(side, [of_round(load, number) for load in loads])
                     if number:

@@ -128,7 +128,8 @@ class PlainGuard:
     def _speculate(self, advantage: float, steps: int) -> None:
         if not self.speculating:
             self.speculating, self._pause = True, _SHORTEST
-            self.plain = Ratio()
+            if self.plain.value < 1.0:  # the machine's slowness, see ``favour``
+                self.plain = Ratio()
         every = _plain_every(advantage)
         self._since_plain += steps
         if self._since_plain >= every:

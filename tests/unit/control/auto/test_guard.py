@@ -286,6 +286,16 @@ def test_a_machine_that_becomes_slow_while_decoding_plainly_does_not_speak_for_d
     assert guard.plain.value == 1.0
 
 
+def test_plain_decoding_that_is_faster_than_predicted_is_so_when_drafting_is_taken_up() -> None:
+    guard = PlainGuard(only_by_trial=True)
+    for _ in range(40):
+        decide(guard, 0.5)
+        guard.observe(Prediction(False, 1.0, 0.01), 1, 0.008)
+    guard.tried(-1.0, good=True)
+    assert decide(guard, 1.5) == "speculate"
+    assert guard.plain.value > 1.1
+
+
 def test_plain_decoding_that_is_slower_than_predicted_speaks_for_drafting_that_goes_on() -> None:
     guard = PlainGuard(only_by_trial=True)
     assert decide(guard, 1.5) == "speculate"
