@@ -254,7 +254,7 @@ class AutoController:
 
         for _ in range(_ROUNDS):
             wish, owner, seconds, hoped = best_plan(self._value)
-            most = max(hoped, requests / plain_s)
+            most = max(hoped * self._guard.speculation.value, requests / plain_s)
             settled = abs(most * self._value - 1.0) < _SETTLED
             self._value = 1.0 / most
             if settled:
@@ -268,7 +268,9 @@ class AutoController:
         best, trial = math.inf, 0.0
         if not self._guard.speculating:
             best = best_goodput(self._drafters, self._asked, view, situation, self._costs, host_s)
-            trial = trial_s(self._drafters, view, situation, self._costs) / plain_s
+            # What a step with prefill takes is not compared with plain decoding.
+            alone = not view.prefill_tokens
+            trial = trial_s(self._drafters, view, situation, self._costs) / plain_s if alone else math.inf
         depth, stop = open_ends(self._drafters, situation, wish.depth, owner) if drafts else (wish.depth, None)
         row = float(row_s(self._costs.target, situation.base_rows + requests))
         self._every = self._cadence(seconds if drafts else plain_s)

@@ -40,8 +40,7 @@ _LEAST_SHARE = 0.0015
 _HYSTERESIS = 1.01
 """Speculation is taken up again when it promises this much; left when it promises less than plain decoding."""
 _FRESH = 16
-"""Steps in which a promise is enough: after speculation was left, as what is known of drafting is still of today and it
-was requests about to end that left it; and under another load, as it was the load that had."""
+"""Steps under another load in which a promise is enough, as it was the load that had ended speculation."""
 _WORTH_SEEING = 0.85
 """Where it has not been seen what drafting takes at this load, it goes on for some steps if it promises so much."""
 _HOPELESS = 0.95
@@ -72,7 +71,10 @@ class PlainGuard:
         self._for_look_ups = 0.0
         """The same for look-ups."""
         self._looks_up = True
+        self._speculation: dict[int, Ratio] = {}
+        """By kind of load: how much better drafts do than planned, as a rule ends them, differs between loads."""
         self.speculation = Ratio()
+        """At the present load."""
         self.plain = Ratio()
         self.mode: Mode = "speculate"
         self.speculating = True
@@ -82,7 +84,7 @@ class PlainGuard:
         self._until_trial = _SHORTEST
         self._pause = _SHORTEST
         self._news = _FRESH
-        """Steps of plain decoding since speculation was left, or the load changed."""
+        """Steps of plain decoding since the load changed."""
         self._loads = Loads()
         self.calm = 0
         """Coming steps whose mode is that of the last one, as long as no more is known."""
@@ -106,23 +108,27 @@ class PlainGuard:
             plain: predicted tokens/s of plain decoding.
             load: requests.
             best: as ``hoped``, if drafters were as good as they get.
-            trial: what a trial of drafting that brings nothing would cost, in steps of plain decoding.
+            trial: what a trial of drafting that brings nothing would cost, in steps of plain decoding; infinite where
+                there can be none, as what it costs would not be seen.
         """
         steps, self._held = 1 + self._held, 0
         if self._loads.meet(load, steps):
             # What trials cost there must not keep them off here.
             self._allowance, self._news, self._pause = _SAVED, 0, _SHORTEST
             self._until_trial = min(self._until_trial, _SHORTEST)
+        self.speculation = self._speculation_at(self._loads.kind)
         share = min(_TRIAL_SHARE, max(_LEAST_SHARE, _STAKE * (best / plain - 1.0)))
         self._allowance = min(max(self._allowance, -_LONGEST_DEBT * share) + steps * share, _SAVED)
         self._for_look_ups = min(self._for_look_ups + steps * _LOOK_UP_SHARE, _SAVED)
         corrected = self.favour / plain
-        advantage, known = hoped * corrected, expected * corrected if self._just_tried else 0.0
-        self._just_tried = False
+        advantage, known = hoped * corrected, expected * corrected
         if self._goes_on(advantage, known):
             self._speculate(advantage, steps)
         else:
-            self._decode_plainly(advantage, steps, share, min(trial, _SAVED))
+            dear = min(trial, _SAVED) if trial < math.inf else trial
+            self._decode_plainly(advantage, steps, share, dear)
+        self._just_tried = False
+        self.calm = int(min(self.calm, self._loads.unsure_for - 1))
         return self.mode
 
     def _speculate(self, advantage: float, steps: int) -> None:
@@ -143,13 +149,13 @@ class PlainGuard:
         if self.speculating:
             self.speculating, self._until_trial, self._plain_left = False, self._pause, 0
             self._paid = self._encouraged = False
-            self._news, steps = 0, 1
+            self._news, steps = _FRESH, 1
         self._until_trial -= steps
         self._news += steps
         promising = self._until_trial <= 0 or advantage > _HYSTERESIS
         goes_on = self._paid or self._encouraged
         missing = trial - self._allowance - _ROUNDING
-        due = promising and (goes_on or missing < 0.0)
+        due = promising and trial < math.inf and (goes_on or missing < 0.0)
         self.mode = "probe_draft" if due else "plain"
         self.calm = 0
         if due:
@@ -158,7 +164,7 @@ class PlainGuard:
         self._on_end = 0
         if advantage < _HOPELESS or not self._promise_is_enough:
             pause = 0 if advantage > _HYSTERESIS else self._until_trial
-            saving = 0 if goes_on else math.ceil(missing / share)
+            saving = 0 if goes_on or trial == math.inf else math.ceil(missing / share)
             waits = max(pause, saving, 1)
             self.calm = (waits if advantage < _HOPELESS else min(waits, _LOOK_AGAIN)) - 1
 
@@ -166,14 +172,24 @@ class PlainGuard:
         """Whether this step should speculate, as the last did, or after plain decoding.
 
         Args:
-            known: the advantage by what a trial in the step before has taught. That may be one although the trial cost
-                more than it gave: it drafts for few requests, from cold caches.
+            advantage: what there is to be hoped for.
+            known: what is expected: that is what drafting must give, once it has been seen. What a trial in the step
+                before has taught may be enough to take it up although the trial cost more than it gave: it drafts for
+                few requests, from cold caches.
         """
+        if self._loads.strange and (self.speculating or self._fresh):
+            return advantage > _WORTH_SEEING
         if self.speculating:
-            return advantage > (_WORTH_SEEING if self._loads.strange else 1.0)
-        if self._fresh and self._loads.strange and advantage > _WORTH_SEEING:
-            return True
-        return known > _HYSTERESIS or (advantage > _HYSTERESIS and self._promise_is_enough)
+            return known > 1.0
+        return (self._just_tried and known > _HYSTERESIS) or (advantage > _HYSTERESIS and self._promise_is_enough)
+
+    def _speculation_at(self, kind: int) -> Ratio:
+        """What is known of drafting at such loads, or expected by what is known of the most similar one."""
+        known = self._speculation
+        if kind not in known:
+            similar = min(known, key=lambda other: abs(other - kind), default=None)
+            known[kind] = self.speculation if similar is None else Ratio(known[similar].value)
+        return known[kind]
 
     @property
     def _fresh(self) -> bool:

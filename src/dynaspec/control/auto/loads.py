@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 _OTHER = 1.5
 """What steps have shown holds up to so many times the requests, or as many times fewer."""
+_LASTS = 8
+"""Steps that another number of requests lasts before it counts as another load: there are fewer for a step or two
+between the end of some and the start of those that follow."""
 _ENOUGH = 16
 """Steps of drafting that show what it takes."""
 _KNOWN_FOR = 2048
@@ -19,26 +24,44 @@ class Loads:
 
     def __init__(self) -> None:
         self._load = self._steps = self._missing = 0
+        self._other_since: int | None = None
+        """Step since which there has been another number of requests."""
         self._shown_at: dict[int, int] = {}
-        """Step in which drafting last was known, by the bits of the number of requests."""
+        """Step in which drafting last was known, by kind of load."""
 
     @property
     def strange(self) -> bool:
-        """Drafting has not been seen at this load, or long ago."""
-        return self._missing > 0
+        """Drafting has not been seen at this load, or long ago; or it is not sure yet which load this is."""
+        return self._missing > 0 or self._other_since is not None
+
+    @property
+    def kind(self) -> int:
+        """The same for about as many requests."""
+        return self._load.bit_length()
+
+    @property
+    def unsure_for(self) -> float:
+        """Steps after which it is known whether this is another load; infinite where nothing suggests it."""
+        return math.inf if self._other_since is None else self._other_since + _LASTS - self._steps
 
     def meet(self, load: int, steps: int) -> bool:
         """So many steps have passed, and ``load`` requests are there now; returns whether that is another load."""
         self._steps += steps
-        first, changed = not self._load, self._load > _OTHER * load or load > _OTHER * self._load
+        first, other = not self._load, self._load > _OTHER * load or load > _OTHER * self._load
+        if not other:
+            self._other_since = None
+        elif self._other_since is None:
+            self._other_since = self._steps
+        changed = first or self.unsure_for <= 0
         if changed:
-            shown_at = self._shown_at.get(load.bit_length(), -_KNOWN_FOR)
-            self._missing = 0 if first or self._steps - shown_at < _KNOWN_FOR else _ENOUGH
+            self._other_since = None
             self._load = load
+            shown_at = self._shown_at.get(self.kind, -_KNOWN_FOR)
+            self._missing = 0 if first or self._steps - shown_at < _KNOWN_FOR else _ENOUGH
         return changed and not first
 
     def drafted(self, steps: int) -> None:
         """So many steps of drafting have passed at the present load."""
         self._missing = max(0, self._missing - steps)
         if not self._missing:
-            self._shown_at[self._load.bit_length()] = self._steps
+            self._shown_at[self.kind] = self._steps

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_FORGET = 0.99
-_PRIOR_STEPS = 30.0
-"""The prediction counts as confirmed by so many steps."""
-_RETURN = 0.006
+_FORGET = 0.998
+"""Long, so that a slow moment weighs little: what it takes to notice that the machine has become slower is the first
+steps of some hundred."""
+_PRIOR_STEPS = 60.0
+"""What was expected at first counts as confirmed by so many steps."""
+_RETURN = 0.0005
 
 
 class Ratio:
-    """What steps of one mode gave a second, over what was predicted; 1 until there is evidence."""
+    """What steps of one mode gave a second, over what was predicted."""
 
-    def __init__(self) -> None:
-        self.value = 1.0
-        self._tokens = self._seconds = _PRIOR_STEPS
+    def __init__(self, expected: float = 1.0) -> None:
+        """
+        Args:
+            expected: the ratio, until there is evidence.
+        """
+        self.value = self._expected = expected
+        self._tokens, self._seconds = expected * _PRIOR_STEPS, _PRIOR_STEPS
         """Measured over predicted, summed over steps that grow old."""
 
     def observe(
@@ -28,9 +34,9 @@ class Ratio:
         self.value = self._tokens / self._seconds
 
     def rest(self, steps: float = 1.0) -> None:
-        """Steps of the other mode: what was measured grows old, and the prediction is trusted again."""
+        """Steps of the other mode: what was measured grows old."""
         share = min(1.0, _RETURN * steps)
-        self._tokens += share * (_PRIOR_STEPS - self._tokens)
+        self._tokens += share * (self._expected * _PRIOR_STEPS - self._tokens)
         self._seconds += share * (_PRIOR_STEPS - self._seconds)
         self.value = self._tokens / self._seconds
 
