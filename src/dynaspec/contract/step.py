@@ -34,6 +34,8 @@ class ProposerTraits:
     trees: bool = False
     idle_pass: bool = False
     """The first pass runs in every step, drafts or not, over the rows of the target's pass: every step pays for it."""
+    glimpses: bool = False
+    """It honours ``SpecPlan.glimpse``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,9 @@ class SpecPlan:
     """The drafter keeps no KV of a token with confidence below this."""
     next_needs: Needs = "all"
     """What the next plan may use of ``StepView.lag`` and ``offers``; the host need not ask proposers for the rest."""
+    glimpse: int = 0
+    """Of a request of which the drafter lacks more than so many tokens, it reads about as many of the latest only, to
+    draft one token from them, and lacks as much afterwards. 0 = it reads all."""
 
     def at(self, step: int, depth: tuple[int, ...] | None = None) -> SpecPlan:
         """The same plan for another step; with ``depth``, for chains of these lengths."""
@@ -157,6 +162,7 @@ class SpecPlan:
             self.verify_nodes,
             self.gate_kv_below,
             self.next_needs,
+            self.glimpse,
         )  # replace() would take five times as long, every step
 
     def with_depth(self, depth: tuple[int, ...]) -> SpecPlan:

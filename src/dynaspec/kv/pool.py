@@ -53,6 +53,10 @@ class BlockPool:
             del self._free[block]
         self._refs[block] += 1
 
+    def is_shared(self, block: int) -> bool:
+        """Whether more than one lane reads it."""
+        return self._refs[block] > 1
+
     def release(self, blocks: Sequence[int]) -> None:
         """Gives back one reference to each; later blocks of a sequence are taken again before earlier ones."""
         for block in reversed(blocks):

@@ -3,6 +3,9 @@
 It keeps its own KV in its own arena, under the target's block tables. Its first pass ingests whatever committed
 tokens it lacks; each further pass one draft token a row. Rows that stop leave the batch.
 
+It may be asked for a *glimpse* (``SpecPlan.glimpse``): one token from the latest tokens of a request, for which these
+are read as if the text began with them. Their KV lies behind the watermark, where it counts for nothing.
+
 Under KV-write gating (``SpecPlan.gate_kv_below``) slot, position and context of a draft token come apart: see
 ``gating.py``. What was left out lies behind the watermark, and is ingested again if it is accepted.
 """
@@ -26,6 +29,7 @@ from dynaspec.sampling.compiled import kernel
 from dynaspec.sampling.state import SamplerState
 
 from .gating import WriteGate
+from .glimpse import glimpse_from, leave_out
 from .none import no_drafts
 from .passes import DraftPasses, draft_passes
 from .watermark import Watermarks
@@ -36,7 +40,7 @@ Int32 = npt.NDArray[np.int32]
 class DraftModelProposer:
     """Autoregressive drafting with a model of the target's vocabulary."""
 
-    traits = ProposerTraits(name="draft_model")
+    traits = ProposerTraits(name="draft_model", glimpses=True)
     needs = ProposerNeeds(kv=True)
 
     def __init__(
@@ -85,19 +89,25 @@ class DraftModelProposer:
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         wanted = np.array(plan.depth, dtype=np.int64)
         depth = np.maximum(np.minimum(self._max_length - batch.lengths, wanted), 0)
-        lagging = batch.lengths - self._marks.seen[batch.lanes] > self._catch_up
+        read = seen = self._marks.seen[batch.lanes]
+        if plan.glimpse:
+            read = glimpse_from(batch, depth > 0, seen, self._tables, plan.glimpse)
+            depth = np.where(read > seen, np.minimum(depth, 1), depth)
+        lagging = batch.lengths - read > self._catch_up
         drafting = ((depth > 0) & ~lagging).nonzero()[0]
         catching_up = ((depth > 0) & lagging).nonzero()[0]
         if drafting.size or catching_up.size:
-            drafts = self._draft(batch, plan, depth, drafting, catching_up)
+            drafts = self._draft(batch, plan, depth, read, drafting, catching_up)
         else:
             drafts = no_drafts(len(wanted))
         too_long = ((wanted > 0) & (depth == 0)).nonzero()[0]
         drafts.skipped = _reasons(batch, catching_up, "catching_up") | _reasons(batch, too_long, "drafter_length")
         return drafts
 
-    def _draft(self, batch: DecodeBatch, plan: SpecPlan, depth: Ints, index: Ints, catching_up: Ints) -> Drafts:
-        """Requests ``index`` draft up to ``depth`` tokens; ``catching_up`` only ingest."""
+    def _draft(
+        self, batch: DecodeBatch, plan: SpecPlan, depth: Ints, read: Ints, index: Ints, catching_up: Ints
+    ) -> Drafts:
+        """Requests ``index`` draft up to ``depth`` tokens; ``catching_up`` only ingest. ``read``: see ``_ingest``."""
         granted = depth[index]
         longest = int(granted.max(initial=0))
         rule = None if plan.stop is None else plan.stop.select(index.tolist())
@@ -112,7 +122,7 @@ class DraftModelProposer:
             probabilistic=self._probabilistic,
         )
         gate = WriteGate(plan.gate_kv_below, index.size) if plan.gate_kv_below > 0.0 else None
-        hidden, ingested, redone = self._ingest(batch, index, catching_up)
+        hidden, ingested, redone = self._ingest(batch, read, index, catching_up)
         rows_per_pass = [ingested]
         running = np.arange(index.size)
         processed = np.zeros_like(index)
@@ -129,24 +139,32 @@ class DraftModelProposer:
         drafts.kv_skipped, drafts.kv_redone = 0 if gate is None else gate.skipped, redone
         return drafts
 
-    def _ingest(self, batch: DecodeBatch, index: Ints, catching_up: Ints) -> tuple[torch.Tensor, int, int]:
+    def _ingest(self, batch: DecodeBatch, read: Ints, index: Ints, catching_up: Ints) -> tuple[torch.Tensor, int, int]:
         """Processes committed tokens not seen yet.
+
+        Args:
+            read: [B] tokens after which each request is read on. Where that is behind the watermark, what is between
+                is left out, and the watermark stays.
 
         Returns:
             The last hidden states [A, hidden] of ``index``; the rows it took; how many of them were not the first
             for their token.
         """
+        requests = np.concatenate([index, catching_up]) if catching_up.size else index
         lanes, start, end, tokens, fields = unread_rows(
             batch.tokens,
             batch.block_tables,
             self._tables.block_size,
             batch.lanes,
             batch.lengths,
-            self._marks.seen,
-            np.concatenate([index, catching_up]) if catching_up.size else index,
+            read,
+            requests,
             self._catch_up,
         )
         rows = RaggedRows(*fields)
+        apart = start > self._marks.seen[lanes]
+        if apart.any():
+            leave_out(rows, start, apart, self._tables.block_size)
         hidden = self._forward(
             ForwardBatch(
                 tokens=torch.from_numpy(tokens).to(self._model.device),
@@ -157,7 +175,7 @@ class DraftModelProposer:
                 block_tables=rows.block_tables,
             )
         )
-        redone = self._marks.ingest(lanes, end)
+        redone = self._marks.ingest(lanes[~apart], end[~apart])
         if rows.slots.size > index.size:  # else it is one row each
             last = torch.from_numpy(rows.query_start[1 : index.size + 1].astype(np.int64) - 1)
             hidden = hidden[last.to(hidden.device)]
@@ -199,7 +217,7 @@ def unread_rows(
     block_size: int,
     lanes: Ints,
     lengths: Ints,
-    seen: Ints,
+    read: Ints,
     requests: Ints,
     most: int,
 ) -> tuple[Ints, Int32, Ints, Ints, tuple[Int32, Ints, Ints, Ints, Int32]]:
@@ -208,18 +226,18 @@ def unread_rows(
     Args:
         texts: [lanes, max length] tokens of all lanes; tables: [lanes, max blocks] of all lanes.
         lanes, lengths: [B]
-        seen: [all lanes] tokens that the drafter has processed.
+        read: [B] tokens after which each request is read on.
         requests: [A] places in the batch.
         most: rows a request.
 
     Returns:
-        Lanes of the requests [A]; tokens that each has processed before [A] and after [A]; the rows' tokens [R]; the
-        fields of their ``RaggedRows``.
+        Lanes of the requests [A]; tokens before the first row of each [A] and up to its last [A]; the rows' tokens [R];
+        the fields of their ``RaggedRows``.
     """
     lane, start, end = lanes[requests], np.empty(requests.size, np.int64), np.empty(requests.size, np.int64)
     context = np.empty(requests.size, np.int32)
     for i in range(requests.size):
-        start[i] = context[i] = seen[lane[i]]
+        start[i] = context[i] = read[requests[i]]
         end[i] = min(lengths[requests[i]], start[i] + most)
     rows = fill_rows(tables, block_size, lane, start, end - start)
     return lane, context, end, tokens_at(texts, rows[1], rows[2]), rows

@@ -53,10 +53,14 @@ def batch(*texts: Sequence[int], tables: BlockTables | None = None, lanes: Seque
 
 
 def plan(
-    *depth: int, stop: StopRule | None = None, gate: float = 0.0, proposer: Sequence[int] | None = None
+    *depth: int,
+    stop: StopRule | None = None,
+    gate: float = 0.0,
+    glimpse: int = 0,
+    proposer: Sequence[int] | None = None,
 ) -> SpecPlan:
     owners = (0,) * len(depth) if proposer is None else tuple(proposer)
-    return SpecPlan(1, depth, owners, depth, stop, gate_kv_below=gate)
+    return SpecPlan(1, depth, owners, depth, stop, gate_kv_below=gate, glimpse=glimpse)
 
 
 def block_tables(num_blocks: int = 40, lanes: int = 4, size: int = BLOCK) -> BlockTables:

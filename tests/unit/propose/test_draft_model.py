@@ -39,12 +39,12 @@ class Desk:
     def seat(self, lane: int, params: SamplingParams) -> None:
         self.sampler.add(lane, params, seed=lane, n_index=0, eos_token_ids=(), bad_words=(), prompt=())
 
-    def propose(self, *depth: int, stop: StopRule | None = None, gate: float = 0.0) -> Drafts:
+    def propose(self, *depth: int, stop: StopRule | None = None, gate: float = 0.0, glimpse: int = 0) -> Drafts:
         for lane, k in enumerate(depth):
             assert self.tables.try_grow(lane, len(self.texts[lane]) + k)
         self.model.reads.clear()
         self.model.rows.clear()
-        return self.proposer.propose(self.batch(), plan(*depth, stop=stop, gate=gate))
+        return self.proposer.propose(self.batch(), plan(*depth, stop=stop, gate=gate, glimpse=glimpse))
 
     def batch(self) -> Batch:
         return batch(*self.texts, tables=self.tables)

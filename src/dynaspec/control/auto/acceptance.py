@@ -226,3 +226,12 @@ def logits(confidence: Floats) -> Floats:
 def logit(chance: float) -> float:
     """The same of one number."""
     return float(logits(np.array([chance]))[0])
+
+
+def conditional(rates: Sequence[float]) -> list[float]:
+    """Conditional acceptance from unconditional rates per position."""
+    before, chances = 1.0, []
+    for rate in rates:
+        chances.append(rate / before if before > 0.0 else 0.0)
+        before = rate
+    return chances

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -72,18 +72,20 @@ class LookupsBeside:
         """
         lengths, requests = agreed.lengths, len(view.ids)
         agreed_depth, instead, parts = np.zeros(requests, np.int64), np.zeros(requests), np.zeros(3)
+        base_rows = situation.base_rows
         if alone.drafts:
             agreed_depth = lengths.depth
             more = (trust - 1.0) * alone.emitted * situation.value / requests
             instead = np.where(agreed_depth > 0, lengths.worth + more, 0.0)
-            situation.base_rows += lengths.rows
+            base_rows += lengths.rows
             parts[:] = lengths.expected, lengths.rows, lengths.seconds
-        situation.optimism = 0.0  # there is something else that is known to pay
-        wish = self._drafter.finds(self._drafter.offers(view), situation, instead)
+        # There is something else that is known to pay: no optimism.
+        surely = replace(situation, base_rows=base_rows, optimism=0.0)
+        wish = self._drafter.finds(self._drafter.offers(view), surely, instead)
         if not wish.rows:
             return None
         owner = np.array(agreed.owner or (0,) * requests)
-        row, value = row_s(self._target, situation.base_rows), situation.value
+        row, value = row_s(self._target, base_rows), situation.value
         count, kept = merge_depths(wish.depth, self._index, agreed_depth, agreed.granted, value, row, parts, owner)
         # Who leaves the model's passes leaves them to the others to pay.
         others = float(instead[owner != self._index].sum()) - (1.0 - kept) * parts[2] if kept else 0.0

@@ -21,7 +21,7 @@ from .agreement import ALIKE_STEPS, Agreement, Pending
 from .beside import Found, beside_models
 from .costs import StepCosts, row_s
 from .doubt import Doubt
-from .drafter import ModelDrafter, Situation, Wish
+from .drafter import GLIMPSE, ModelDrafter, Situation, Wish
 from .guard import Mode, PlainGuard
 from .learning import Learner
 from .lengths import admit_by_survival
@@ -383,7 +383,7 @@ class AutoController:
         _, stop = open_ends(self._drafters, situation, depth, owner)
         # It never stops, but whoever evaluates it tells the evidence.
         stop = None if stop is None else replace(stop, below=(0.0,), total_below=())
-        return self._planner.plan(view, depth.tolist(), stop, tuple(owner.tolist()))
+        return replace(self._planner.plan(view, depth.tolist(), stop, tuple(owner.tolist())), glimpse=GLIMPSE)
 
 
 def _room(view: StepView) -> bool:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dynaspec.contract.step import ProposerTraits, StepView, StopRule
 
 from ..planner import MAX_DRAFT_TOKENS
-from .acceptance import POSITIONS, AcceptanceModel, Verdicts, logit
+from .acceptance import POSITIONS, AcceptanceModel, Verdicts, conditional, logit
 from .costs import StepCosts
 from .lengths import chain_depths, lookup_depths, match_features, stop_thresholds, survivals
 
@@ -30,6 +30,8 @@ _MATCH_VARIANCE = 0.02
 long one that was wrong would end look-ups for good, as who is not asked is not learnt of."""
 _UNTRIED_FINDS, _UNTRIED_LENGTH = 2, 4
 """The first drafts that are looked up are short, however much was found."""
+GLIMPSE = 32
+"""Latest tokens that a trial reads of a request, where the proposer can do with so few."""
 _HORIZON = 32.0
 """Steps over which reading what the drafter lacks is paid off, if the request has so many left."""
 
@@ -99,7 +101,7 @@ class Drafter(Protocol):
         ...
 
     def catching_up(self, view: StepView) -> Floats:
-        """[B] seconds to process what the proposer has not seen of each request."""
+        """[B] seconds to read what a trial has to of each request."""
         ...
 
     def wish(self, view: StepView, situation: Situation) -> Wish:
@@ -163,6 +165,7 @@ class ModelDrafter:
         self._confident = traits.has_confidence
         self._single_pass = traits.passes_per_draft == "one"
         self._idle_pass = traits.idle_pass
+        self._glimpses = traits.glimpses
         self._index = index
         self._cost, self._target = costs.drafters[index], costs.target
         self._prior = AcceptanceModel(0.0, _MODEL_BIAS)
@@ -186,7 +189,8 @@ class ModelDrafter:
         return cap
 
     def catching_up(self, view: StepView) -> Floats:
-        return np.asarray(self._cost[3] * np.array(view.lag[self._index], dtype=np.float64))
+        lag = np.array(view.lag[self._index], dtype=np.float64)
+        return np.asarray(self._cost[3] * (np.minimum(lag, GLIMPSE) if self._glimpses else lag))
 
     def wish(self, view: StepView, situation: Situation) -> Wish:
         return self._wish(situation, self._prior.bias, self._prior.offset, np.array(view.lag[self._index]))
@@ -389,12 +393,3 @@ class LookupDrafter:
         if offers is None:
             return np.full((len(view.ids), 2), (1, MAX_DRAFT_TOKENS))
         return np.array(offers, dtype=np.int64).reshape(-1, 2)
-
-
-def conditional(rates: Sequence[float]) -> list[float]:
-    """Conditional acceptance from unconditional rates per position."""
-    before, chances = 1.0, []
-    for rate in rates:
-        chances.append(rate / before if before > 0.0 else 0.0)
-        before = rate
-    return chances

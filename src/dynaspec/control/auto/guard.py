@@ -83,6 +83,8 @@ class PlainGuard:
         """Steps that a trial of plain decoding goes on."""
         self._until_trial = _SHORTEST
         self._pause = _SHORTEST
+        self._unseen = 0
+        """Steps on end in which it would not be seen what a trial costs."""
         self._news = _FRESH
         """Steps of plain decoding since the load changed."""
         self._loads = Loads()
@@ -109,7 +111,7 @@ class PlainGuard:
             load: requests.
             best: as ``hoped``, if drafters were as good as they get.
             trial: what a trial of drafting that brings nothing would cost, in steps of plain decoding; infinite where
-                there can be none, as what it costs would not be seen.
+                what it costs would not be seen: then there is one only if that has been so for long.
         """
         steps, self._held = 1 + self._held, 0
         if self._loads.meet(load, steps):
@@ -125,8 +127,7 @@ class PlainGuard:
         if self._goes_on(advantage, known):
             self._speculate(advantage, steps)
         else:
-            dear = min(trial, _SAVED) if trial < math.inf else trial
-            self._decode_plainly(advantage, steps, share, dear)
+            self._decode_plainly(advantage, steps, share, trial)
         self._just_tried = False
         self.calm = int(min(self.calm, self._loads.unsure_for - 1))
         return self.mode
@@ -152,10 +153,13 @@ class PlainGuard:
             self._news, steps = _FRESH, 1
         self._until_trial -= steps
         self._news += steps
+        self._unseen = self._unseen + steps if trial == math.inf else 0
+        unseen = 0 < self._unseen < _LONGEST
+        trial = min(trial, _SAVED)
         promising = self._until_trial <= 0 or advantage > _HYSTERESIS
         goes_on = self._paid or self._encouraged
         missing = trial - self._allowance - _ROUNDING
-        due = promising and trial < math.inf and (goes_on or missing < 0.0)
+        due = promising and not unseen and (goes_on or missing < 0.0)
         self.mode = "probe_draft" if due else "plain"
         self.calm = 0
         if due:
@@ -164,9 +168,9 @@ class PlainGuard:
         self._on_end = 0
         if advantage < _HOPELESS or not self._promise_is_enough:
             pause = 0 if advantage > _HYSTERESIS else self._until_trial
-            saving = 0 if goes_on or trial == math.inf else math.ceil(missing / share)
-            waits = max(pause, saving, 1)
-            self.calm = (waits if advantage < _HOPELESS else min(waits, _LOOK_AGAIN)) - 1
+            saving = 0 if goes_on or unseen else math.ceil(missing / share)
+            coming = max(pause, saving, 1)
+            self.calm = (coming if advantage < _HOPELESS else min(coming, _LOOK_AGAIN)) - 1
 
     def _goes_on(self, advantage: float, known: float) -> bool:
         """Whether this step should speculate, as the last did, or after plain decoding.

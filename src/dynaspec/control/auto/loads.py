@@ -7,11 +7,11 @@ import math
 _OTHER = 1.5
 """What steps have shown holds up to so many times the requests, or as many times fewer."""
 _LASTS = 8
-"""Steps that another number of requests lasts before it counts as another load: there are fewer for a step or two
-between the end of some and the start of those that follow."""
+"""Steps that there are fewer requests before that counts as another load: for a step or two there are, between the end
+of some and the start of those that follow."""
 _ENOUGH = 16
-"""Steps of drafting that show what it takes."""
-_KNOWN_FOR = 2048
+"""Steps that show what drafting takes, those before it was sure that the load is another included."""
+_KNOWN_FOR = 16384
 """Steps for which that is good."""
 
 
@@ -24,15 +24,15 @@ class Loads:
 
     def __init__(self) -> None:
         self._load = self._steps = self._missing = 0
-        self._other_since: int | None = None
-        """Step since which there has been another number of requests."""
+        self._fewer_since: int | None = None
+        """Step since which there have been fewer requests."""
         self._shown_at: dict[int, int] = {}
         """Step in which drafting last was known, by kind of load."""
 
     @property
     def strange(self) -> bool:
         """Drafting has not been seen at this load, or long ago; or it is not sure yet which load this is."""
-        return self._missing > 0 or self._other_since is not None
+        return self._missing > 0 or self._fewer_since is not None
 
     @property
     def kind(self) -> int:
@@ -42,22 +42,21 @@ class Loads:
     @property
     def unsure_for(self) -> float:
         """Steps after which it is known whether this is another load; infinite where nothing suggests it."""
-        return math.inf if self._other_since is None else self._other_since + _LASTS - self._steps
+        return math.inf if self._fewer_since is None else self._fewer_since + _LASTS - self._steps
 
     def meet(self, load: int, steps: int) -> bool:
         """So many steps have passed, and ``load`` requests are there now; returns whether that is another load."""
         self._steps += steps
-        first, other = not self._load, self._load > _OTHER * load or load > _OTHER * self._load
-        if not other:
-            self._other_since = None
-        elif self._other_since is None:
-            self._other_since = self._steps
-        changed = first or self.unsure_for <= 0
+        first, more, fewer = not self._load, load > _OTHER * self._load, self._load > _OTHER * load
+        if not fewer:
+            self._fewer_since = None
+        elif self._fewer_since is None:
+            self._fewer_since = self._steps
+        changed = more or self.unsure_for <= 0
         if changed:
-            self._other_since = None
-            self._load = load
-            shown_at = self._shown_at.get(self.kind, -_KNOWN_FOR)
-            self._missing = 0 if first or self._steps - shown_at < _KNOWN_FOR else _ENOUGH
+            self._load, self._fewer_since = load, None
+            known = first or self._steps - self._shown_at.get(self.kind, -_KNOWN_FOR) < _KNOWN_FOR
+            self._missing = 0 if known else _ENOUGH - fewer * _LASTS
         return changed and not first
 
     def drafted(self, steps: int) -> None:

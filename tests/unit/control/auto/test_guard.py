@@ -98,12 +98,13 @@ def test_a_change_of_load_clears_the_debt_of_trials() -> None:
     assert waits(4) < 20 < 100 < waits(1)
 
 
-def test_where_there_can_be_no_trial_there_is_none_however_well_the_last_went() -> None:
+def test_a_trial_waits_for_a_step_in_which_it_is_seen_what_it_costs_but_not_for_ever() -> None:
     guard = PlainGuard()
+    tried(guard, -1.0, good=True)  # the next is due at once
+    waited = next(n for n in range(4000) if guard.decide(0.5, 0.5, 1.0, 1, 3.0, math.inf) == "probe_draft")
+    assert 60 <= waited <= 70
     tried(guard, -1.0, good=True)
-    for _ in range(300):
-        assert guard.decide(0.5, 0.5, 1.0, 1, 3.0, math.inf) == "plain"
-    assert decide(guard, 0.5) == "probe_draft"
+    assert [guard.decide(0.5, 0.5, 1.0, 1, 3.0, trial) for trial in (math.inf, 0.1)] == ["plain", "probe_draft"]
 
 
 def test_a_trial_waits_until_what_it_takes_is_saved_or_no_more_can_be() -> None:
