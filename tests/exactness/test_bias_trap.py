@@ -254,25 +254,29 @@ def convinced(policy: str, budget: int | None, row_s: float = ROW_S) -> Controll
     return controller
 
 
+def drafting_plans(controller: Controller, limits: Limits, count: int) -> list[tuple[StepView, SpecPlan]]:
+    """The next plans that draft: a trial of plain decoding trims nothing."""
+    views = (view_of(step, tuple(f"new-{step}-{i}" for i in range(BATCH)), limits) for step in range(1, 30))
+    plans = ((view, controller.plan(view)) for view in views)
+    found = list(islice(((view, plan) for view, plan in plans if any(plan.depth)), count))
+    assert len(found) == count
+    return found
+
+
 @pytest.mark.parametrize("budget", [None, BATCH + 7, BATCH + 3], ids=["ample", "tight", "tighter"])
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name.startswith("confidence") or name == "auto"])
 def test_no_production_trim_depends_on_what_it_cuts_off(policy: str, budget: int | None) -> None:
     controller, limits = convinced(policy, budget), limits_for(DEPTH, budget)
-    for step in range(1, 4):
-        view = view_of(step, tuple(f"new-{step}-{i}" for i in range(BATCH)), limits)
-        plan = controller.plan(view)
+    for view, plan in drafting_plans(controller, limits, 3):
         own = plan.stop is None or plan.stop.signal != "token_prob"
-        assert violations(trim_of(controller, view, plan), own, trials=150, seed=step) == 0
+        assert violations(trim_of(controller, view, plan), own, trials=150, seed=view.step) == 0
 
 
 @pytest.mark.parametrize("budget", [None, BATCH + 7], ids=["ample", "tight"])
 def test_auto_never_verifies_a_token_because_it_is_that_token(budget: int | None) -> None:
     controller, limits = convinced("auto", budget, DEAR_ROW_S), limits_for(DEPTH, budget)
     rng, decided = np.random.default_rng(7), 0
-    views = (view_of(step, tuple(f"new-{step}-{i}" for i in range(BATCH)), limits) for step in range(1, 20))
-    plans = ((view, controller.plan(view)) for view in views)
-    # Some steps may be a trial of plain decoding.
-    for view, plan in islice(((view, plan) for view, plan in plans if any(plan.depth)), 3):
+    for view, plan in drafting_plans(controller, limits, 3):
         trim = trim_of(controller, view, plan)
         for _ in range(150):
             confidence, echo = confidences(rng), rng.choice([-2.0, 2.0], (BATCH, DEPTH)).astype(np.float32)
