@@ -164,6 +164,8 @@ class DraftModelProposer:
         rows = RaggedRows(*fields)
         apart = start > self._marks.seen[lanes]
         if apart.any():
+            for lane, before in zip(lanes[apart].tolist(), start[apart].tolist(), strict=True):
+                self._marks.spoil(lane, before // self._tables.block_size)
             leave_out(rows, start, apart, self._tables.block_size)
         hidden = self._forward(
             ForwardBatch(

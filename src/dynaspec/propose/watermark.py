@@ -58,6 +58,10 @@ class Watermarks:
             self._mark_full(lanes, before, seen)
         return int(again)
 
+    def spoil(self, lane: int, first: int) -> None:
+        """What is in a lane's blocks from that one on is not the KV of their tokens, even where it once was."""
+        self._valid_in[self._tables.blocks(lane)[first:]] = -1
+
     def ingest_drafts(self, lanes: Ints, processed: Ints, in_place: Ints) -> None:
         """… and the first ``processed`` draft tokens of each of these.
 

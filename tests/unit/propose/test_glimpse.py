@@ -75,3 +75,14 @@ def test_who_does_not_draft_is_not_read() -> None:
     desk.propose(0, 1, glimpse=32)
     assert rows(desk.model.reads[0]) == [100 - 80]
     assert desk.lags == (99, 99)
+
+
+def test_what_a_glimpse_has_written_is_offered_to_nobody() -> None:
+    """Even where the drafter once had the block's own KV, as of a request that was preempted."""
+    desk = Desk(100)
+    desk.propose(1)
+    blocks = desk.tables.blocks(0)
+    desk.proposer.admit(0, ())
+    desk.propose(1, glimpse=32)
+    desk.proposer.admit(0, blocks[:6])
+    assert desk.lags == (99 - 80,)
