@@ -34,6 +34,8 @@ class Pending:
     trims: bool
     offers: tuple[tuple[tuple[int, int], ...] | None, ...]
     """As in the view that was planned; empty where no look-up drafts."""
+    lag: tuple[tuple[int, ...], ...] = ()
+    """The same of a trial; empty in other steps."""
 
     @property
     def alike(self) -> int:

@@ -12,8 +12,9 @@ from dynaspec.contract.step import StepView, StopRule
 
 from .agreement import Agreement
 from .costs import row_s
-from .drafter import Drafter, LookupDrafter, ModelDrafter, Situation
+from .drafter import Drafter, ModelDrafter, Situation
 from .lengths import merge_depths
+from .lookup_drafter import LookupDrafter
 from .prediction import Prediction
 
 Floats = npt.NDArray[np.float64]

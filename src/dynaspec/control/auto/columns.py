@@ -65,6 +65,15 @@ def drafting_before(outcome: StepOutcome, traits: Sequence[ProposerTraits]) -> D
     return drafting_in(Work(rows_per_pass=(len(drafted),) * deepest), traits)
 
 
+def lacks_of(steps: Sequence[tuple[StepOutcome, Pending | None]], proposer: int) -> Ints:
+    """[Σ B] tokens that a model lacked of each request as it was tried; 0 in steps that were no trials."""
+    found: list[int] = []
+    for outcome, pending in steps:
+        lag = pending.lag[proposer] if pending is not None and pending.lag else ()
+        found.extend(lag if len(lag) == len(outcome.ids) else (0,) * len(outcome.ids))
+    return np.array(found, dtype=np.int64)
+
+
 def matches_of(steps: Sequence[tuple[StepOutcome, Pending | None]], proposer: int) -> Ints:
     """[Σ B] match lengths that steps' drafts came from, one step after the other; 1 where that is not known."""
     found: list[int] = []

@@ -104,7 +104,9 @@ class AutoController:
         self._asked = models if self._beside else range(len(self._drafters))
         # What look-ups have found changes with every token, and says beforehand what it may be worth.
         self._lasting = bool(models)
-        self._guard = PlainGuard(only_by_trial=self._lasting)
+        known = warm_start is not None and bool(warm_start.acceptance_rate_per_pos)
+        glimpses = any(limits.proposers[i].glimpses for i in models)
+        self._guard = PlainGuard(only_by_trial=self._lasting, tries_first=glimpses and not known)
         self._quiet = 0
         """Coming steps of plain decoding that need no look."""
         self._every = 1
@@ -364,11 +366,12 @@ class AutoController:
 
     def _note(self, view: StepView, agreed: Agreement, mode: Mode, alone: Prediction) -> None:
         """Remembers a step as agreed until its outcome comes."""
-        pending = agreed.pending.get(mode)
-        if pending is None or not self._lasting:
+        pending, tries = agreed.pending.get(mode), mode == "probe_draft"
+        if pending is None or tries or not self._lasting:
             offers = () if self._lasting else view.offers
             trims = mode == "speculate" and agreed.trims
-            pending = agreed.pending[mode] = Pending(alone, mode, agreed.plain, 0.0, trims, offers)
+            lag = view.lag if tries else ()
+            pending = agreed.pending[mode] = Pending(alone, mode, agreed.plain, 0.0, trims, offers, lag)
         self._latest = alone
         self._await(view, pending)
 

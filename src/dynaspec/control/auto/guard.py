@@ -14,7 +14,9 @@ _SHORTEST, _LONGEST = 8, 64
 """Steps between two trials of drafting while decoding plainly; doubled after each, but for those that paid. What trials
 may cost keeps those of dear drafters further apart."""
 _PLAIN_EVERY = ((1.05, 96), (1.2, 192), (1.5, 512), (float("inf"), 1024))
-"""How often plain decoding is tried: (predicted advantage of speculation below, steps)."""
+"""How often plain decoding is tried at first: (predicted advantage of speculation below, steps)."""
+_PLAIN_RARELY, _PLAIN_SLOWEST = 8, 1024
+"""Each trial that drafting outlasts doubles them, up to so many times, and up to so many steps."""
 _PLAIN_RUN = 8
 """Steps of such a trial: the first four tell nothing, as the machine is set up for drafting; on a CPU they get 20 %
 faster from the first to the sixth."""
@@ -27,6 +29,12 @@ _LOOK_UPS_FROM = 0.1
 _CREDIT, _SAVED = 0.5, 2.0
 """Steps that trials may cost at first, and that are saved up for them at most, or for look-ups. Who would take more,
 as there is much to be read first, is tried with these."""
+_AFTERMATH = 0.4
+"""Steps that a trial costs beside its own: those of plain decoding that follow it find cold caches; on a CPU the first
+takes 16 % longer, the second 9, the third 4."""
+_PATIENCE, _PATIENCE_SHARE = 0.5, 0.001
+"""Steps that drafting may lose, by what is expected, before it is left: texts become easier again, and beliefs err.
+Most that are saved up; share of all steps that they are saved by."""
 _ON_END = 6
 """Trials that follow each other as long as they go well, whatever they cost."""
 _LONGEST_DEBT = 256
@@ -35,7 +43,7 @@ _ROUNDING = 1e-9
 """Steps: what is saved in one sum or in many is the same."""
 _STAKE = 0.03
 """Trials may cost no more than this share of what the best drafter would gain, …"""
-_LEAST_SHARE = 0.0015
+_LEAST_SHARE = 0.002
 """… but this of all steps at least, as what drafting costs is not well known where nothing is drafted."""
 _HYSTERESIS = 1.01
 """Speculation is taken up again when it promises this much; left when it promises less than plain decoding."""
@@ -52,11 +60,13 @@ _LOOK_AGAIN = 16
 class PlainGuard:
     """Decides the mode of each step. Counts steps, no clock."""
 
-    def __init__(self, *, only_by_trial: bool = False) -> None:
+    def __init__(self, *, only_by_trial: bool = False, tries_first: bool = False) -> None:
         """
         Args:
             only_by_trial: from plain decoding, nothing but a trial leads back to drafting: for proposers of which
                 nothing is known before they have drafted.
+            tries_first: begins with plain decoding and a trial, as a proposer can be tried at little cost; otherwise
+                with drafting.
         """
         self._only_by_trial = only_by_trial
         self._paid = False
@@ -66,7 +76,7 @@ class PlainGuard:
         self._on_end = 0
         """Trials without a step of plain decoding between them."""
         self._just_tried = False
-        self._allowance = _CREDIT
+        self._allowance = _SAVED if tries_first else _CREDIT
         """Steps that trials may cost now; negative: the latest cost more than was saved."""
         self._for_look_ups = 0.0
         """The same for look-ups."""
@@ -76,16 +86,19 @@ class PlainGuard:
         self.speculation = Ratio()
         """At the present load."""
         self.plain = Ratio()
-        self.mode: Mode = "speculate"
-        self.speculating = True
+        self.mode: Mode = "plain" if tries_first else "speculate"
+        self.speculating = not tries_first
+        self._patience = _PATIENCE
         self._since_plain = 0
+        self._outlasted = 1
+        """How many times less often plain decoding is tried than at first."""
         self._plain_left = 0
         """Steps that a trial of plain decoding goes on."""
-        self._until_trial = _SHORTEST
-        self._pause = _SHORTEST
+        self._until_trial = 0 if tries_first else _SHORTEST
+        self._pause = 1 if tries_first else _SHORTEST
         self._unseen = 0
         """Steps on end in which it would not be seen what a trial costs."""
-        self._news = _FRESH
+        self._news = _FRESH + tries_first
         """Steps of plain decoding since the load changed."""
         self._loads = Loads()
         self.calm = 0
@@ -117,6 +130,7 @@ class PlainGuard:
         if self._loads.meet(load, steps):
             # What trials cost there must not keep them off here.
             self._allowance, self._news, self._pause = _SAVED, 0, _SHORTEST
+            self._outlasted = 1
             self._until_trial = min(self._until_trial, _SHORTEST)
         self.speculation = self._speculation_at(self._loads.kind)
         share = min(_TRIAL_SHARE, max(_LEAST_SHARE, _STAKE * (best / plain - 1.0)))
@@ -124,6 +138,8 @@ class PlainGuard:
         self._for_look_ups = min(self._for_look_ups + steps * _LOOK_UP_SHARE, _SAVED)
         corrected = self.favour / plain
         advantage, known = hoped * corrected, expected * corrected
+        lost = max(0.0, 1.0 - known) if self.speculating else 0.0
+        self._patience = min(self._patience + steps * (_PATIENCE_SHARE - lost), _PATIENCE)
         if self._goes_on(advantage, known):
             self._speculate(advantage, steps)
         else:
@@ -134,13 +150,14 @@ class PlainGuard:
 
     def _speculate(self, advantage: float, steps: int) -> None:
         if not self.speculating:
-            self.speculating, self._pause = True, _SHORTEST
+            self.speculating, self._pause, self._outlasted = True, _SHORTEST, 1
             if self.plain.value < 1.0:  # the machine's slowness, see ``favour``
                 self.plain = Ratio()
-        every = _plain_every(advantage)
+        every = min(self._outlasted * _plain_every(advantage), _PLAIN_SLOWEST)
         self._since_plain += steps
         if self._since_plain >= every:
             self._since_plain, self._plain_left = 0, _PLAIN_RUN
+            self._outlasted = min(2 * self._outlasted, _PLAIN_RARELY)
         self.mode = "probe_plain" if self._plain_left else "speculate"
         self._loads.drafted(0 if self._plain_left else steps)
         self.calm = 0 if self._plain_left else max(0, every - self._since_plain - 1)
@@ -155,10 +172,9 @@ class PlainGuard:
         self._news += steps
         self._unseen = self._unseen + steps if trial == math.inf else 0
         unseen = 0 < self._unseen < _LONGEST
-        trial = min(trial, _SAVED)
         promising = self._until_trial <= 0 or advantage > _HYSTERESIS
         goes_on = self._paid or self._encouraged
-        missing = trial - self._allowance - _ROUNDING
+        missing = min(trial + _AFTERMATH, _SAVED) - self._allowance - _ROUNDING
         due = promising and not unseen and (goes_on or missing < 0.0)
         self.mode = "probe_draft" if due else "plain"
         self.calm = 0
@@ -184,7 +200,7 @@ class PlainGuard:
         if self._loads.strange and (self.speculating or self._fresh):
             return advantage > _WORTH_SEEING
         if self.speculating:
-            return known > 1.0
+            return known > 1.0 or self._patience > 0.0
         return (self._just_tried and known > _HYSTERESIS) or (advantage > _HYSTERESIS and self._promise_is_enough)
 
     def _speculation_at(self, kind: int) -> Ratio:
@@ -232,17 +248,18 @@ class PlainGuard:
         self._for_look_ups = min(self._for_look_ups - steps_lost, _SAVED)
         self._looks_up = self._for_look_ups >= 0.0
 
-    def tried(self, steps_lost: float, *, good: bool) -> None:
+    def tried(self, steps_lost: float, *, good: bool, hit: bool = True) -> None:
         """What a trial of drafting cost, in steps of plain decoding. One that cost nothing or went well goes on.
 
         Args:
             steps_lost: what it took, less what it gave; not above 0 if it gave more tokens a second.
             good: all that it drafted was accepted.
+            hit: some of it was. If not, what is still believed of drafting takes it up no sooner than a better trial.
         """
-        self._allowance -= max(0.0, steps_lost)
-        self._paid, self._just_tried = steps_lost <= 0.0, True
+        self._paid, self._just_tried = steps_lost <= 0.0, hit
         self._on_end += 1
         self._encouraged = good and self._on_end < _ON_END
+        self._allowance -= 0.0 if self._paid else steps_lost + (0.0 if self._encouraged else _AFTERMATH)
         if (self._paid or self._encouraged) and not self.speculating:
             self._until_trial, self._pause = 0, max(_SHORTEST, self._pause // 2)
 

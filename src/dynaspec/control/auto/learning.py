@@ -11,10 +11,11 @@ from dynaspec.contract.step import ProposerTraits, StepOutcome
 
 from .acceptance import Places, Verdicts
 from .agreement import Pending
-from .columns import drafting_before, drafting_in, drafting_of, evidence_of, matches_of
+from .columns import drafting_before, drafting_in, drafting_of, evidence_of, lacks_of, matches_of
 from .costs import StepCosts
-from .drafter import Drafter, LookupDrafter
+from .drafter import Drafter
 from .guard import PlainGuard
+from .lookup_drafter import LookupDrafter
 
 Ints = npt.NDArray[np.int64]
 
@@ -29,7 +30,6 @@ _COLD = 10
 what later ones take."""
 _ALL_WEIGHED = 200
 """What steps cost is learnt from the first ones all, then from one of those that tell the same."""
-_NO_MATCHES: Ints = np.zeros(0, np.int64)
 
 
 class Learner:
@@ -122,7 +122,8 @@ class Learner:
             before = drafting_before(outcome, self._traits) if whole and not ran else None
             before_s = 0.0 if before is None else self._costs.draft_s(before)
             lost = pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s + before_s)
-            self._guard.tried(lost, good=any(outcome.drafted) and outcome.accepted == outcome.drafted)
+            all_right = any(outcome.drafted) and outcome.accepted == outcome.drafted
+            self._guard.tried(lost, good=all_right, hit=any(outcome.accepted))
         elif pending is not None and pending.by_look_ups_alone and outcome.step_s > 0.0 and not work.prefill_rows:
             self._guard.looked_up(pending.plain.steps_lost(sum(outcome.emitted), outcome.step_s))
         passed_over = outcome.plan_step % every
@@ -161,6 +162,5 @@ class Learner:
             mine = proposer == index
             if (mine & (seen.drafted > 0)).any():
                 seen.place = place if mine.all() else np.where(mine, place, -1)
-                drafter.observe(
-                    seen, evidence, matches_of(steps, index) if isinstance(drafter, LookupDrafter) else _NO_MATCHES
-                )
+                basis = matches_of if isinstance(drafter, LookupDrafter) else lacks_of
+                drafter.observe(seen, evidence, basis(steps, index))

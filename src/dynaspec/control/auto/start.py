@@ -9,7 +9,8 @@ from dynaspec.contract.step import Limits
 
 from ..profile import Profile
 from .costs import StepCosts
-from .drafter import Drafter, LookupDrafter, ModelDrafter
+from .drafter import Drafter, ModelDrafter
+from .lookup_drafter import LookupDrafter
 
 
 def with_profile(costs: PassCosts, profile: Profile | None) -> PassCosts:
