@@ -15,7 +15,7 @@ _SHORTEST, _LONGEST = 8, 64
 may cost keeps those of dear drafters further apart."""
 _PLAIN_EVERY = ((1.05, 96), (1.2, 192), (1.5, 512), (float("inf"), 1024))
 """How often plain decoding is tried at first: (predicted advantage of speculation below, steps)."""
-_PLAIN_RARELY, _PLAIN_SLOWEST = 8, 1024
+_OUTLASTED_MOST, _PLAIN_RAREST = 8, 1024
 """Each trial that drafting outlasts doubles them, up to so many times, and up to so many steps."""
 _PLAIN_RUN = 8
 """Steps of such a trial: the first four tell nothing, as the machine is set up for drafting; on a CPU they get 20 %
@@ -139,7 +139,7 @@ class PlainGuard:
         corrected = self.favour / plain
         advantage, known = hoped * corrected, expected * corrected
         lost = max(0.0, 1.0 - known) if self.speculating else 0.0
-        self._patience = min(self._patience + steps * (_PATIENCE_SHARE - lost), _PATIENCE)
+        self._patience = max(0.0, min(self._patience + steps * (_PATIENCE_SHARE - lost), _PATIENCE))
         if self._goes_on(advantage, known):
             self._speculate(advantage, steps)
         else:
@@ -153,11 +153,11 @@ class PlainGuard:
             self.speculating, self._pause, self._outlasted = True, _SHORTEST, 1
             if self.plain.value < 1.0:  # the machine's slowness, see ``favour``
                 self.plain = Ratio()
-        every = min(self._outlasted * _plain_every(advantage), _PLAIN_SLOWEST)
+        every = min(self._outlasted * _plain_every(advantage), _PLAIN_RAREST)
         self._since_plain += steps
         if self._since_plain >= every:
             self._since_plain, self._plain_left = 0, _PLAIN_RUN
-            self._outlasted = min(2 * self._outlasted, _PLAIN_RARELY)
+            self._outlasted = min(2 * self._outlasted, _OUTLASTED_MOST)
         self.mode = "probe_plain" if self._plain_left else "speculate"
         self._loads.drafted(0 if self._plain_left else steps)
         self.calm = 0 if self._plain_left else max(0, every - self._since_plain - 1)
@@ -248,7 +248,7 @@ class PlainGuard:
         self._for_look_ups = min(self._for_look_ups - steps_lost, _SAVED)
         self._looks_up = self._for_look_ups >= 0.0
 
-    def tried(self, steps_lost: float, *, good: bool, hit: bool = True) -> None:
+    def tried(self, steps_lost: float, *, good: bool, hit: bool) -> None:
         """What a trial of drafting cost, in steps of plain decoding. One that cost nothing or went well goes on.
 
         Args:

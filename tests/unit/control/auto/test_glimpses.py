@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dynaspec.contract.costs import PassCosts
-from dynaspec.contract.step import ProposerTraits, StepOutcome, Work
+from dynaspec.contract.step import Limits, ProposerTraits, StepOutcome, Work
+from dynaspec.control.auto import AutoController
 from dynaspec.control.auto.acceptance import Verdicts
 from dynaspec.control.auto.agreement import Pending
 from dynaspec.control.auto.columns import lacks_of
@@ -14,6 +15,8 @@ from dynaspec.control.auto.costs import StepCosts
 from dynaspec.control.auto.drafter import GLIMPSE, ModelDrafter
 from dynaspec.control.auto.guard import Mode
 from dynaspec.control.auto.prediction import Prediction
+from dynaspec.control.profile import Profile
+from unit.control.seam import view
 
 ONE = np.ones(1, np.int64)
 
@@ -61,3 +64,22 @@ def test_what_was_lacking_is_noted_of_trials_alone(
     plain = Prediction(False, 2.0, 1e-3)
     pending = Pending(plain, mode, plain, 0.0, False, (), lag)
     assert lacks_of([(step, pending), (step, None)], 0).tolist() == [*lacks, 0, 0]
+
+
+COSTS = PassCosts(target=((1, 1e-2), (8, 1.1e-2)), drafters=(((1, 1e-4),),))
+PROFILE = Profile(
+    batch_stats={1: {0: 10.0, 3: 12.0}}, acceptance_rate_per_pos=(0.9, 0.8, 0.7), max_num_speculative_tokens=3
+)
+
+
+@pytest.mark.parametrize(
+    ("glimpses", "profile", "tries"), [(True, None, True), (False, None, False), (True, PROFILE, False)]
+)
+def test_the_first_draft_is_a_glimpse_unless_the_drafter_is_known_or_reads_all(
+    glimpses: bool, profile: Profile | None, tries: bool
+) -> None:
+    limits = Limits(tuple(range(5)), proposers=(ProposerTraits("model", glimpses=glimpses),))
+    controller = AutoController(limits, longest=4, costs=COSTS, warm_start=profile)
+    plan = controller.plan(view("a", limits))
+    assert (plan.glimpse > 0) is tries
+    assert plan.depth[0] == 1 if tries else plan.depth[0] > 1

@@ -59,7 +59,7 @@ def test_a_trial_that_paid_goes_on() -> None:
     guard = PlainGuard()
     tried(guard, -0.2)
     assert decide(guard, 0.5) == "probe_draft"
-    guard.tried(0.1, good=False)
+    guard.tried(0.1, good=False, hit=True)
     assert decide(guard, 0.5) == "plain"
 
 
@@ -68,7 +68,7 @@ def test_a_trial_that_went_well_goes_on_though_it_cost_but_not_for_ever() -> Non
     tried(guard, 1.3, good=True)
     on_end = 1
     while decide(guard, 0.5) == "probe_draft" and on_end < 100:
-        guard.tried(1.3, good=True)
+        guard.tried(1.3, good=True, hit=True)
         on_end += 1
     assert on_end == 6
     guard = PlainGuard()
@@ -81,7 +81,7 @@ def test_trials_cost_a_share_of_what_the_best_drafter_would_gain() -> None:
         guard, count = PlainGuard(), 0
         for _ in range(4000):
             if guard.decide(0.5, 0.0, 1.0, 1, best) == "probe_draft":
-                guard.tried(0.5, good=False)
+                guard.tried(0.5, good=False, hit=True)
                 count += 1
         return count
 
@@ -148,7 +148,7 @@ def test_trials_cost_a_small_share_of_the_time(advantage: float) -> None:
     leave(guard)
     for _ in range(4000):
         if decide(guard, advantage) == "probe_draft":
-            guard.tried(1.5, good=False)
+            guard.tried(1.5, good=False, hit=True)
             lost += 1.5
     assert 0.0 < lost <= 0.02 * 4000 + 1.5
 
@@ -178,7 +178,7 @@ def test_what_drafting_is_expected_to_give_ends_it_and_what_may_be_hoped_for_doe
         mode = decide(guard, 1.2, 0.99)
         assert mode != "speculate"
         if mode == "probe_draft":
-            guard.tried(0.3, good=False)
+            guard.tried(0.3, good=False, hit=True)
 
 
 def speculates(guard: PlainGuard, known: float, most: int = 4000) -> int:
@@ -200,6 +200,16 @@ def test_a_little_may_be_lost_before_drafting_is_left(known: float, steps: int) 
         assert speculates(guard, known) <= share * steps + 0.08 / (1.0 - known) + 1  # 80 steps until the next trial
 
 
+def test_what_was_lost_beyond_that_is_not_held_against_drafting_for_long() -> None:
+    guard = PlainGuard(only_by_trial=True)
+    assert speculates(guard, 0.0) == 0
+    for _ in range(500):
+        decide(guard, 0.5)
+    tried(guard, -1.0, good=True)
+    assert decide(guard, 1.2) == "speculate"
+    assert speculates(guard, 0.99) == pytest.approx(55, abs=1)
+
+
 def test_a_trial_of_which_nothing_was_accepted_does_not_lead_back_to_drafting() -> None:
     """Whatever is believed."""
     modes = []
@@ -214,7 +224,7 @@ def test_a_trial_of_which_nothing_was_accepted_does_not_lead_back_to_drafting() 
 def test_who_can_be_tried_at_little_cost_is_before_anything_is_drafted() -> None:
     guard = PlainGuard(only_by_trial=True, tries_first=True)
     assert decide(guard, 2.0) == "probe_draft"
-    guard.tried(-0.5, good=True)
+    guard.tried(-0.5, good=True, hit=True)
     assert decide(guard, 2.0) == "speculate"
     guard, lost = PlainGuard(only_by_trial=True, tries_first=True), 0.0
     for _ in range(100):
@@ -345,7 +355,7 @@ def test_steps_without_a_decision_are_those_that_it_would_not_change(advantage: 
             hoped = 0.5 if step == 0 else advantage
             made.append(guard.hold() if holds and guard.calm and step > 1 else decide(guard, hoped))
             if made[-1] == "probe_draft":
-                guard.tried(0.7, good=False)
+                guard.tried(0.7, good=False, hit=True)
         return made
 
     assert modes(holds=True) == modes(holds=False)
@@ -375,7 +385,7 @@ def test_a_machine_that_becomes_slow_while_decoding_plainly_does_not_speak_for_d
     assert guard.plain.value < 0.9
     assert guard.favour == 1.0
     assert {decide(guard, 0.99) for _ in range(8)} == {"plain"}
-    guard.tried(-1.0, good=True)  # drafting is taken up: the machine may be as fast again
+    guard.tried(-1.0, good=True, hit=True)  # drafting is taken up: the machine may be as fast again
     assert decide(guard, 1.1) == "speculate"
     assert guard.plain.value == 1.0
 
@@ -385,7 +395,7 @@ def test_plain_decoding_that_is_faster_than_predicted_is_so_when_drafting_is_tak
     for _ in range(80):
         decide(guard, 0.5)
         guard.observe(Prediction(False, 1.0, 0.01), 1, 0.008)
-    guard.tried(-1.0, good=True)
+    guard.tried(-1.0, good=True, hit=True)
     assert decide(guard, 1.5) == "speculate"
     assert guard.plain.value > 1.1
 
