@@ -16,7 +16,8 @@ from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 TARGET_ROWS = (1, 4, 8, 14, 16, 28, 32, 64)
 DRAFTER_ROWS = (1, 4, 16)
 CONTEXT_ROWS, CONTEXT = 16, 256
-"""Rows, and the KV entries that each sees, of the passes that tell what context costs."""
+"""Rows, and the KV entries that each sees, of the passes that tell what context costs the target. A drafter's rows all
+see so many: its passes have no price for context apart, and it is a good part of what they take."""
 AROUND_PASS_S, AROUND_DRAFT_S, AROUND_DRAFT_PASS_S = 4e-4, 2.5e-4, 5e-5
 """What the host does beside the model's work, in the target's pass, in a draft and in each of its passes: seconds on a
 server's CPU, as a first guess. The first steps tell; but what they take more than was expected is laid upon all that
@@ -108,7 +109,9 @@ def measure_costs(
     """
     deadline = clock() + BUDGET_S
     drafting = [
-        [] if one is None else _loaded([_Pass(one, rows, after=target) for rows in DRAFTER_ROWS], clock, deadline)
+        []
+        if one is None
+        else _loaded([_Pass(one, rows, CONTEXT, after=target) for rows in DRAFTER_ROWS], clock, deadline)
         for one in drafters
     ]
     sizes = [_Pass(target, rows) for rows in TARGET_ROWS if rows <= max_rows]

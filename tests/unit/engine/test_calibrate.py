@@ -67,7 +67,11 @@ def test_curves_of_all_models_without_their_first_pass() -> None:
         (n, round(1 + n / 10, 6)) for n in calibrate.TARGET_ROWS
     ]
     assert costs.drafters[0] == ()
-    assert rounded(costs.drafters[1], scale / 10, calibrate.AROUND_DRAFT_PASS_S) == [(1, 1.1), (4, 1.4), (16, 2.6)]
+    # A tenth a row, and what the KV takes that a drafter's rows see as they draft.
+    seen = calibrate.CONTEXT / 1000
+    assert rounded(costs.drafters[1], scale / 10, calibrate.AROUND_DRAFT_PASS_S) == [
+        (n, round(1 + n / 10 + n * seen, 6)) for n in calibrate.DRAFTER_ROWS
+    ]
 
 
 def test_no_larger_passes_than_the_host_runs() -> None:
@@ -95,9 +99,7 @@ def test_the_first_pass_of_a_draft_is_measured_after_the_targets() -> None:
     assert [round((first - around) / scale, 6) for first in (costs.first_s[0], costs.first_s[2])] == [0.7, 0.0]
     assert costs.first_s[1] == 0.0
     assert rounded(costs.drafters[0], scale, calibrate.AROUND_DRAFT_PASS_S) == [
-        (1, 1.1),
-        (4, 1.4),
-        (16, 2.6),
+        (n, round(1 + n * (0.1 + calibrate.CONTEXT / 1000), 6)) for n in calibrate.DRAFTER_ROWS
     ]  # of the passes after it
 
 
