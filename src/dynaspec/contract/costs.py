@@ -21,3 +21,5 @@ class PassCosts:
     """For each proposer, what a draft's first pass takes on top: the target's pass has emptied the caches."""
     context_s: float = 0.0
     """What a row of the target takes for each KV entry that it sees."""
+    read_s: float = 0.0
+    """What a request takes for each of its KV entries, however many rows see it."""

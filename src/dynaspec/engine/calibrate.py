@@ -18,6 +18,8 @@ DRAFTER_ROWS = (1, 4, 16)
 CONTEXT_ROWS, CONTEXT = 16, 256
 """Rows, and the KV entries that each sees, of the passes that tell what context costs the target. A drafter's rows all
 see so many: its passes have no price for context apart, and it is a good part of what they take."""
+SHARED_BY = 4
+"""Rows of a request in the pass that tells what reading its KV costs, which is done once for all of them."""
 AROUND_PASS_S, AROUND_DRAFT_S, AROUND_DRAFT_PASS_S = 4e-4, 2.5e-4, 5e-5
 """What the host does beside the model's work, in the target's pass, in a draft and in each of its passes: seconds on a
 server's CPU, as a first guess. The first steps tell; but what they take more than was expected is laid upon all that
@@ -34,33 +36,36 @@ class Runner:
     model: Model
     arena: Arena
 
-    def run(self, rows: int, context: int = 0) -> None:
+    def run(self, rows: int, context: int = 0, rows_each: int = 1) -> None:
         """A pass over rows that write no KV, with the logits of all of them; waits for the device.
 
         Args:
+            rows: a multiple of ``rows_each``.
             context: KV entries that each row sees, whatever is in them; as many as arena and positions have at most.
+            rows_each: rows of a request, which are at the same position.
         """
-        blocks = self.arena.layers[0][0].shape[0]
+        blocks, requests = self.arena.layers[0][0].shape[0], rows // rows_each
         context = min(context, (blocks - 1) * BLOCK_SIZE, self.model.config.max_position - 1)
-        width = context // BLOCK_SIZE + 1
+        width = (context + rows_each - 1) // BLOCK_SIZE + 1
         batch = ForwardBatch(
             tokens=torch.zeros(rows, dtype=torch.int64, device=self.model.device),
             positions=np.full(rows, context, dtype=np.int64),
             slots=np.full(rows, -1, dtype=np.int64),
-            query_start=np.arange(rows + 1, dtype=np.int32),
-            context_lens=np.full(rows, context, dtype=np.int32),
-            block_tables=(np.arange(rows * width, dtype=np.int32) % blocks).reshape(rows, width),
+            query_start=np.arange(0, rows + 1, rows_each, dtype=np.int32),
+            context_lens=np.full(requests, context, dtype=np.int32),
+            block_tables=(np.arange(requests * width, dtype=np.int32) % blocks).reshape(requests, width),
         )
         self.model.logits(self.model.forward(batch, self.arena.layers).hidden)[0, 0].item()
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Trials of a pass over ``rows`` that each see ``context`` KV entries."""
+    """Trials of a pass over ``rows`` that each see ``context`` KV entries, ``rows_each`` the same ones."""
 
     runner: Runner
     rows: int
     context: int = 0
+    rows_each: int = 1
     after: Runner | None = None
     """A pass of this model comes before each trial, which then is one of two passes."""
     firsts: list[float] = field(default_factory=list)
@@ -70,7 +75,7 @@ class _Pass:
 
     def load(self) -> None:
         """Compiles what it needs, and warms caches up."""
-        self.runner.run(self.rows, self.context)
+        self.runner.run(self.rows, self.context, self.rows_each)
 
     def measure(self, clock: Callable[[], float]) -> None:
         if self.after is not None:
@@ -90,7 +95,7 @@ class _Pass:
 
     def _seconds(self, clock: Callable[[], float]) -> float:
         started = clock()
-        self.runner.run(self.rows, self.context)
+        self.runner.run(self.rows, self.context, self.rows_each)
         return clock() - started
 
 
@@ -117,21 +122,21 @@ def measure_costs(
     sizes = [_Pass(target, rows) for rows in TARGET_ROWS if rows <= max_rows]
     verifying = _loaded(sizes, clock, deadline)
     # Only where there is something to compare it with, and time left.
-    compared = [one for one in verifying if one.rows == CONTEXT_ROWS and clock() <= deadline]
-    seeing = _loaded([_Pass(target, one.rows, CONTEXT) for one in compared], clock, deadline)
+    blind = next((one for one in verifying if one.rows == CONTEXT_ROWS and clock() <= deadline), None)
+    each = (1, SHARED_BY) if blind is not None else ()
+    seeing = _loaded([_Pass(target, CONTEXT_ROWS, CONTEXT, rows_each) for rows_each in each], clock, deadline)
     for _ in range(TRIALS):
         for one in (*(one for passes in drafting for one in passes), *verifying, *seeing):
             one.measure(clock)
         if clock() > deadline:
             break
+    context_s, read_s = _context_s(blind, seeing)
     return PassCosts(
         target=_curve(verifying, AROUND_PASS_S),
         drafters=tuple(_curve(passes, AROUND_DRAFT_PASS_S) for passes in drafting),
         first_s=tuple(_first_s(passes) for passes in drafting),
-        context_s=sum(
-            max(0.0, much.seconds - none.seconds) / (CONTEXT_ROWS * CONTEXT)
-            for much, none in zip(seeing, compared, strict=True)
-        ),
+        context_s=context_s,
+        read_s=read_s,
     )
 
 
@@ -144,6 +149,23 @@ def _loaded(passes: Sequence[_Pass], clock: Callable[[], float], deadline: float
         one.load()
         loaded.append(one)
     return loaded
+
+
+def _context_s(blind: _Pass | None, seeing: Sequence[_Pass]) -> tuple[float, float]:
+    """Seconds for each KV entry that a row sees, and for each that is read for a request; 0 = not measured.
+
+    Args:
+        blind: sees none.
+        seeing: as many rows that do, each of a request of its own; and as many of fewer requests.
+    """
+    if blind is None or not seeing:
+        return 0.0, 0.0
+    more_s = [max(0.0, one.seconds - blind.seconds) / (CONTEXT_ROWS * CONTEXT) for one in seeing]
+    if len(more_s) == 1:  # no time for the other: a row's and its request's are not told apart
+        return 0.0, more_s[0]
+    alone, shared = more_s
+    read_s = max(0.0, alone - shared) / (1.0 - 1.0 / SHARED_BY)
+    return max(0.0, alone - read_s), min(alone, read_s)
 
 
 def _curve(passes: Sequence[_Pass], around_s: float) -> Curve:

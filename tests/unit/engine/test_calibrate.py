@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,25 +14,28 @@ from dynaspec.model.base import ForwardOutput
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from unit.engine.fakes import FakeModel
 
+SEEN, READ = 0.001, 0.002
+
 
 class TimedModel(FakeModel):
-    """A pass takes a second, a tenth for every row, a thousandth for each KV entry that a row sees, and ``cold`` more
-    after another model's; compiling a size for the first time takes a hundred more."""
+    """A pass takes a second, a tenth for every row, ``SEEN`` for each KV entry that a row sees, ``READ`` for each of a
+    request, and ``cold`` more after another model's; compiling a size for the first time takes a hundred more."""
 
     def __init__(self, scale: float, clock: Clock, cold: float = 0.0) -> None:
         super().__init__()
         self._scale, self._clock, self._cold = scale, clock, cold
         self.slow_from = math.inf
         """Seconds on the clock from which on everything takes twice as long."""
-        self.seen: set[tuple[int, int]] = set()
+        self.seen: set[tuple[int, int, int]] = set()
         self.batches: list[ForwardBatch] = []
 
     def forward(
         self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], taps: Sequence[int] = ()
     ) -> ForwardOutput:
         assert (batch.slots == -1).all()
-        size = batch.rows, int(batch.context_lens.sum())
-        seconds = 1.0 + size[0] / 10 + size[1] / 1000 + 100.0 * (size not in self.seen)
+        rows_each = np.diff(batch.query_start)
+        size = batch.rows, int((rows_each * batch.context_lens).sum()), int(batch.context_lens.sum())
+        seconds = 1.0 + size[0] / 10 + SEEN * size[1] + READ * size[2] + 100.0 * (size not in self.seen)
         scale = self._scale * (1.0 + (self._clock.now > self.slow_from))
         self._clock.now += scale * (seconds + self._cold * (self._clock.latest is not self))
         self._clock.latest = self
@@ -68,7 +72,7 @@ def test_curves_of_all_models_without_their_first_pass() -> None:
     ]
     assert costs.drafters[0] == ()
     # A tenth a row, and what the KV takes that a drafter's rows see as they draft.
-    seen = calibrate.CONTEXT / 1000
+    seen = calibrate.CONTEXT * (SEEN + READ)
     assert rounded(costs.drafters[1], scale / 10, calibrate.AROUND_DRAFT_PASS_S) == [
         (n, round(1 + n / 10 + n * seen, 6)) for n in calibrate.DRAFTER_ROWS
     ]
@@ -99,7 +103,7 @@ def test_the_first_pass_of_a_draft_is_measured_after_the_targets() -> None:
     assert [round((first - around) / scale, 6) for first in (costs.first_s[0], costs.first_s[2])] == [0.7, 0.0]
     assert costs.first_s[1] == 0.0
     assert rounded(costs.drafters[0], scale, calibrate.AROUND_DRAFT_PASS_S) == [
-        (n, round(1 + n * (0.1 + calibrate.CONTEXT / 1000), 6)) for n in calibrate.DRAFTER_ROWS
+        (n, round(1 + n * (0.1 + calibrate.CONTEXT * (SEEN + READ)), 6)) for n in calibrate.DRAFTER_ROWS
     ]  # of the passes after it
 
 
@@ -109,10 +113,26 @@ def test_a_first_pass_that_is_faster_brings_nothing() -> None:
     assert costs.first_s == (calibrate.AROUND_DRAFT_S,)
 
 
-def test_what_a_row_takes_for_what_it_sees() -> None:
+def test_what_a_row_takes_for_what_it_sees_and_a_request_for_what_is_read() -> None:
     clock, scale = Clock(), 1e-6
     costs = measure_costs(runner(scale, clock), (), clock, 64)
-    assert round(costs.context_s / scale, 9) == 0.001
+    assert (round(costs.context_s / scale, 9), round(costs.read_s / scale, 9)) == (SEEN, READ)
+
+
+def test_rows_that_share_what_they_see_are_no_dearer_than_others() -> None:
+    """Whatever noise says of it: no price falls below nothing, and both together are what was measured."""
+
+    def trials(*seconds: float) -> list[calibrate._Pass]:
+        return [calibrate._Pass(runner(1.0, Clock()), 16, trials=[one]) for one in seconds]
+
+    entries = calibrate.CONTEXT_ROWS * calibrate.CONTEXT
+    for alone, shared in ((3.0, 4.0), (3.0, 2.5), (3.0, 0.5), (0.5, 3.0), (0.5, 0.5)):
+        (blind,) = trials(1.0)
+        found = calibrate._context_s(blind, trials(alone, shared))
+        assert min(found) >= 0.0
+        assert sum(found) == pytest.approx(max(0.0, alone - 1.0) / entries)
+    (blind,) = trials(1.0)
+    assert calibrate._context_s(blind, trials(3.0)) == (0.0, pytest.approx(2.0 / entries))
 
 
 def test_context_is_not_measured_where_there_is_nothing_to_compare_it_with() -> None:
@@ -120,7 +140,7 @@ def test_context_is_not_measured_where_there_is_nothing_to_compare_it_with() -> 
     assert measure_costs(runner(1e-6, clock), (), clock, 8).context_s == 0.0
     slow = runner(4e-3, clock)
     assert measure_costs(slow, (), clock, 64).context_s == 0.0  # no time left
-    assert {context for _, context in slow.model.seen} == {0}  # type: ignore[attr-defined]
+    assert {context for _, context, _ in slow.model.seen} == {0}  # type: ignore[attr-defined]
 
 
 def test_what_passes_see_lies_in_the_arena() -> None:
@@ -134,6 +154,11 @@ def test_what_passes_see_lies_in_the_arena() -> None:
         assert 0 <= batch.block_tables.min() <= batch.block_tables.max() < blocks
         used = batch.block_tables[:, : -(-seen // BLOCK_SIZE)]
         assert all(len(set(row)) == len(row) for row in used.tolist())
+        one.run(8, context, rows_each=4)
+        batch = one.model.batches[-1]  # type: ignore[attr-defined]
+        assert batch.context_lens.tolist() == [seen] * 2
+        assert batch.query_start.tolist() == [0, 4, 8]
+        assert batch.block_tables.shape[1] * BLOCK_SIZE >= seen + 4
 
 
 def test_a_run_of_disturbed_trials_counts_by_its_fastest() -> None:
@@ -160,5 +185,5 @@ def test_a_slow_moment_of_the_machine_slows_no_size_alone() -> None:
         target.model.slow_from = (1.0 - share_of_the_end) * clock.now  # type: ignore[attr-defined]
         found = measure_costs(target, (), slowed, 64)
         assert dict(found.target) == pytest.approx(dict(quiet.target), rel=1e-9)
-        assert found.context_s == pytest.approx(quiet.context_s)
+        assert (found.context_s, found.read_s) == pytest.approx((quiet.context_s, quiet.read_s))
         assert slowed.now > clock.now

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from dynaspec.contract.step import StepView, StopRule
 
 from .agreement import Agreement
-from .costs import row_s
 from .drafter import Drafter, ModelDrafter, Situation
 from .lengths import merge_depths
 from .lookup_drafter import LookupDrafter
+from .parts import row_s
 from .prediction import Prediction
 
 Floats = npt.NDArray[np.float64]

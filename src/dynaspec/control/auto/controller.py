@@ -19,12 +19,13 @@ from ..profile import Profile
 from .acceptance import Places
 from .agreement import ALIKE_STEPS, Agreement, Pending
 from .beside import Found, beside_models
-from .costs import StepCosts, row_s
+from .costs import StepCosts
 from .doubt import Doubt
 from .drafter import GLIMPSE, ModelDrafter, Situation, Wish
 from .guard import Mode, PlainGuard
 from .learning import Learner
 from .lengths import admit_by_survival
+from .parts import row_s
 from .prediction import Prediction
 from .routing import best_goodput, open_ends, route, survival_of, trial_drafts, trial_s
 from .start import dense, make_drafters, with_profile
@@ -213,7 +214,7 @@ class AutoController:
             "total_thresholds": list(agreed.stop.total_below) if agreed and agreed.stop else [],
             "host_s": self._learner.host_s(drafts=latest.drafts),
             "pace": self._costs.pace,
-            "target_curve": [[rows, self._costs.pass_s(rows, 0.0)] for rows in _KNOTS],
+            "target_curve": [[rows, self._costs.pass_s(rows, 0.0, 0.0)] for rows in _KNOTS],
             "proposers": {
                 traits.name: drafter.document()
                 for traits, drafter in zip(self._limits.proposers, self._drafters, strict=True)
@@ -251,7 +252,7 @@ class AutoController:
         def best_plan(value: float) -> tuple[Wish, Ints | None, float, float]:
             situation.value = value
             wish, owner = route(self._drafters, self._asked, view, situation)
-            seconds = wish.seconds + self._costs.pass_s(requests + wish.rows, context + wish.context) + host_s
+            seconds = wish.seconds + self._costs.pass_s(requests + wish.rows, context + wish.context, context) + host_s
             return wish, owner, seconds, (requests + wish.hoped) / seconds
 
         for _ in range(_ROUNDS):
@@ -296,8 +297,8 @@ class AutoController:
         )
 
     def _predict_plain(self, view: StepView) -> Prediction:
-        requests = len(view.ids)
-        pass_s = self._costs.pass_s(requests, float(sum(view.context_len)))
+        requests, context = len(view.ids), float(sum(view.context_len))
+        pass_s = self._costs.pass_s(requests, context, context)
         return Prediction(False, float(requests), pass_s + self._learner.host_s(drafts=False))
 
     def _cadence(self, step_s: float) -> int:
@@ -356,8 +357,8 @@ class AutoController:
 
     def _look_up(self, view: StepView, agreed: Agreement, mode: Mode, alone: Prediction, found: Found) -> SpecPlan:
         """A step in which look-ups draft too."""
-        rows, context = len(view.ids) + found.rows, float(sum(view.context_len)) + found.context
-        seconds = self._costs.pass_s(rows, context) + found.drafting_s
+        rows, context = len(view.ids) + found.rows, float(sum(view.context_len))
+        seconds = self._costs.pass_s(rows, context + found.context, context) + found.drafting_s
         seconds += self._learner.host_s(drafts=alone.drafts)
         self._latest = Prediction(alone.drafts, found.emitted, seconds)
         trims = mode == "speculate" and agreed.trims

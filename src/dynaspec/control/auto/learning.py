@@ -132,11 +132,12 @@ class Learner:
         if passed_over or cold or after_prompts or self._since_change < _SETTLED_AFTER[ran]:
             return
         rows = work.verify_rows + work.prefill_rows
+        read = work.kv_tokens * len(outcome.ids) / rows if rows else 0.0
         if whole:
-            self._costs.observe_whole(rows, work.kv_tokens, outcome.step_s, drafting)
+            self._costs.observe_whole(rows, work.kv_tokens, read, outcome.step_s, drafting)
         else:
             drafting = drafting_of(outcome, self._traits)
-            self._costs.observe(rows, work.kv_tokens, outcome.verify_s, drafting)
+            self._costs.observe(rows, work.kv_tokens, read, outcome.verify_s, drafting)
         tried = pending is not None and pending.mode == "probe_draft"  # it looks dear among steps that do not draft
         if outcome.ids and not work.prefill_rows and outcome.step_s > 0.0 and not tried:
             host = 0.0 if whole else max(0.0, outcome.step_s - outcome.draft_s - outcome.verify_s)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from .costs import row_s
+from .parts import row_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

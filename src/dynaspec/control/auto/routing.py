@@ -11,8 +11,9 @@ import numpy.typing as npt
 from dynaspec.contract.step import DraftView, SpecPlan, StepView, StopRule
 
 from .columns import echo_of, evidence_of
-from .costs import Drafting, StepCosts, row_s
+from .costs import Drafting, StepCosts
 from .drafter import Drafter, Situation, Wish
+from .parts import row_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -63,7 +64,7 @@ def trial_drafts(
     Returns:
         [B] lengths; [B] proposers.
     """
-    cap, requests, plain_s = situation.cap, len(view.ids), costs.pass_s(len(view.ids), 0.0)
+    cap, requests, plain_s = situation.cap, len(view.ids), costs.pass_s(len(view.ids), 0.0, 0.0)
     depth, owner = np.zeros_like(cap), np.zeros_like(cap)
     extra = np.zeros(requests)
     shortest = np.minimum(wish if wish.any() else _TRIAL_LENGTH, _TRIAL_LENGTH)
@@ -76,7 +77,7 @@ def trial_drafts(
         # Those that lag least, as many as fit into the allowance, but one at least.
         order = np.argsort(extra + (depth == 0) * plain_s * requests, kind="stable")
         rows = requests + np.cumsum(depth[order])
-        cost = np.cumsum(extra[order]) + [costs.pass_s(float(r), 0.0) for r in rows]
+        cost = np.cumsum(extra[order]) + [costs.pass_s(float(r), 0.0, 0.0) for r in rows]
         depth[order[1:][cost[1:] > _TRIAL_COST * plain_s]] = 0
     return depth, owner
 
@@ -104,7 +105,7 @@ def best_goodput(
     requests, context, goodput = situation.cap.size, float(situation.context.sum()), 0.0
     for index in asked:
         wish = drafters[index].best(view, situation)
-        seconds = wish.seconds + costs.pass_s(requests + wish.rows, context + wish.context) + host_s
+        seconds = wish.seconds + costs.pass_s(requests + wish.rows, context + wish.context, context) + host_s
         goodput = max(goodput, (requests + wish.expected) / seconds)
     return goodput
 

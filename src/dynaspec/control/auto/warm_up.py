@@ -10,8 +10,9 @@ from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import DraftView, Ended, Limits, ProposerTraits, StepOutcome, StepView, Work
 
 from .controller import AutoController
-from .costs import Drafting, StepCosts, row_s
+from .costs import Drafting, StepCosts
 from .lengths import admit_by_survival, match_features, merge_depths, survivals
+from .parts import row_s
 
 _REQUESTS, _LONGEST = 8, 4
 _STEPS = 4
@@ -55,8 +56,8 @@ def _load_rest() -> None:
     teach no costs."""
     costs, drafting = StepCosts(PassCosts(), [True]), Drafting(0, passes=1, drawn=1, ingested=0, seconds=1e-4)
     for _ in range(_STEPS):
-        costs.observe(2, 1, 1e-3, drafting)
-        costs.observe_whole(2, 1, 1e-3, drafting)
+        costs.observe(2, 1, 1.0, 1e-3, drafting)
+        costs.observe_whole(2, 1, 1.0, 1e-3, drafting)
     row_s(costs.target, 1.0)
     one, some = np.ones(1, np.int64), np.ones(8)
     survival = survivals(1.0, some, some[:1], match_features(one, one), np.zeros(1), one)

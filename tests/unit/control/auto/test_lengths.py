@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaspec.control.auto.acceptance import logit, logits
-from dynaspec.control.auto.costs import BOUNDS
 from dynaspec.control.auto.lengths import (
     admit_by_survival,
     chain_depths,
@@ -22,10 +21,11 @@ from dynaspec.control.auto.lengths import (
     stop_thresholds,
     survivals,
 )
+from dynaspec.control.auto.parts import BOUNDS
 
-FLAT = np.array([2e-3, *np.zeros(BOUNDS.size), 0.0])
+FLAT = np.array([2e-3, *np.zeros(BOUNDS.size), 0.0, 0.0])
 """A target pass that takes 2 ms whatever it does; …"""
-STEEP = np.array([1e-3, *np.full(BOUNDS.size, 1e-3), 0.0])
+STEEP = np.array([1e-3, *np.full(BOUNDS.size, 1e-3), 0.0, 0.0])
 """… 1 ms a row; …"""
 STEP = np.array([1e-3, *np.where(BOUNDS < 8, 0.0, 1e-3), 0.0])
 """… 1 ms a row from the ninth on."""

@@ -44,7 +44,7 @@ def learnt(fixed: float, row: float, one: float, lengths: tuple[int, ...] = (0, 
         rows = 8 * (1 + verified)
         drafting = Drafting(0, drafted - 1, 8 * (drafted - 1), 0, 0.0) if drafted > 1 else None
         passes = 0 if drafting is None else drafting.passes
-        costs.observe_whole(rows, 0, fixed + row * rows + one * passes, drafting)
+        costs.observe_whole(rows, 0, 0.0, fixed + row * rows + one * passes, drafting)
     return costs
 
 
@@ -52,7 +52,7 @@ def learnt(fixed: float, row: float, one: float, lengths: tuple[int, ...] = (0, 
 def test_the_parts_are_learnt_from_how_whole_steps_differ(fixed: float, row: float, one: float) -> None:
     costs = learnt(fixed, row, one)
     for rows in (8, 24, 40):
-        assert costs.pass_s(rows, 0) == pytest.approx(fixed + row * rows, rel=0.05)
+        assert costs.pass_s(rows, 0, 0.0) == pytest.approx(fixed + row * rows, rel=0.05)
     # A draft's start and its rows are parts of their own; what counts is what drafts take in all.
     for passes in (1, 3):
         assert costs.draft_s(Drafting(0, passes, 8 * passes, 0, 0.0)) == pytest.approx(one * passes, rel=0.35)
@@ -60,21 +60,21 @@ def test_the_parts_are_learnt_from_how_whole_steps_differ(fixed: float, row: flo
 
 def test_first_steps_are_no_measure() -> None:
     costs = StepCosts(PassCosts(), [True])
-    costs.observe_whole(8, 0, 5.0, None)
-    assert costs.pass_s(8, 0) > 1.0  # a guess without scale
-    costs.observe_whole(8, 0, 0.01, None)
-    assert costs.pass_s(8, 0) == pytest.approx(0.01, rel=0.01)
-    costs.observe_whole(16, 0, 5.0, Drafting(0, 1, 8, 0, 0.0))
-    assert costs.pass_s(8, 0) == pytest.approx(0.01, rel=0.01)
+    costs.observe_whole(8, 0, 0.0, 5.0, None)
+    assert costs.pass_s(8, 0, 0.0) > 1.0  # a guess without scale
+    costs.observe_whole(8, 0, 0.0, 0.01, None)
+    assert costs.pass_s(8, 0, 0.0) == pytest.approx(0.01, rel=0.01)
+    costs.observe_whole(16, 0, 0.0, 5.0, Drafting(0, 1, 8, 0, 0.0))
+    assert costs.pass_s(8, 0, 0.0) == pytest.approx(0.01, rel=0.01)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 def test_steps_without_seconds_teach_nothing(seconds: float) -> None:
     costs = learnt(0.02, 2e-4, 0.004)
-    before = costs.pass_s(8, 0)
-    costs.observe_whole(8, 0, seconds, None)
-    costs.observe_whole(0, 0, 1.0, None)
-    assert costs.pass_s(8, 0) == before
+    before = costs.pass_s(8, 0, 0.0)
+    costs.observe_whole(8, 0, 0.0, seconds, None)
+    costs.observe_whole(0, 0, 0.0, 1.0, None)
+    assert costs.pass_s(8, 0, 0.0) == before
 
 
 @pytest.mark.parametrize(
