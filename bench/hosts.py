@@ -1,7 +1,8 @@
 """dynaspec's controllers in other engines: vLLM and Transformers, each against itself.
 
 vllm          its own scheduler (plain, fixed draft lengths) and dynaspec's, at several loads and over a workload that
-              changes. Needs an environment with vLLM and dynaspec: `make test-hosts` makes .venv-vllm
+              changes; dynaspec's where it never drafts, too: what a drafter costs by being there. Needs an environment
+              with vLLM and dynaspec: `make test-hosts` makes .venv-vllm
 transformers  plain generate, Transformers' assisted generation, and dynaspec's generate
 
 The sides alternate; the best rival is picked on odd rounds and compared on even ones.

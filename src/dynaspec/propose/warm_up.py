@@ -7,24 +7,36 @@ from functools import cache
 import numpy as np
 import torch
 
-from dynaspec.contract.step import SpecPlan, StopRule
+from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule
 
+from .check import nonsense
+from .draft_model import unread_rows
+from .drawing import ECHO_MATCH, ECHO_WEIGHT
 from .first_choice import FirstChoices
+from .match import gather_evidence
 from .ngram import NgramProposer
 from .router import Part
 from .stopping import stop_mask
+from .watermark import move_marks
 
 _SURVIVAL = StopRule(below=(0.5,), signal="survival", bias=(0.0,), offset=(0.0,))
 
 
 @cache
 def load_kernels() -> None:
-    """Once a process: drafts by either kind of rule, first choices and drawn ones, and a look-up."""
+    """Once a process: what a model lacks is read, it drafts by either kind of rule, first choices and drawn ones; and a
+    look-up."""
     zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
     batch = Part(("",), zero, 4 * one, tokens=np.zeros((1, 8), np.int32), block_tables=np.zeros((1, 1), np.int32))
+    unread_rows(batch.tokens, batch.block_tables, 1, zero, 4 * one, zero, zero, 1)
+    move_marks(zero.copy(), zero.copy(), zero.copy(), zero.copy(), zero, one, 1)
     for rule in (StopRule(below=(0.5,)), _SURVIVAL):
         FirstChoices(batch, zero, one, rule).take(torch.zeros(1, 2), zero, 1)
         stop_mask(rule, one, torch.device("cpu")).update(1, zero, torch.ones(1))
+    column = np.zeros((1, 1), np.float32)
+    text = batch.tokens, zero, batch.lengths, np.zeros((1, 1), np.int64), zero
+    gather_evidence(column[0], LOGIT_RANGE, *text, 0, ECHO_MATCH, ECHO_WEIGHT, column, column.copy())
     lookup = NgramProposer(1, 2)
     lookup.peek(batch)
-    lookup.propose(batch, SpecPlan(step=0, depth=(1,), proposer=(0,), nodes=(1,)))
+    drafts = lookup.propose(batch, SpecPlan(step=0, depth=(1,), proposer=(0,), nodes=(1,)))
+    nonsense(drafts, one, vocab_size=2)

@@ -51,7 +51,7 @@ class Watermarks:
             How many of those that were new to the watermarks it had processed before.
         """
         before = self.seen[lanes]
-        again, full = _ingest(
+        again, full = move_marks(
             self.seen, self._ahead, self._processed, self._wasted, lanes, seen, self._tables.block_size
         )
         if full:
@@ -97,7 +97,7 @@ class Watermarks:
 
 
 @kernel
-def _ingest(
+def move_marks(
     watermarks: Ints, ahead: Ints, processed: Ints, wasted: Ints, lanes: Ints, seen: Ints, block_size: int
 ) -> tuple[int, bool]:
     """Moves the watermarks of ``lanes`` to ``seen``; how many tokens were processed again, whether a block is full."""

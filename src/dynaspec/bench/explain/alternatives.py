@@ -148,6 +148,7 @@ def _imagined(data: LogData, depth: Floats, passes: Floats, right: float, guesse
         draft_rows=extra * drafted_rows,
         verify_rows=done.requests + _summed(data, depth),
         kv_tokens=(done.kv_tokens + _summed(data, (depth - rows.verified) * rows.context)).clip(min=0),
+        kv_read=done.kv_read,
         prefill_rows=done.prefill_rows,
     )
     emitted = rows.step.size + right

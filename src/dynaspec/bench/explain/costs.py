@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
 
@@ -20,6 +20,8 @@ NORMAL = 1.4826
 EXACT = 0.01
 """Relative errors below this are none: else steps that are all alike would outweigh every other one."""
 ROUNDS = 12
+_CONTEXT = 256.0
+"""KV entries that the rows of passes measured at start-up see, where they see any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,14 @@ class StepWork:
     draft_rows: Floats
     verify_rows: Floats
     kv_tokens: Floats
+    kv_read: Floats
     prefill_rows: Floats
 
     def units(self) -> dict[str, Floats]:
         """[n] of everything that may cost time.
 
         The first rows of a target pass often cost more than later ones, so they are also counted up to each knot:
-        prices ≥ 0 then make a curve that flattens.
+        prices ≥ 0 then make a curve that flattens. A request's KV is read once, and each of its rows computed with it.
         """
         rows = self.verify_rows + self.prefill_rows
         return {
@@ -49,13 +52,15 @@ class StepWork:
             "drafter row": self.draft_rows,
             "target row": rows,
             **{f"target row, up to {knot}": np.minimum(rows, knot) for knot in KNOTS},
-            "KV entry": self.kv_tokens,
+            "KV entry of a request": self.kv_read,
+            "KV entry of a row": self.kv_tokens,
             "prefill row": self.prefill_rows,
         }
 
 
 KNOTS = (4, 16, 64)
-_TARGET = ("step", "target row", *(f"target row, up to {knot}" for knot in KNOTS), "KV entry")
+_ROWS = ("target row", *(f"target row, up to {knot}" for knot in KNOTS))
+_TARGET = ("step", *_ROWS, "KV entry of a request", "KV entry of a row")
 _DRAFT = ("drafter pass", "drafter row", "drafting request")
 _REST = ("step", "request", "prefill row")
 _WHOLE = (*_TARGET, "drafter pass", "drafter row")
@@ -102,13 +107,13 @@ def fit_costs(data: LogData) -> StepCosts | None:
     target, drafter = _profile(data)
     if steps.verify_s.any():
         seconds = Counter(_fit(_DRAFT, [(work, steps.draft_s), drafter]))
-        seconds.update(_fit(_TARGET, [(work, steps.verify_s), target]))
+        seconds.update(_fit(_TARGET, [(work, steps.verify_s), *target]))
         rest = (steps.step_s - steps.draft_s - steps.verify_s).clip(min=0)
         seconds.update(_fit(_REST, [(work, rest)]))
     else:
-        seconds = Counter(_fit(_WHOLE, [(work, steps.step_s), target]))
+        seconds = Counter(_fit(_WHOLE, [(work, steps.step_s), *target]))
     plain = int(((steps.requests > 0) & (steps.verify_rows <= steps.requests)).sum())
-    costs = StepCosts(seconds, error=0.0, plain_steps=plain, profiled=target[1].size > 0)
+    costs = StepCosts(seconds, error=0.0, plain_steps=plain, profiled=target[0][1].size > 0)
     error = np.median(np.abs(costs.price(work)[measured] / steps.step_s[measured] - 1))
     return replace(costs, error=float(error))
 
@@ -159,17 +164,31 @@ def _fit(names: Sequence[str], measured: Sequence[tuple[StepWork, Floats]]) -> d
     return dict(zip(names, (found / scale).tolist(), strict=True))
 
 
-def _profile(data: LogData) -> tuple[tuple[StepWork, Floats], tuple[StepWork, Floats]]:
-    """Target's and drafter's passes measured at start-up, without context; none without a profile."""
+Passes = tuple[StepWork, Floats]
+"""[n] Work of passes, and their seconds."""
+
+
+def _profile(data: LogData) -> tuple[list[Passes], Passes]:
+    """Target's and drafter's passes measured at start-up; none without a profile.
+
+    A log of one draft length does not tell what a row takes for a KV entry from what its request takes. Start-up does:
+    of each pass there is one without context, one in which all rows are of one request, and one of as many requests.
+    """
     costs = data.header.costs or PassCosts()
+    rows, seconds = _columns(costs.target)
+    none = np.zeros_like(rows)
+    target = []
+    for context in (0.0, _CONTEXT) if costs.context_s or costs.read_s else (0.0,):
+        for requests in (np.ones_like(rows), rows)[: 1 + (context > 0)]:
+            seen, read = context * rows, context * requests
+            work = StepWork(none, none, none, none, verify_rows=rows, kv_tokens=seen, kv_read=read, prefill_rows=none)
+            target.append((work, seconds + costs.context_s * seen + costs.read_s * read))
     used = most_used_proposer(data)
-    drafter = costs.drafters[used] if used < len(costs.drafters) else ()
-    return (
-        _passes(costs.target, lambda rows, none, one: StepWork(none, none, none, none, rows, none, none)),
-        _passes(drafter, lambda rows, none, one: StepWork(none, rows, one, rows, none, none, none)),
-    )
+    rows, seconds = _columns(costs.drafters[used] if used < len(costs.drafters) else ())
+    one, none = np.ones_like(rows), np.zeros_like(rows)
+    return target, (StepWork(none, rows, one, rows, none, none, none, none), seconds)
 
 
-def _passes(curve: Curve, work: Callable[[Floats, Floats, Floats], StepWork]) -> tuple[StepWork, Floats]:
+def _columns(curve: Curve) -> tuple[Floats, Floats]:
     rows, seconds = np.array(curve, dtype=np.float64).reshape(-1, 2).T
-    return work(rows, np.zeros_like(rows), np.ones_like(rows)), seconds
+    return rows, seconds

@@ -40,6 +40,9 @@ class Steps:
     """Requests that a draft was granted for."""
     verify_rows: Ints
     kv_tokens: Ints
+    """Σ over the target's rows of the KV entries that they see."""
+    kv_read: Ints
+    """Σ over decoding requests of their committed tokens."""
     emitted: Ints
     draft_s: Floats
     verify_s: Floats
@@ -192,6 +195,7 @@ class _Collected:
 
     def _add(self, record: Record, outcome: StepOutcome) -> None:
         estimates, work = record.estimates, outcome.work
+        context = dict(zip(record.view.ids, record.view.context_len, strict=True))
         self._add_rows(record, outcome)
         self.modes.append(str(estimates.get("mode", "")))
         self.reasons.append(str(estimates.get("reason", "")))
@@ -206,6 +210,7 @@ class _Collected:
                 sum(granted > 0 for granted in outcome.requested),
                 work.verify_rows,
                 work.kv_tokens,
+                sum(context.get(request, 0) for request in outcome.ids),
                 sum(outcome.emitted),
                 outcome.draft_s,
                 outcome.verify_s,

@@ -27,6 +27,9 @@ Progress = Callable[[str, int, int], None]
 
 PLAIN = "plain"
 OURS = "dynaspec"
+IDLE = "idle"
+"""dynaspec's scheduler where it never drafts. vLLM's drafter keeps up with all that the target reads even so, and what
+that costs no scheduler can make good but by drafts."""
 WANTED, WANTED_SHIFT = 0.97, 1.0
 """dynaspec's speed over the best of vLLM's sides: at a constant load, and over the workload that changes."""
 SCHEDULER = "dynaspec.hosts.vllm.Scheduler"
@@ -67,7 +70,7 @@ class Result:
 
     def best_rival(self, workload: str) -> str:
         """The fastest of vLLM's sides on odd rounds; over the workload that changes, of its fixed lengths."""
-        spared = (OURS, PLAIN) if workload == SHIFT else (OURS,)
+        spared = (OURS, IDLE, PLAIN) if workload == SHIFT else (OURS, IDLE)
         rivals = {side: r for side, r in self.rates[workload].items() if side not in spared}
         return best_on_odd_rounds(rivals)
 
@@ -78,6 +81,10 @@ class Result:
         if side == self.best_rival(workload):
             found = even_rounds(found)
         return median(found), lower_bound(found)
+
+    def idle_share(self, workload: str) -> float:
+        """Speed with a drafter that is never asked over plain decoding's: median."""
+        return median(ratios(self.rates[workload][IDLE], self.rates[workload][PLAIN]))
 
 
 class Side:
@@ -171,7 +178,7 @@ def run(
             tell("rounds, the first of which does not count", number, options.rounds + 1)
             for name, loads in workloads.items():
                 if number == _TRIAL_ROUNDS + 1:
-                    left[name] = in_the_running(rates[name], _BEHIND, always=(PLAIN, OURS))
+                    left[name] = in_the_running(rates[name], _BEHIND, always=(PLAIN, IDLE, OURS))
                 for side in [by_name[one] for one in shuffled(left[name], number)]:
                     rate = _rate(side, [of_round(load, number) for load in loads])
                     if number:
@@ -196,8 +203,10 @@ def _sides(models: tuple[Path, Path], options: Options, most: int) -> dict[str, 
     sides: dict[str, dict[str, Any]] = {PLAIN: common}
     for length in options.fixed:
         sides[f"fixed-{length}"] = {**common, **drafting(length)}
-    settings = {"dynaspec": {"policy": options.policy}}
-    sides[OURS] = {**common, **drafting(max(options.fixed)), "scheduler_cls": SCHEDULER, "additional_config": settings}
+    never = {"policy": "schedule", "num_speculative_tokens_per_batch_size": [[1, most, 0]]}
+    for name, policy in ((IDLE, never), (OURS, {"policy": options.policy})):
+        driven = {"scheduler_cls": SCHEDULER, "additional_config": {"dynaspec": policy}}
+        sides[name] = {**common, **drafting(max(options.fixed)), **driven}
     return sides
 
 

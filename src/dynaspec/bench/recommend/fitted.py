@@ -52,5 +52,8 @@ class FittedCosts:
             passes = max(1, passes)
             rows += work.verify_rows + work.prefill_rows - (work.rows_per_pass[0] if work.rows_per_pass else 0)
         drafting = load.drafting[0] if load.drafting else 0
-        counts = (load.requests, drafting, passes, rows, work.verify_rows, work.kv_tokens, work.prefill_rows)
+        counts = (
+            *(load.requests, drafting, passes, rows),
+            *(work.verify_rows, work.kv_tokens, load.context, work.prefill_rows),
+        )
         return StepWork(*(np.asarray(float(count)) for count in counts))

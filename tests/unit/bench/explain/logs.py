@@ -12,7 +12,7 @@ import numpy as np
 from dynaspec.contract.step import DraftView, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView, StopRule, Work
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 
-STEP_S, ROW_S, KV_S, PASS_S, DRAFT_ROW_S, REST_S = 0.004, 0.0005, 1e-7, 0.0003, 0.00005, 0.0002
+STEP_S, ROW_S, KV_S, READ_S, PASS_S, DRAFT_ROW_S, REST_S = 0.004, 0.0005, 1e-7, 1e-6, 0.0003, 0.00005, 0.0002
 """What the host's work costs."""
 
 
@@ -123,7 +123,7 @@ class Host:
         per_pass = () if lookup else tuple(sum(n > j for n in drafted) for j in range(max(drafted, default=0)))
         slow = self.slow(view.step) if self.timed else 0.0
         draft = slow * (PASS_S * len(per_pass) + DRAFT_ROW_S * sum(per_pass))
-        verify = slow * (STEP_S + ROW_S * (rows + self.prefill) + KV_S * kv)
+        verify = slow * (STEP_S + ROW_S * (rows + self.prefill) + KV_S * kv + READ_S * sum(view.context_len))
         return StepOutcome(
             plan_step=view.step,
             ids=view.ids,

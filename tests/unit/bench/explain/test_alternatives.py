@@ -13,9 +13,10 @@ from dynaspec.bench.explain.data import LogData, load
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import Limits, ProposerTraits
 
-from .logs import ROW_S, STEP_S, Fixed, Host
+from .logs import KV_S, READ_S, ROW_S, STEP_S, Fixed, Host
 
-PROFILE = {"costs": PassCosts(target=tuple((rows, STEP_S + ROW_S * rows) for rows in (1, 2, 4, 8, 16, 32)))}
+CURVE = tuple((rows, STEP_S + ROW_S * rows) for rows in (1, 2, 4, 8, 16, 32))
+PROFILE = {"costs": PassCosts(CURVE, context_s=KV_S, read_s=READ_S)}
 RATES = (0.9, 0.8, 0.7, 0.6)
 
 
@@ -37,7 +38,7 @@ def test_what_other_lengths_would_have_done(tmp_path, ids) -> None:
     host = Host(tmp_path / "8", rates=RATES, ids=ids, header=PROFILE)
     _, found = estimated(host.run(Fixed(8), 600))
     for length in (0, 1, 3, 5):
-        run = replace(host, path=tmp_path / str(length), seed=length).run(Fixed(length), 1500)
+        run = replace(host, path=tmp_path / str(length), seed=length).run(Fixed(length), 600)  # contexts as long
         name = f"fixed {length}" if length else "plain decoding"
         assert found[name].tokens_per_s == pytest.approx(measured(run), rel=0.06), name
         assert found[name].extrapolated < 0.1

@@ -10,7 +10,7 @@ from dynaspec.bench.explain.costs import StepWork, fit_costs, nonnegative_least_
 from dynaspec.bench.explain.data import load
 from dynaspec.contract.costs import PassCosts
 
-from .logs import DRAFT_ROW_S, KV_S, PASS_S, REST_S, ROW_S, STEP_S, Fixed, Host
+from .logs import DRAFT_ROW_S, KV_S, PASS_S, READ_S, REST_S, ROW_S, STEP_S, Fixed, Host
 
 
 @settings(deadline=None)
@@ -37,13 +37,15 @@ class Varied(Fixed):
 
 
 def true_price(work: StepWork) -> np.ndarray:
-    target = STEP_S + ROW_S * (work.verify_rows + work.prefill_rows) + KV_S * work.kv_tokens
+    target = STEP_S + ROW_S * (work.verify_rows + work.prefill_rows) + KV_S * work.kv_tokens + READ_S * work.kv_read
     return target + PASS_S * work.passes + DRAFT_ROW_S * work.draft_rows + REST_S
 
 
 def imagined(rows: float) -> StepWork:
     one = np.ones(1)
-    return StepWork(one, one, one * 2, one * 2, verify_rows=one * rows, kv_tokens=one * 300, prefill_rows=one * 0)
+    return StepWork(
+        one, one, one * 2, one * 2, verify_rows=one * rows, kv_tokens=one * 300, kv_read=one * 100, prefill_rows=one * 0
+    )
 
 
 @pytest.mark.parametrize(
