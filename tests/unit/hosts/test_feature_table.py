@@ -26,6 +26,7 @@ from dynaspec.hosts.vllm import launch
 from dynaspec.hosts.vllm.driver import limits_for
 from dynaspec.hosts.vllm.llm_params import vllm_params
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
+from dynaspec.propose.draft_model import DraftModelProposer
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "scale-out.md").read_text("utf-8")
@@ -113,12 +114,22 @@ def on_vllm(**host: Any) -> Settings:
 
 
 def test_every_row_about_hosts_is_looked_at() -> None:
-    looked_at = {"length of a draft", "drafts end early", "decision log, `dynaspec explain`", "live page"}
+    looked_at = {
+        *("length of a draft", "drafts end early", "steps of plain decoding"),
+        *("decision log, `dynaspec explain`", "live page"),
+    }
     assert WHAT_HOSTS_ARE.keys() == SEEN_BY_RUNNING | looked_at
 
 
 def test_drafts_end_early_where_hosts_can_stop_them() -> None:
     assert [told == "yes" for told in WHAT_HOSTS_ARE["drafts end early"]] == [one.can_stop for one in limits()]
+
+
+def test_drafters_keep_up_with_plain_decoding_on_vllm_alone() -> None:
+    told = [answer.startswith("the drafter keeps up") for answer in WHAT_HOSTS_ARE["steps of plain decoding"]]
+    _, vllm, transformers = limits()
+    runs = [one.proposers[0].idle_pass for one in (vllm, transformers)]
+    assert told == [DraftModelProposer.traits.idle_pass, *runs] == [False, True, False]
 
 
 def test_lengths_are_each_request_s_own_but_on_vllm_s_cpus() -> None:

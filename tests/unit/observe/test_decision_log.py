@@ -354,7 +354,7 @@ def test_changed_limits_are_written_again(path: Path) -> None:
 
 
 def test_the_header_says_what_it_was_given(path: Path) -> None:
-    costs = PassCosts(((1, 0.01), (8, 0.02)), (((1, 0.001),), ()), first_s=(0.0003, 0.0), context_s=1e-9)
+    costs = PassCosts(((1, 0.01), (8, 0.02)), (((1, 0.001),), ()), first_s=(0.0003, 0.0), context_s=1e-9, read_s=4e-9)
     config = {"policy": "auto", "num_speculative_tokens": 5}
     record(path, lambda logged, inner: None, speculative_config=config, seed=7, costs=costs, host="vllm")
     header = read_header(path)
