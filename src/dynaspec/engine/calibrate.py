@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dynaspec.contract.costs import Curve, PassCosts
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+
+Floats = npt.NDArray[np.float64]
 
 TARGET_ROWS = (1, 4, 8, 14, 16, 28, 32, 64)
 DRAFTER_ROWS = (1, 4, 16)
@@ -25,6 +28,7 @@ AROUND_PASS_S, AROUND_DRAFT_S, AROUND_DRAFT_PASS_S = 4e-4, 2.5e-4, 5e-5
 server's CPU, as a first guess. The first steps tell; but what they take more than was expected is laid upon all that
 they did, and drafting looks dear until many have been seen."""
 TRIALS = 8
+_SHORTEST_S = 1e-9
 BUDGET_S = 1.0
 """Once all has taken longer, no larger passes are tried, and none again."""
 
@@ -58,7 +62,7 @@ class Runner:
         self.model.logits(self.model.forward(batch, self.arena.layers).hidden)[0, 0].item()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Pass:
     """Trials of a pass over ``rows`` that each see ``context`` KV entries, ``rows_each`` the same ones."""
 
@@ -71,7 +75,11 @@ class _Pass:
     firsts: list[float] = field(default_factory=list)
     """Seconds of the first of two."""
     trials: list[float] = field(default_factory=list)
-    """Seconds."""
+    """Seconds, one a round."""
+    seconds: float = 0.0
+    """As it usually is."""
+    more_at_first: float = 0.0
+    """Seconds that the first of two takes more than the second."""
 
     def load(self) -> None:
         """Compiles what it needs, and warms caches up."""
@@ -83,15 +91,15 @@ class _Pass:
             self.firsts.append(self._seconds(clock))
         self.trials.append(self._seconds(clock))
 
-    @property
-    def seconds(self) -> float:
-        """Of the trials the fastest counts, as what else the machine is doing only ever adds."""
-        return min(self.trials)
+    def settle(self, slowness: Floats) -> None:
+        """The trials are over.
 
-    @property
-    def more_at_first(self) -> float:
-        """Seconds that the first of two takes more than the second."""
-        return max(0.0, min(self.firsts) - self.seconds)
+        Args:
+            slowness: [rounds] of the machine, see ``_slowness``.
+        """
+        self.seconds = float(np.median(self.trials / slowness))
+        if self.firsts:
+            self.more_at_first = max(0.0, float(np.median(self.firsts / slowness)) - self.seconds)
 
     def _seconds(self, clock: Callable[[], float]) -> float:
         started = clock()
@@ -104,8 +112,8 @@ def measure_costs(
 ) -> PassCosts:
     """Times passes of each model.
 
-    Sizes and models take turns: where the machine is slow for a second, all of them are, and not the larger sizes
-    alone, which would look dear for long.
+    Sizes and models take turns, and each trial is held against how slow the machine was in its round: where it is slow
+    for a second, all of them are, and no size alone, which would look dear for long.
 
     Args:
         drafters: one entry a proposer; None for one that runs no model.
@@ -125,11 +133,15 @@ def measure_costs(
     blind = next((one for one in verifying if one.rows == CONTEXT_ROWS and clock() <= deadline), None)
     each = (1, SHARED_BY) if blind is not None else ()
     seeing = _loaded([_Pass(target, CONTEXT_ROWS, CONTEXT, rows_each) for rows_each in each], clock, deadline)
+    everything = [*(one for passes in drafting for one in passes), *verifying, *seeing]
     for _ in range(TRIALS):
-        for one in (*(one for passes in drafting for one in passes), *verifying, *seeing):
+        for one in everything:
             one.measure(clock)
         if clock() > deadline:
             break
+    slowness = _slowness(everything)
+    for one in everything:
+        one.settle(slowness)
     context_s, read_s = _context_s(blind, seeing)
     return PassCosts(
         target=_curve(verifying, AROUND_PASS_S),
@@ -149,6 +161,13 @@ def _loaded(passes: Sequence[_Pass], clock: Callable[[], float], deadline: float
         one.load()
         loaded.append(one)
     return loaded
+
+
+def _slowness(passes: Sequence[_Pass]) -> Floats:
+    """[rounds] How many times as long as usual most passes took; a pass that was disturbed alone changes nothing."""
+    trials = np.maximum([one.trials for one in passes], _SHORTEST_S)
+    slowness: Floats = np.median(trials / np.median(trials, axis=1, keepdims=True), axis=0)
+    return slowness
 
 
 def _context_s(blind: _Pass | None, seeing: Sequence[_Pass]) -> tuple[float, float]:

@@ -123,7 +123,7 @@ def test_rows_that_share_what_they_see_are_no_dearer_than_others() -> None:
     """Whatever noise says of it: no price falls below nothing, and both together are what was measured."""
 
     def trials(*seconds: float) -> list[calibrate._Pass]:
-        return [calibrate._Pass(runner(1.0, Clock()), 16, trials=[one]) for one in seconds]
+        return [calibrate._Pass(runner(1.0, Clock()), 16, seconds=one) for one in seconds]
 
     entries = calibrate.CONTEXT_ROWS * calibrate.CONTEXT
     for alone, shared in ((3.0, 4.0), (3.0, 2.5), (3.0, 0.5), (0.5, 3.0), (0.5, 0.5)):
@@ -161,7 +161,7 @@ def test_what_passes_see_lies_in_the_arena() -> None:
         assert batch.block_tables.shape[1] * BLOCK_SIZE >= seen + 4
 
 
-def test_a_run_of_disturbed_trials_counts_by_its_fastest() -> None:
+def test_trials_that_were_disturbed_alone_count_little() -> None:
     clock, scale = Clock(), 1e-6
     noise = iter([0.0, 3.0, 1.0] * 200)
 
