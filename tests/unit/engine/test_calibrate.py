@@ -187,3 +187,18 @@ def test_a_slow_moment_of_the_machine_slows_no_size_alone() -> None:
         assert dict(found.target) == pytest.approx(dict(quiet.target), rel=1e-9)
         assert (found.context_s, found.read_s) == pytest.approx((quiet.context_s, quiet.read_s))
         assert slowed.now > clock.now
+
+
+def test_a_size_that_was_disturbed_whenever_the_machine_was_fast_is_not_dear() -> None:
+    """Its fastest trial would say so: each is held against the others of its round."""
+    pace = np.array([1.0, 2.0, 1.0, 2.0, 2.0])
+    disturbed = pace * [1.5, 1.0, 1.4, 1.0, 1.0]
+    quiet = Clock()
+    passes = [
+        calibrate._Pass(runner(1.0, quiet), rows, trials=(rows * trials).tolist())
+        for rows, trials in ((1, disturbed), (4, pace), (8, pace), (16, pace))
+    ]
+    slowness = calibrate._slowness(passes)
+    for one in passes:
+        one.settle(slowness)
+    assert [one.seconds / passes[0].seconds for one in passes] == pytest.approx([1.0, 4.0, 8.0, 16.0])
