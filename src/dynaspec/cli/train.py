@@ -1,4 +1,4 @@
-"""``dynaspec train``: make a small target and a drafter for it."""
+"""``dynaspec train``: make a small target and a drafter for it, or a drafter alone."""
 
 from __future__ import annotations
 
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 
 N = TypeVar("N", int, float)
 
+TARGET_ONLY = (
+    "target_steps",
+    "target_minutes",
+    "target_until",
+    "target_size",
+    "target_lr",
+    "decay_share",
+    "compile_model",
+    "extend",
+)
+
 app = typer.Typer(help="Train models for speculative decoding.", no_args_is_help=True)
 
 
@@ -27,10 +38,15 @@ def train() -> None:
 
 @app.command()
 def lm(
+    ctx: typer.Context,
     stage: Annotated[
         str,
         typer.Option(help="What to do: prepare, target, draft, export, evaluate, or all of them in order."),
     ] = "all",
+    target: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a target that exists already: train a drafter for it, with its tokenizer."),
+    ] = None,
     corpus: Annotated[
         Path | None,
         typer.Option(help="Folder of Python sources; default: this interpreter's standard library."),
@@ -38,9 +54,9 @@ def lm(
     gsm8k: Annotated[
         Path | None, typer.Option(help="GSM8K's training problems, JSON lines; default: no maths.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder that receives target/, draft/ and the fact files.")] = Path(
-        "models"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder that receives target/ (unless one is given), draft/ and the fact files.")
+    ] = Path("models"),
     work: Annotated[Path, typer.Option(help="Folder for tokens and checkpoints; keep it to resume.")] = Path(
         "train-state"
     ),
@@ -62,7 +78,12 @@ def lm(
         str, typer.Option(help="Target's hidden size, layers, heads, KV heads, intermediate size.")
     ] = "512,8,8,2,1408",
     draft_size: Annotated[str, typer.Option(help="The same of the drafter.")] = "192,2,3,1,512",
-    vocab: Annotated[int, typer.Option(help="Entries of the shared vocabulary (257 to 65536).")] = 4096,
+    vocab: Annotated[
+        int | None,
+        typer.Option(
+            help="Entries of the shared vocabulary (257 to 65536); default: those of the given target, else 4096."
+        ),
+    ] = None,
     seq_len: Annotated[int, typer.Option(help="Tokens a training row.")] = 512,
     batch_rows: Annotated[int, typer.Option(help="Rows a step.")] = 8,
     target_lr: Annotated[str, typer.Option(help="Target's peak rates: Muon, AdamW.")] = "0.01,0.004",
@@ -70,6 +91,14 @@ def lm(
     decay_share: Annotated[float, typer.Option(help="Last part of the target's training in which rates fall.")] = 0.25,
     kl_weight: Annotated[float, typer.Option(help="Weight of the divergence in the distillation loss.")] = 0.8,
     prompts: Annotated[int, typer.Option(min=1, help="Training prompts for the target to continue, at most.")] = 2048,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of such a prompt, at most.")] = 128,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of such a continuation, at most.")] = 192,
+    generated_share: Annotated[
+        float, typer.Option(help="Share of the distillation's rows that are such continuations.")
+    ] = 0.5,
+    corpus_rows: Annotated[
+        int, typer.Option(min=1, help="Rows of the corpus that the distillation asks the target about, over and over.")
+    ] = 512,
     prompts_per_kind: Annotated[int, typer.Option(min=1, help="Held-out prompts a kind in the evaluation.")] = 50,
     seed: Annotated[int, typer.Option(min=0, help="Of the weights and of the order of the data.")] = 1234,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -84,7 +113,7 @@ def lm(
 ) -> None:
     """Train a language model and a drafter for it, from Python sources and maths problems.
 
-    Stages can be run one at a time; each reads what the one before has left in --work.
+    With --target, a drafter alone. Stages can be run one at a time; each reads what the one before has left in --work.
     """
     # A waiting thread that spins slows every other process; torch reads this when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -93,17 +122,27 @@ def lm(
     from dynaspec.train.console import progress
     from dynaspec.train.corpus import standard_library
     from dynaspec.train.distill import DistillSettings
+    from dynaspec.train.given import read_shape
     from dynaspec.train.pipeline import Pipeline
     from dynaspec.train.settings import LmSettings, Places, parse_stage
 
     disable_progress_bar()  # of files that load in a moment
     try:
+        if target is None:
+            places = Places(work, out)
+            target_shape = _shape("target_size", target_size, 4096 if vocab is None else vocab)
+        else:
+            _refuse_target_only(ctx)
+            target_shape = read_shape(target)
+            places = Places.for_given(work, out, target)
         settings = LmSettings(
-            places=Places(work, out),
+            places=places,
             library=corpus or standard_library(),
             gsm8k=gsm8k,
-            target=_shape("target_size", target_size, vocab),
-            draft=_shape("draft_size", draft_size, vocab),
+            target=target_shape,
+            draft=_shape(
+                "draft_size", draft_size, target_shape.vocab if vocab is None else vocab, target_shape.positions
+            ),
             seq_len=seq_len,
             batch_rows=batch_rows,
             seed=seed,
@@ -112,7 +151,14 @@ def lm(
             target_rates=_rates("target_lr", target_lr),
             draft_rates=_rates("draft_lr", draft_lr),
             decay_share=decay_share,
-            distill=DistillSettings(kl_weight=kl_weight, prompts=prompts),
+            distill=DistillSettings(
+                kl_weight=kl_weight,
+                prompts=prompts,
+                prompt_tokens=prompt_tokens,
+                new_tokens=new_tokens,
+                generated_share=generated_share,
+                corpus_rows=corpus_rows,
+            ),
             device=device,
             compile=compile_model,
             resume=resume,
@@ -126,6 +172,25 @@ def lm(
         raise typer.Exit(2) from error
 
 
+def _refuse_target_only(ctx: typer.Context) -> None:
+    """
+    Raises:
+        ConfigError: options were given that are about training a target.
+    """
+    names = [
+        parameter.opts[0]
+        for parameter in ctx.command.params
+        if parameter.name in TARGET_ONLY and _is_given(ctx, parameter.name)
+    ]
+    if names:
+        raise ConfigError(f"target: got it together with {', '.join(names)}, expected none that is about its training")
+
+
+def _is_given(ctx: typer.Context, parameter: str) -> bool:
+    source = ctx.get_parameter_source(parameter)
+    return source is not None and source.name != "DEFAULT"
+
+
 def _budget(steps: int | None, minutes: float | None, until: str | None, default_minutes: float) -> Budget:
     from dynaspec.train.schedule import Budget, parse_until
 
@@ -134,11 +199,11 @@ def _budget(steps: int | None, minutes: float | None, until: str | None, default
     return Budget(steps, None if minutes is None else 60 * minutes, None if until is None else parse_until(until))
 
 
-def _shape(option: str, text: str, vocab: int) -> Shape:
+def _shape(option: str, text: str, vocab: int, positions: int = 2048) -> Shape:
     from dynaspec.train.model import Shape
 
     hidden, layers, heads, kv_heads, intermediate = _numbers(option, text, int, 5)
-    return Shape(hidden, layers, heads, kv_heads, intermediate, vocab=vocab)
+    return Shape(hidden, layers, heads, kv_heads, intermediate, vocab=vocab, positions=positions)
 
 
 def _rates(option: str, text: str) -> Rates:

@@ -29,26 +29,33 @@ after it are one token, so end a prompt before the break (`def area(radius):`), 
 _AGAIN = """## Again
 
 ```console
-$ dynaspec train lm --gsm8k gsm8k_train.jsonl --out models
+$ dynaspec train lm {given}--gsm8k gsm8k_train.jsonl --out models
 ```
 
-trains, exports and measures both models; `docs/training.md` explains the stages.
+trains, exports and measures {trained}; `docs/training.md` explains the stages.
 """
 
 
 def write_cards(out: Path) -> None:
-    """Write the ``README.md`` of both models from the fact files in ``out``."""
+    """Write the ``README.md`` of the models from the fact files in ``out``.
+
+    A target that was given has a card there if it lies there and its training is known.
+    """
     training = facts.read(out, facts.TRAINING)
     if training is None:
         return
     measured = facts.read(out, facts.EVALUATION)
-    for name, text in (("target", _target(training, measured)), ("draft", _draft(training, measured))):
+    cards = {"draft": _draft(training, measured)}
+    if training["draft"].get(facts.GIVEN, "target") == "target" and "rates" in training["target"]:
+        cards["target"] = _target(training, measured)
+    for name, text in cards.items():
         if (out / name).is_dir():
             write_text_atomically(out / name / "README.md", text)
 
 
 def _target(training: dict[str, Any], measured: dict[str, Any] | None) -> str:
     run = training["target"]
+    training = {**training, **run}  # a given target brings the facts of its own run
     head = f"""# dynaspec demo target
 
 {_architecture(run)}
@@ -59,18 +66,25 @@ def _target(training: dict[str, Any], measured: dict[str, Any] | None) -> str:
 Batches of {training["batch_rows"]} × {training["seq_len"]} tokens; {_rates(run["rates"])}; warm-up, stable,
 linear decay to 0. {_note(training)}
 """
-    return _join(head, _held_out(measured, "target"), _completions(measured), training)
+    again = _AGAIN.format(given="", trained="both models")
+    return _join(head, _held_out(measured, "target"), _completions(measured), training, again)
 
 
 def _draft(training: dict[str, Any], measured: dict[str, Any] | None) -> str:
     run = training["draft"]
     recipe, weight = run["distillation"], run["distillation"]["kl_weight"]
     written = run.get("continuations", {"documents": 0, "tokens": 0})
+    given = run.get(facts.GIVEN)
+    place = (
+        "the demo target beside it"
+        if given in (None, "target")
+        else f"the target in `{given}` (from this folder's parent)"
+    )
     head = f"""# dynaspec demo drafter
 
 {_architecture(run)}
 
-Drafts for the demo target beside it and shares its tokenizer.
+Drafts for {place} and shares its tokenizer.
 
 ## Training
 
@@ -83,10 +97,11 @@ Drafts for the demo target beside it and shares its tokenizer.
 Batches of {training["batch_rows"]} × {training["seq_len"]} tokens; {_rates(run["rates"])}.
 {_note(training)}
 """
-    return _join(head, _held_out(measured, "draft"), _agreement(measured), training)
+    again = _AGAIN.format(given="--target TARGET " if given else "", trained="the drafter" if given else "both models")
+    return _join(head, _held_out(measured, "draft"), _agreement(measured), training, again)
 
 
-def _join(head: str, losses: str, behaviour: str, training: dict[str, Any]) -> str:
+def _join(head: str, losses: str, behaviour: str, training: dict[str, Any], again: str) -> str:
     data = training["data"]
     about = _DATA.format(
         code=data["train_documents"].get("code", 0),
@@ -96,7 +111,7 @@ def _join(head: str, losses: str, behaviour: str, training: dict[str, Any]) -> s
         held_code=data["held_out_documents"].get("code", 0),
         held_maths=data["held_out_documents"].get("maths", 0),
     )
-    sections = [head, losses, behaviour, about, _LIMITS.format(seq_len=training["seq_len"]), _AGAIN]
+    sections = [head, losses, behaviour, about, _LIMITS.format(seq_len=training["seq_len"]), again]
     return "\n".join(section for section in sections if section)
 
 

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from dynaspec.train.loop import Listener, Report
+from dynaspec.train.report import Listener, Report
 
 PLAIN_SECONDS = 15.0
 
 
 @contextmanager
 def progress(title: str, console: Console | None = None) -> Iterator[Listener]:
-    """A listener that shows how the run called ``title`` goes, for as long as the context lasts."""
+    """A listener that shows how the stage called ``title`` goes, for as long as the context lasts."""
     console = console or Console(file=sys.stdout)
     if not console.is_terminal:
         yield _plain(title, console)
@@ -27,7 +27,7 @@ def progress(title: str, console: Console | None = None) -> Iterator[Listener]:
         task = bar.add_task(title, total=1.0, figures="")
 
         def listen(report: Report) -> None:
-            bar.update(task, completed=min(1.0, report.share), figures=figures(report))
+            bar.update(task, completed=min(1.0, report.share), figures=report.figures)
 
         yield listen
 
@@ -39,16 +39,6 @@ def _plain(title: str, console: Console) -> Listener:
         nonlocal last
         if time.monotonic() - last >= PLAIN_SECONDS:
             last = time.monotonic()
-            console.print(f"{title} {report.share:.1%} {figures(report)}", soft_wrap=True, highlight=False)
+            console.print(f"{title} {report.share:.1%} {report.figures}", soft_wrap=True, highlight=False)
 
     return listen
-
-
-def figures(report: Report) -> str:
-    """Steps, tokens, loss, learning-rate factor, speed and time left, on one line."""
-    done = report.progress
-    left = "?" if report.seconds_left == float("inf") else f"{report.seconds_left / 60:.1f} min"
-    return (
-        f"step {done.step} · {done.tokens / 1e6:.2f} M tokens · loss {done.loss:.4f} · "
-        f"lr × {report.factor:.2f} · {report.tokens_per_second:.0f} tokens/s · {left} left"
-    )

@@ -6,6 +6,7 @@ import ast
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +16,13 @@ from transformers import LlamaForCausalLM
 
 from dynaspec.train.corpus import Document
 from dynaspec.train.data import Tokens, TokenSet
-from dynaspec.train.generate import context_before, continue_greedily, function_headers, maths_prompt
+from dynaspec.train.generate import (
+    context_before,
+    continue_greedily,
+    function_headers,
+    maths_prompt,
+    open_engine,
+)
 from dynaspec.train.objective import logits
 from dynaspec.train.tokenizer import END_OF_TEXT_ID
 
@@ -219,38 +226,39 @@ class Behaviour:
 
 
 def behaviour(
-    target: LlamaForCausalLM,
+    target: Path,
     drafter: LlamaForCausalLM,
     tokenizer: Tokenizer,
     held_out: Sequence[Document],
     device: torch.device,
-    per_kind: int = 50,
-    new_tokens: int = 256,
+    per_kind: int,
+    longest_prompt: int,
+    new_tokens: int,
     draft_len: int = 5,
-    longest_prompt: int = 256,
 ) -> Behaviour:
-    """Let the target continue ``per_kind`` prompts of each kind and see what drafter and parser say."""
+    """Let the checkpoint ``target`` continue ``per_kind`` prompts of each kind; see what drafter and parser say."""
 
     def encode(text: str) -> Tokens:
         return np.array(tokenizer.encode(text, add_special_tokens=False).ids[-longest_prompt:], dtype=np.uint16)
 
     code = code_prompts(held_out, per_kind)
     maths = [maths_prompt(d) for d in held_out if d.kind == "maths"][:per_kind]
-    by_kind: dict[str, Agreement] = {}
-    counts: dict[str, int] = {}
+    asked = {
+        kind: [encode(text) for text in texts]
+        for kind, texts in (("code", [p.text for p in code]), ("maths", maths))
+        if texts
+    }
+    with open_engine(target, longest_prompt + new_tokens, device) as llm:
+        written = {kind: continue_greedily(llm, prompts, new_tokens) for kind, prompts in asked.items()}
+    by_kind = {
+        kind: drafter_agreement(drafter, prompts, written[kind], draft_len, device) for kind, prompts in asked.items()
+    }
     parsed = closed = both = 0
-    for kind, texts in (("code", [p.text for p in code]), ("maths", maths)):
-        if not texts:
-            continue
-        prompts = [encode(text) for text in texts]
-        counts[kind] = len(prompts)
-        tails = continue_greedily(target, prompts, new_tokens, device)
-        by_kind[kind] = drafter_agreement(drafter, prompts, tails, draft_len, device)
-        if kind == "code":
-            for prompt, tail in zip(code, tails, strict=True):
-                ended = bool(tail[-1] == END_OF_TEXT_ID)
-                text = tokenizer.decode(tail.tolist(), skip_special_tokens=True)
-                good, whole = parses(prompt.header, text, ended)
-                parsed, closed, both = parsed + good, closed + whole, both + (good and whole)
+    for prompt, tail in zip(code, written.get("code", []), strict=True):
+        ended = bool(tail[-1] == END_OF_TEXT_ID)
+        text = tokenizer.decode(tail.tolist(), skip_special_tokens=True)
+        good, whole = parses(prompt.header, text, ended)
+        parsed, closed, both = parsed + good, closed + whole, both + (good and whole)
     completions = Completions(len(code), parsed, closed, both)
+    counts = {kind: len(prompts) for kind, prompts in asked.items()}
     return Behaviour(by_kind, completions, counts, new_tokens, draft_len, longest_prompt)

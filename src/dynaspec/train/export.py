@@ -8,10 +8,11 @@ import shutil
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from dynaspec.contract.errors import CheckpointError
-from dynaspec.train.tokenizer import END_OF_TEXT_ID, load_tokenizer, save_tokenizer
+from dynaspec.train.tokenizer import END_OF_TEXT_ID, copy_tokenizer, load_tokenizer
 
 GENERATION = {
     "bos_token_id": END_OF_TEXT_ID,
@@ -34,11 +35,10 @@ def export(model: LlamaForCausalLM, tokenizer_folder: Path, folder: Path) -> Non
         (staged / "model.safetensors").chmod(0o644)  # it is written for its owner alone
         _add_old_names(staged / "config.json", model.config.rope_parameters["rope_theta"])
         (staged / "generation_config.json").write_text(json.dumps(GENERATION, indent=2) + "\n", "utf-8")
-        tokenizer = load_tokenizer(tokenizer_folder)
-        save_tokenizer(tokenizer, staged, max_length=model.config.max_position_embeddings)
+        copy_tokenizer(tokenizer_folder, staged)
         if (folder / "README.md").is_file():
             shutil.copy2(folder / "README.md", staged / "README.md")
-        check(staged, round_weights(model))
+        check(staged, round_weights(model), load_tokenizer(tokenizer_folder))
         _put_in_place(staged, folder)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
@@ -55,18 +55,17 @@ def round_weights(model: LlamaForCausalLM) -> LlamaForCausalLM:
     return copy.eval()
 
 
-def check(folder: Path, model: LlamaForCausalLM) -> None:
-    """Load ``folder`` as a user would and compare its logits with those of ``model``.
+def check(folder: Path, model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
+    """Load ``folder`` as a user would and compare it with ``model`` and ``tokenizer``.
 
     Raises:
         CheckpointError: they differ.
     """
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     text = "def größe(x):\n    return 12 * x  # \u2603\n"
-    ids = tokenizer(text, return_tensors="pt").input_ids
-    if tokenizer.decode(ids[0]) != text:
-        raise CheckpointError(f"export: the tokenizer in {str(folder)!r} does not give text back unchanged")
+    ids = AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False, return_tensors="pt").input_ids
+    if ids[0].tolist() != tokenizer.encode(text, add_special_tokens=False).ids:
+        raise CheckpointError(f"export: the tokenizer in {str(folder)!r} reads a text otherwise than in training")
     with torch.no_grad():
         difference = float((loaded(ids).logits - model(ids).logits).abs().max())
     if difference > 1e-4:
@@ -76,12 +75,12 @@ def check(folder: Path, model: LlamaForCausalLM) -> None:
 
 
 def load_exported(folder: Path, device: torch.device) -> LlamaForCausalLM:
-    """An exported model in float32 on ``device``.
+    """An exported model, or a given target, in float32 on ``device``.
 
     Raises:
         CheckpointError: there is none.
     """
-    if not (folder / "model.safetensors").is_file():
+    if not any(folder.glob("*.safetensors")):
         raise CheckpointError(f"export: {str(folder)!r} holds no model, expected what the stage 'export' writes")
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections import Counter
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from dynaspec.train.corpus import load_corpus
 from dynaspec.train.data import TokenSet
@@ -22,6 +24,8 @@ from dynaspec.train.settings import LmSettings
 
 TRAINING = "training.json"
 EVALUATION = "evaluation.json"
+GIVEN = "given_target"  # among the drafter's facts: where its target was, seen from the output folder
+OF_A_RUN = ("provenance", "note", "data", "seed", "seq_len", "batch_rows")
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
@@ -53,7 +57,7 @@ def write_training(settings: LmSettings, device: torch.device) -> None:
         "seed": settings.seed,
         "seq_len": settings.seq_len,
         "batch_rows": settings.batch_rows,
-        "target": {**_model(settings.target), "rates": asdict(settings.target_rates), **_run(places.target)},
+        "target": _target(settings),
         "draft": {
             **_model(settings.draft),
             "rates": asdict(settings.draft_rates),
@@ -65,7 +69,33 @@ def write_training(settings: LmSettings, device: torch.device) -> None:
     if places.generated.is_file():
         written = TokenSet.load(places.generated)
         facts["draft"]["continuations"] = {"documents": written.documents, "tokens": len(written.tokens)}
+    if places.given is not None:
+        facts["draft"][GIVEN] = Path(os.path.relpath(places.given.resolve(), places.out.resolve())).as_posix()
     _write(places.out / TRAINING, facts)
+
+
+def _target(settings: LmSettings) -> dict[str, Any]:
+    places = settings.places
+    if places.given is None:
+        return {**_model(settings.target), "rates": asdict(settings.target_rates), **_run(places.target)}
+    with torch.device("meta"):
+        count = parameters(LlamaForCausalLM(LlamaConfig.from_pretrained(places.given)))
+    return _told(places.given, count) or {"shape": asdict(settings.target), "parameters": count}
+
+
+def _told(given: Path, count: int) -> dict[str, Any] | None:
+    """What the ``training.json`` beside ``given`` says of that target, if it speaks of it."""
+    folder = given.absolute().parent
+    before = read(folder, TRAINING) or {}
+    if before.get("target", {}).get("parameters") != count:
+        return None
+    meant = before["draft"].get(GIVEN, "target")
+    if (folder / meant).resolve() != given.resolve():
+        return None
+    if GIVEN in before["draft"]:
+        return dict(before["target"])
+    # The run was the target's; the facts of the run that now joins it are the drafter's.
+    return {**{name: before[name] for name in OF_A_RUN}, **before["target"]}
 
 
 def _model(shape: Shape) -> dict[str, Any]:
@@ -113,7 +143,7 @@ def write_evaluation(
 
 def _method(seq_len: int, shown: Behaviour) -> dict[str, str]:
     return {
-        "weights": "The exported bfloat16 values, computed in float32.",
+        "weights": "The values in the checkpoints, computed in float32.",
         "held_out_loss": (f"Every token of the held-out documents once, in rows of {seq_len} of the joined documents."),
         "agreement": (
             f"The target continues held-out prompts greedily, up to {shown.new_tokens} tokens. At each "

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM
 
+from dynaspec.api import LLM
+from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.train.corpus import Document
 from dynaspec.train.data import Tokens, TokenSet, token_set
-from dynaspec.train.tokenizer import END_OF_TEXT_ID
 
 ANSWER = "\nAnswer:"
 
@@ -81,51 +83,49 @@ def training_prompts(
     return prompts
 
 
-@torch.no_grad()
-def continue_greedily(
-    model: LlamaForCausalLM, prompts: Sequence[Tokens], new_tokens: int, device: torch.device
-) -> list[Tokens]:
-    """The target's greedy continuation of each prompt; end of text included where it was reached."""
-    width = max(len(p) for p in prompts)
-    ids = torch.full((len(prompts), width), END_OF_TEXT_ID, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):  # padded on the left, so that all continue at one column
-        ids[row, width - len(prompt) :] = torch.from_numpy(prompt.astype(np.int64))
-        mask[row, width - len(prompt) :] = 1
-    out = model.generate(
-        input_ids=ids.to(device),
-        attention_mask=mask.to(device),
-        max_new_tokens=new_tokens,
-        do_sample=False,
-        eos_token_id=END_OF_TEXT_ID,
-        pad_token_id=END_OF_TEXT_ID,
+@contextmanager
+def open_engine(target: Path, longest: int, device: torch.device, at_once: int = 64) -> Iterator[LLM]:
+    """dynaspec's engine with the checkpoint ``target``, for texts of up to ``longest`` tokens, ``at_once`` together.
+
+    Raises:
+        CheckpointError, ConfigError, CapacityError: what was given cannot work.
+    """
+    llm = LLM(
+        str(target),
+        device=device.type,
+        dtype="float32",
+        max_model_len=longest,
+        max_num_seqs=at_once,
+        enable_prefix_caching=False,
     )
-    tails = out[:, width:].cpu().numpy()
-    return [_until_end(tail) for tail in tails]
+    try:
+        yield llm
+    finally:
+        llm.close()
 
 
-def _until_end(tail: np.ndarray) -> Tokens:
-    ends = np.flatnonzero(tail == END_OF_TEXT_ID)
-    return tail[: ends[0] + 1 if len(ends) else len(tail)].astype(np.uint16)
+def continue_greedily(llm: LLM, prompts: Sequence[Tokens], new_tokens: int) -> list[Tokens]:
+    """The target's greedy continuation of each prompt; end of text included where it was reached."""
+    params = SamplingParams(temperature=0.0, max_tokens=new_tokens, detokenize=False)
+    outputs = llm.generate([{"prompt_token_ids": prompt.tolist()} for prompt in prompts], params)
+    return [np.array(output.outputs[0].token_ids, dtype=np.uint16) for output in outputs]
 
 
 def generate_documents(
-    model: LlamaForCausalLM,
+    llm: LLM,
     prompts: Sequence[Tokens],
     new_tokens: int,
     batch: int,
-    device: torch.device,
-    go_on: Callable[[int], bool],
+    go_on: Callable[[Sequence[Tokens]], bool],
 ) -> TokenSet:
     """Prompts with the target's continuations, as documents to train on.
 
-    ``go_on(done)`` is asked before each batch, so that a caller can stop at a time of day.
+    ``go_on(documents so far)`` hears of every batch and says whether there may be another, so that a caller can stop
+    at a time of day.
     """
     pieces: list[Tokens] = []
-    for first in range(0, len(prompts), batch):
-        if not go_on(len(pieces)):
-            break
-        some = prompts[first : first + batch]
-        tails = continue_greedily(model, some, new_tokens, device)
+    while go_on(pieces) and len(pieces) < len(prompts):
+        some = prompts[len(pieces) : len(pieces) + batch]
+        tails = continue_greedily(llm, some, new_tokens)
         pieces += [np.concatenate([p, t]) for p, t in zip(some, tails, strict=True)]
     return token_set(pieces)

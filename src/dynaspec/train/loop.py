@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.train.data import Sampler
 from dynaspec.train.files import write_atomically
 from dynaspec.train.optimizer import Optimizers
+from dynaspec.train.report import Listener, time_left
 from dynaspec.train.schedule import Budget, Schedule
 
 STANDSTILL = 5.0  # a step this many times longer than usual was a pause, not work
@@ -33,8 +34,8 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """One line of progress for people."""
+class StepReport:
+    """How a run stands after a step."""
 
     progress: Progress
     share: float
@@ -42,11 +43,14 @@ class Report:
     tokens_per_second: float
     seconds_left: float
 
-
-class Listener(Protocol):
-    """Hears how a run goes."""
-
-    def __call__(self, report: Report) -> None: ...
+    @property
+    def figures(self) -> str:
+        """Steps, tokens, loss, learning-rate factor, speed and time left, on one line."""
+        done = self.progress
+        return (
+            f"step {done.step} · {done.tokens / 1e6:.2f} M tokens · loss {done.loss:.4f} · "
+            f"lr × {self.factor:.2f} · {self.tokens_per_second:.0f} tokens/s · {time_left(self.seconds_left)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,7 @@ class Loop:
             if listener is not None:
                 speed = progress.tokens / progress.seconds
                 left = budget.seconds_left(progress.step, progress.seconds)
-                listener(Report(progress, share, factor, speed, left))
+                listener(StepReport(progress, share, factor, speed, left))
             if time.monotonic() - saved > settings.save_seconds:
                 self._save("latest")
                 saved = time.monotonic()

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from dynaspec.contract.errors import CheckpointError
-from dynaspec.train import card, evaluate, facts
-from dynaspec.train.corpus import Corpus, load_corpus
+from dynaspec.contract.errors import CheckpointError, ConfigError
+from dynaspec.train import card, facts
+from dynaspec.train.corpus import Corpus, Document, load_corpus
 from dynaspec.train.data import Mixture, Pool, RowSampler, Sampler, TokenSet, encode
 from dynaspec.train.device import choose_device
 from dynaspec.train.distill import write_continuations
-from dynaspec.train.export import export, load_exported, round_weights
-from dynaspec.train.loop import Checkpoints, Listener, Loop, LoopSettings
+from dynaspec.train.evaluate import Loss, behaviour, held_out_loss
+from dynaspec.train.export import export, load_exported
+from dynaspec.train.loop import Checkpoints, Loop, LoopSettings
 from dynaspec.train.model import Shape, build
 from dynaspec.train.objective import NextToken
 from dynaspec.train.optimizer import Optimizers, Rates
+from dynaspec.train.report import Listener
 from dynaspec.train.schedule import Budget, Schedule
 from dynaspec.train.settings import LmSettings, Stage
 from dynaspec.train.teacher import Distillation, Teacher
-from dynaspec.train.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from dynaspec.train.tokenizer import copy_tokenizer, load_tokenizer, save_tokenizer, train_tokenizer
 
 Watch = Callable[[str], AbstractContextManager[Listener]]
 Say = Callable[[str], None]
@@ -46,7 +49,7 @@ class Pipeline:
     """Runs stages with one set of settings; holds no state that is not on disk."""
 
     def __init__(self, settings: LmSettings, watch: Watch | None = None, say: Say | None = None) -> None:
-        """``watch`` opens a progress display for a run's title; ``say`` takes one line of news."""
+        """``watch`` opens a progress display with a title; ``say`` takes one line of news."""
         self._settings = settings
         self._places = settings.places
         self._device = choose_device(settings.device)
@@ -54,7 +57,11 @@ class Pipeline:
         self._say: Say = say or (lambda line: None)
 
     def run(self, stage: Stage) -> None:
-        """Do ``stage``, or everything in order."""
+        """Do ``stage``, or everything in order; a target that is given is not trained.
+
+        Raises:
+            ConfigError: ``stage`` is to train it.
+        """
         stages: dict[Stage, Callable[[], None]] = {
             "prepare": self.prepare,
             "target": self.train_target,
@@ -62,6 +69,10 @@ class Pipeline:
             "export": self.export,
             "evaluate": self.evaluate,
         }
+        if self._places.given is not None:
+            if stage == "target":
+                raise ConfigError("stage: got 'target' for a target that is given, expected a stage of the drafter")
+            del stages["target"]
         for step in stages.values() if stage == "all" else (stages[stage],):
             step()
 
@@ -69,12 +80,16 @@ class Pipeline:
         return load_corpus(self._settings.library, self._settings.gsm8k)
 
     def prepare(self) -> None:
-        """Learn the tokenizer on the training split, and tokenise that split."""
-        corpus = self._corpus()
-        tokenizer = train_tokenizer((d.text for d in corpus.train), self._settings.target.vocab)
-        save_tokenizer(tokenizer, self._places.tokenizer, self._settings.target.positions)
+        """Learn the tokenizer on the training split, or take the given target's; tokenise that split."""
+        corpus, places, shape = self._corpus(), self._places, self._settings.target
+        if places.given is None:
+            tokenizer = train_tokenizer((d.text for d in corpus.train), shape.vocab)
+            save_tokenizer(tokenizer, places.tokenizer, shape.positions)
+        else:
+            copy_tokenizer(places.given, places.tokenizer)
+            tokenizer = load_tokenizer(places.tokenizer)
         train = encode(corpus.train, tokenizer)
-        train.save(self._places.train)
+        train.save(places.train)
         self._say(
             f"prepared {len(corpus.train)} documents, {len(train.tokens)} tokens; "
             f"{len(corpus.held_out)} documents held out"
@@ -102,23 +117,25 @@ class Pipeline:
         settings, places, distill = self._settings, self._places, self._settings.distill
         if not settings.resume:
             places.generated.unlink(missing_ok=True)
+        self._write_teacher()
         model = build(settings.draft, settings.seed + 1).to(self._device)
         if settings.resume and (places.draft.latest.is_file() or places.generated.is_file()):
             self._restore(model, places.pretrained)
         else:
             self._pretrain(model, settings.draft_budget.part(distill.pretrain_share))
-        target = self._trained_target()
         rest = settings.draft_budget.after(distill.pretrain_share)
-        written = write_continuations(
-            target,
-            list(self._corpus().train),
-            load_tokenizer(places.tokenizer),
-            distill,
-            rest.part(distill.generate_share),
-            settings.seed,
-            self._device,
-            places.generated,
-        )
+        with self._watch("continuations") as listener:
+            written = write_continuations(
+                places.teacher,
+                self._corpus().train,
+                load_tokenizer(places.tokenizer),
+                distill,
+                rest.part(distill.generate_share),
+                settings.seed,
+                self._device,
+                places.generated,
+                listener,
+            )
         self._say(f"the target wrote {written.documents} continuations, {len(written.tokens)} tokens with prompts")
         corpus, own = self._draft_rows(), RowSampler(written, settings.seq_len, settings.seed + 2)
         rows = Mixture(
@@ -128,6 +145,7 @@ class Pipeline:
         )
         falling = Schedule(settings.warmup_steps, distill.decay_share)
         budget = rest.after(distill.generate_share)
+        target = load_exported(places.teacher, self._device)
         self._fit(
             Run("drafter, distillation", settings.draft, settings.draft_rates, falling, budget),
             model,
@@ -146,52 +164,74 @@ class Pipeline:
         self._fit(run, model, self._draft_rows(), NextToken(model), self._places.pretrained)
 
     def export(self) -> None:
-        """Write both models in the Hugging Face layout, with their cards."""
-        places = self._places
-        for name, shape, checkpoints in (
-            ("target", self._settings.target, places.target),
-            ("draft", self._settings.draft, places.draft),
-        ):
-            if not checkpoints.latest.is_file():
-                self._say(f"{name}: nothing trained yet, not exported")
-                continue
-            model = build(shape, seed=0)
-            self._restore(model, checkpoints)
-            export(model, places.tokenizer, places.out / name)
-            self._say(f"exported {name} to {places.out / name}")
-        facts.write_training(self._settings, self._device)
+        """Write what was trained in the Hugging Face layout, with cards."""
+        settings, places = self._settings, self._places
+        if places.given is None:
+            self._export("target", settings.target, places.target, places.out / "target")
+        self._export("draft", settings.draft, places.draft, places.exported_draft)
+        facts.write_training(settings, self._device)
         card.write_cards(places.out)
 
+    def _export(self, name: str, shape: Shape, checkpoints: Checkpoints, folder: Path) -> None:
+        if not checkpoints.latest.is_file():
+            self._say(f"{name}: nothing trained yet, not exported")
+            return
+        model = build(shape, seed=0)
+        self._restore(model, checkpoints)
+        export(model, self._places.tokenizer, folder)
+        self._say(f"exported {name} to {folder}")
+
     def evaluate(self) -> None:
-        """Measure the exported pair on held-out documents and write the figures."""
+        """Measure target and exported drafter on held-out documents and write the figures."""
         settings, places = self._settings, self._places
-        target = load_exported(places.out / "target", self._device)
-        drafter = load_exported(places.out / "draft", self._device)
-        tokenizer = load_tokenizer(places.out / "target")
+        drafter = load_exported(places.exported_draft, self._device)
+        tokenizer = load_tokenizer(places.measured_target)
         held_out = self._corpus().held_out
-        losses: dict[str, dict[str, evaluate.Loss]] = {"target": {}, "draft": {}}
+        target = load_exported(places.measured_target, self._device)
+        losses = {
+            name: self._held_out_losses(name, model, tokenizer, held_out)
+            for name, model in (("target", target), ("draft", drafter))
+        }
+        half = min(256, settings.target.positions // 2)  # prompt and continuation share the target's positions
+        shown = behaviour(
+            places.measured_target,
+            drafter,
+            tokenizer,
+            held_out,
+            self._device,
+            settings.prompts_per_kind,
+            longest_prompt=half,
+            new_tokens=half,
+        )
+        facts.write_evaluation(settings, losses, shown, self._device)
+        card.write_cards(places.out)
+        for line in card.summary(places.out):
+            self._say(line)
+
+    def _held_out_losses(
+        self, name: str, model: LlamaForCausalLM, tokenizer: Tokenizer, held_out: Sequence[Document]
+    ) -> dict[str, Loss]:
+        losses: dict[str, Loss] = {}
         for kind in ("code", "maths"):
             documents = [d for d in held_out if d.kind == kind]
             if not documents:
                 continue
             tokens = encode(documents, tokenizer)
             size = sum(len(d.text.encode()) for d in documents)
-            for name, model in (("target", target), ("draft", drafter)):
-                losses[name][kind] = evaluate.held_out_loss(model, tokens, size, settings.seq_len, self._device)
-                self._say(f"held-out loss, {name}, {kind}: {losses[name][kind].nats_per_token:.4f} nats a token")
-        shown = evaluate.behaviour(target, drafter, tokenizer, held_out, self._device, settings.prompts_per_kind)
-        facts.write_evaluation(settings, losses, shown, self._device)
-        card.write_cards(places.out)
-        for line in card.summary(places.out):
-            self._say(line)
+            losses[kind] = held_out_loss(model, tokens, size, self._settings.seq_len, self._device)
+            self._say(f"held-out loss, {name}, {kind}: {losses[kind].nats_per_token:.4f} nats a token")
+        return losses
 
     def _train_tokens(self) -> TokenSet:
         return TokenSet.load(self._places.train)
 
-    def _trained_target(self) -> LlamaForCausalLM:
-        model = build(self._settings.target, seed=0)
-        self._restore(model, self._places.target)
-        return round_weights(model).to(self._device)
+    def _write_teacher(self) -> None:
+        """Put a trained target where the drafter's training reads it; a given one is there."""
+        places = self._places
+        if places.given is None:
+            model = build(self._settings.target, seed=0)
+            self._restore(model, places.target)
+            export(model, places.tokenizer, places.teacher)
 
     def _restore(self, model: LlamaForCausalLM, checkpoints: Checkpoints) -> None:
         if not checkpoints.latest.is_file():

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from dynaspec.contract.errors import ConfigError
 from dynaspec.train.corpus import standard_library
 from dynaspec.train.distill import DistillSettings
+from dynaspec.train.given import fingerprint
 from dynaspec.train.loop import Checkpoints
 from dynaspec.train.model import DRAFT, TARGET, Shape
 from dynaspec.train.optimizer import Rates
@@ -20,14 +21,20 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Files of the work folder, which is private to a run, and of the output folder."""
+    """Files of the work folder, which is private to a run, of the output folder, and of a given target."""
 
     work: Path
     out: Path
+    given: Path | None = None  # the folder of a target that exists already
+
+    @classmethod
+    def for_given(cls, work: Path, out: Path, given: Path) -> Places:
+        """Places of a drafter for ``given``: what is made for one target must not serve another."""
+        return cls(work / f"given-{fingerprint(given)}", out, given)
 
     @property
     def tokenizer(self) -> Path:
-        """The learnt tokenizer."""
+        """The tokenizer that was learnt, or is the given target's."""
         return self.work / "tokenizer"
 
     @property
@@ -44,6 +51,21 @@ class Places:
     def target(self) -> Checkpoints:
         """States of the target's training."""
         return Checkpoints(self.work / "target")
+
+    @property
+    def teacher(self) -> Path:
+        """The target that writes and teaches, in the Hugging Face layout; a trained one has its rounded weights."""
+        return self.given or self.work / "teacher"
+
+    @property
+    def measured_target(self) -> Path:
+        """The target that is evaluated with the drafter."""
+        return self.given or self.out / "target"
+
+    @property
+    def exported_draft(self) -> Path:
+        """The drafter in the Hugging Face layout."""
+        return self.out / "draft"
 
     @property
     def pretrained(self) -> Checkpoints:
@@ -63,7 +85,7 @@ class LmSettings:
     places: Places
     library: Path = field(default_factory=standard_library)
     gsm8k: Path | None = None
-    target: Shape = TARGET
+    target: Shape = TARGET  # of the given target, if there is one
     draft: Shape = DRAFT
     seq_len: int = 512
     batch_rows: int = 8
@@ -86,7 +108,16 @@ class LmSettings:
     def __post_init__(self) -> None:
         if self.target.vocab != self.draft.vocab:
             raise ConfigError(
-                f"vocab: got {self.target.vocab} and {self.draft.vocab}, expected the same for both models"
+                f"vocab: got {self.draft.vocab} for the drafter, expected the target's {self.target.vocab}"
+            )
+        given = self.places.given
+        if given is not None and given.resolve() == self.places.exported_draft.resolve():
+            raise ConfigError(f"target: got {str(given)!r}, which the drafter would replace, expected another folder")
+        longest = self.distill.prompt_tokens + self.distill.new_tokens
+        if longest > self.target.positions:
+            raise ConfigError(
+                f"new_tokens: got {self.distill.new_tokens} after prompts of {self.distill.prompt_tokens}, "
+                f"expected no more together than the target's {self.target.positions} positions"
             )
         if not 1 < self.seq_len <= self.target.positions:
             raise ConfigError(f"seq_len: got {self.seq_len}, expected 2 to {self.target.positions}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +13,13 @@ from dynaspec.contract.errors import ConfigError
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
 
 # Words with their leading space, digits one at a time (numbers of any length then have one
 # reading), runs of punctuation, and white space that leaves its last space to the next word.
@@ -75,8 +83,16 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy a checkpoint's tokenizer as it is, chat template included."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Read the tokenizer that :func:`save_tokenizer` wrote.
+    """Read a checkpoint's tokenizer, or the one that the stage ``prepare`` has left.
 
     Raises:
         ConfigError: the folder has no ``tokenizer.json``.

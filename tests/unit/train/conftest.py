@@ -10,8 +10,9 @@ import torch
 
 from dynaspec.train.corpus import Document
 from dynaspec.train.data import TokenSet, encode
-from dynaspec.train.model import Shape
-from dynaspec.train.tokenizer import train_tokenizer
+from dynaspec.train.export import export
+from dynaspec.train.model import Shape, build
+from dynaspec.train.tokenizer import save_tokenizer, train_tokenizer
 
 TINY = Shape(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=48, head_dim=16, vocab=300, positions=128)
 
@@ -42,6 +43,18 @@ def tokenizer(documents):
 @pytest.fixture(scope="session")
 def tokens(documents, tokenizer) -> TokenSet:
     return encode(documents, tokenizer)
+
+
+def save_checkpoint(folder: Path, tokenizer, seed: int, shape: Shape = TINY) -> Path:
+    """A random model whose layers matter, in the Hugging Face layout."""
+    model = build(shape, seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):  # which start at 0
+                parameter.normal_(std=shape.hidden**-0.5)
+    save_tokenizer(tokenizer, folder / "tokenizer", shape.positions)
+    export(model, folder / "tokenizer", folder / "model")
+    return folder / "model"
 
 
 @pytest.fixture
