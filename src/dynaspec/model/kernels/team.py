@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
-import torch  # noqa: F401  loads the OpenMP runtime that is looked for here
+import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -27,13 +27,14 @@ _POINTER, _I32, _I64 = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64
 
 
 def _runtime() -> ctypes.CDLL | None:
-    """GNU's OpenMP runtime as PyTorch has loaded it, if that is the one it uses."""
+    """PyTorch's library, through which GNU's OpenMP runtime is found that it uses itself, if it is GNU's: others in the
+    process may have brought copies of their own."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        maps = Path("/proc/self/maps").read_text().split()
+        runtime = ctypes.CDLL(str(library))
     except OSError:
         return None
-    loaded = next((entry for entry in maps if "/libgomp" in entry), None)
-    return None if loaded is None else ctypes.CDLL(loaded)
+    return runtime if hasattr(runtime, _PARALLEL) else None
 
 
 @ctypes.CFUNCTYPE(None, ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
