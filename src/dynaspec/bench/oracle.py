@@ -10,12 +10,12 @@ from statistics import median
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.engine.calibrate import CONTEXT, Runner
 from dynaspec.engine.engine import Engine
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
+from dynaspec.propose.calibrate import CONTEXT, Runner
 
 from .datasets import BenchPrompt, fit
 from .drive import Job, StepTrace, run_all

@@ -57,6 +57,8 @@ def handed_over(request: Request, seen: Any) -> list[str]:
         additional_config=request.additional_config,
         scheduler_cls=seen.scheduler_cls if request.speculative_config is not None else None,  # else it is passed
         data_parallel_size=seen.data_parallel_size,
+        tensor_parallel_size=seen.tensor_parallel_size,
+        pipeline_parallel_size=seen.pipeline_parallel_size,
     )
     flags = [part for name, value in speculation.items() for part in _as_flag(name, value)]
     return [*_model(request, seen.model_tag), *request.passed, *request.translated, *flags]

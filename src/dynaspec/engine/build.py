@@ -23,6 +23,7 @@ from dynaspec.model.kernels.team import dissolve
 from dynaspec.model.loader import load_model
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 from dynaspec.observe.stats import SpecStats
+from dynaspec.propose.calibrate import Runner, measure_costs
 from dynaspec.propose.draft_model import DraftModelProposer
 from dynaspec.propose.guard import Guard
 from dynaspec.propose.ngram import NgramProposer
@@ -34,7 +35,6 @@ from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.lanes import Lanes
 from dynaspec.schedule.scheduler import Scheduler
 
-from .calibrate import Runner, measure_costs
 from .config import EngineConfig
 from .engine import Engine
 from .intake import Intake

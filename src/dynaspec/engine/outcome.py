@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 import numpy as np
-import numpy.typing as npt
 
 from dynaspec.contract.proposer import Drafts
-from dynaspec.contract.step import DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
+from dynaspec.contract.step import Ended, Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.schedule.batch import StepBatch
 from dynaspec.schedule.result import Committed, StepResult
 
@@ -60,23 +58,6 @@ def why_off(view: StepView, plan: SpecPlan) -> dict[str, int]:
         for depth, wish, room in columns
         if depth == 0
     )
-
-
-def draft_view(drafts: Drafts) -> DraftView:
-    """What was drafted; requests whose proposer lacks a signal (None or NaN) have none in the view."""
-    lens = tuple(drafts.lens.tolist())
-    return DraftView(
-        length=lens,
-        confidence=((),) * len(lens) if drafts.confidence is None else _cut(drafts.confidence, lens),
-        evidence=() if drafts.evidence is None else _cut(drafts.evidence, lens),
-        echo=() if drafts.echo is None else _cut(drafts.echo, lens),
-    )
-
-
-def _cut(column: npt.NDArray[np.float32], lens: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
-    """Rows without their padding; empty ones for NaN."""
-    rows = zip(column.tolist(), lens, strict=True)
-    return tuple([() if n == 0 or math.isnan(row[0]) else tuple(row[:n]) for row, n in rows])
 
 
 def build_outcome(ran: Ran, committed: Committed, step_s: float) -> StepOutcome:

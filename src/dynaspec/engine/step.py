@@ -15,6 +15,7 @@ from dynaspec.contract.step import Limits, Needs
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.patience import TargetPace
 from dynaspec.propose.router import Router
+from dynaspec.propose.view import draft_view
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.batch import StepBatch
 from dynaspec.schedule.request import Request
@@ -22,7 +23,7 @@ from dynaspec.schedule.result import Committed
 from dynaspec.schedule.scheduler import Scheduler
 
 from .acts import Ran, Scheduled
-from .outcome import build_outcome, build_view, draft_view, why_off
+from .outcome import build_outcome, build_view, why_off
 from .target import TargetVerifier
 
 

@@ -1,4 +1,4 @@
-"""What the models' passes cost here: a few trials as an engine starts, for policies that weigh costs."""
+"""What the models' passes cost here: a few trials as a host starts, for policies that weigh costs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class _Pass:
 
 
 def measure_costs(
-    target: Runner, drafters: Sequence[Runner | None], clock: Callable[[], float], max_rows: int
+    target: Runner | None, drafters: Sequence[Runner | None], clock: Callable[[], float], max_rows: int
 ) -> PassCosts:
     """Times passes of each model.
 
@@ -116,6 +116,7 @@ def measure_costs(
     for a second, all of them are, and no size alone, which would look dear for long.
 
     Args:
+        target: None = somebody else runs it, and its passes are not timed.
         drafters: one entry a proposer; None for one that runs no model.
         clock: seconds.
         max_rows: most rows of a target pass.
@@ -127,12 +128,13 @@ def measure_costs(
         else _loaded([_Pass(one, rows, CONTEXT, after=target) for rows in DRAFTER_ROWS], clock, deadline)
         for one in drafters
     ]
-    sizes = [_Pass(target, rows) for rows in TARGET_ROWS if rows <= max_rows]
+    sizes = [] if target is None else [_Pass(target, rows) for rows in TARGET_ROWS if rows <= max_rows]
     verifying = _loaded(sizes, clock, deadline)
     # Only where there is something to compare it with, and time left.
     blind = next((one for one in verifying if one.rows == CONTEXT_ROWS and clock() <= deadline), None)
     each = (1, SHARED_BY) if blind is not None else ()
-    seeing = _loaded([_Pass(target, CONTEXT_ROWS, CONTEXT, rows_each) for rows_each in each], clock, deadline)
+    shared = [] if target is None else [_Pass(target, CONTEXT_ROWS, CONTEXT, rows_each) for rows_each in each]
+    seeing = _loaded(shared, clock, deadline)
     everything = [*(one for passes in drafting for one in passes), *verifying, *seeing]
     for _ in range(TRIALS):
         for one in everything:
@@ -165,6 +167,8 @@ def _loaded(passes: Sequence[_Pass], clock: Callable[[], float], deadline: float
 
 def _slowness(passes: Sequence[_Pass]) -> Floats:
     """[rounds] How many times as long as usual most passes took; a pass that was disturbed alone changes nothing."""
+    if not passes:
+        return np.ones(0)
     trials = np.maximum([one.trials for one in passes], _SHORTEST_S)
     slowness: Floats = np.median(trials / np.median(trials, axis=1, keepdims=True), axis=0)
     return slowness

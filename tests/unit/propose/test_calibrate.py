@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from dynaspec.engine import calibrate
-from dynaspec.engine.calibrate import Runner, measure_costs
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import ForwardOutput
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.propose import calibrate
+from dynaspec.propose.calibrate import Runner, measure_costs
 from unit.engine.fakes import FakeModel
 
 SEEN, READ = 0.001, 0.002

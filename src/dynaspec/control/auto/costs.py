@@ -291,9 +291,13 @@ class StepCosts:
     def _rescale(self, group: int, by: float) -> None:
         """A start that was a guess takes its scale from the first measurement."""
         self._known[group] = True
-        # Guesses about drafters rest on that about the target.
-        others = [i for i, known in enumerate(self._known) if not known] if group == 0 else []
-        for i in (group, *others):
-            low, high = self._first(i), self._first(i + 1)
-            self._start[low:high] *= by
-            self._parts[low:high] *= by
+        self._scale(self._first(group), self._first(group + 1), by)
+        if group:
+            return
+        for i, known in enumerate(self._known[1:], 1):  # guesses about drafters rest on that about the target, …
+            last = self._first(i + 1)
+            self._scale(last - 1 if known else self._first(i), last, by)  # … of a measured one what it leaves behind
+
+    def _scale(self, low: int, high: int, by: float) -> None:
+        self._start[low:high] *= by
+        self._parts[low:high] *= by

@@ -1,4 +1,4 @@
-"""Is the vLLM that is installed one that the scheduler knows? Asked before anything of it is used."""
+"""Is the vLLM that is installed one that scheduler and drafter know? Asked before anything of it is used."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     f"{_SCHEDULER}.get_request_counts": (),
     f"{_SCHEDULER}.shutdown": (),
     f"{_ASYNC}._update_after_schedule": ("scheduler_output",),
+    "vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer": ("vllm_config",),
 }
 """What is overridden or called, and the parameters it is expected to have."""
 FIELDS: Mapping[str, tuple[str, ...]] = {

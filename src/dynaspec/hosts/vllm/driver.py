@@ -156,6 +156,7 @@ class Driver:
         if step.view is None or step.plan is None:
             return {}
         plan = self._controller.trim(step.view, step.plan, draft_view(step.view, lengths))
+        self.k = max([min(depth, lengths.get(request, 0)) for request, depth in step.depths], default=0)
         for request, depth in zip(step.view.ids, plan.depth, strict=True):
             draft = self._drafts.get(request)
             if draft is not None:

@@ -15,10 +15,12 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.control.registry import build_controller
 
 from .driver import limits_for
+from .launch_drafter import Place, own_drafting, take_backend
 from .launch_speculation import Speculation, divide
 from .menu import Table, k_menu, table_of
 from .methods import drafter_of
-from .settings import KEY, LOG_KEY, Settings, VllmSpeculation
+from .settings import Settings, VllmSpeculation
+from .told import KEY, LOG_KEY
 
 SCHEDULER = "dynaspec.hosts.vllm.Scheduler"
 """What vLLM imports as its scheduler."""
@@ -31,7 +33,10 @@ SPECULATION_OPTIONS: Mapping[str, str] = {
 """vLLM's options that stand for keys of ``speculative_config``."""
 
 _RENAMED: Mapping[str, str] = {"kv_cache_memory": "kv_cache_memory_bytes"}
-_ABOUT = (LOG_KEY, "additional_config", "scheduler_cls", "data_parallel_size")
+_ABOUT = (
+    *(LOG_KEY, "additional_config", "scheduler_cls"),
+    *("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size"),
+)
 """Options that ``speculation_arguments`` must know."""
 _MOVED = _ABOUT[:3]
 """Those of them that it returns."""
@@ -74,17 +79,24 @@ def speculation_arguments(
     additional_config: Mapping[str, Any] | None = None,
     scheduler_cls: object = None,
     data_parallel_size: int = 1,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
 ) -> dict[str, Any]:
-    """The engine arguments by which vLLM speculates as dynaspec's scheduler says, if it speculates.
+    """The engine arguments by which vLLM speculates as dynaspec says, if it speculates.
 
     Args:
+        speculative_config: see ``launch_speculation.divide``; ``drafter_backend`` in it says who runs the drafter.
         additional_config: what else vLLM's plugins are told.
         scheduler_cls: another scheduler, for plain decoding only.
 
     Raises:
         ConfigError: a speculation that vLLM cannot carry out, or settings for a scheduler that is not there.
     """
-    speculation = divide(speculative_config, environ, _field_names("vllm.config", "SpeculativeConfig"))
+    given, backend = take_backend(speculative_config)
+    place = Place(_on_cpu(), data_parallel_size * tensor_parallel_size * pipeline_parallel_size)
+    vllms = _field_names("vllm.config", "SpeculativeConfig")
+    own = own_drafting(given, backend, environ, place, vllms)
+    speculation = divide(given, environ, vllms) if own is None else Speculation(own.drafting, own.told)
     if speculation is None:
         if decision_log is not None:
             raise ConfigError(
@@ -100,8 +112,10 @@ def speculation_arguments(
             f"additional_config has the key {KEY!r}; expected what it holds in speculative_config, which says the same"
         )
     settings = dict(speculation.policy) | ({} if decision_log is None else {LOG_KEY: decision_log})
-    table = _table(speculation, data_parallel_size)
-    _check_settings(settings, speculation, table, data_parallel_size, environ)
+    table = None
+    if own is None:
+        table = _table(speculation, data_parallel_size)
+        _check_settings(settings, speculation, table, data_parallel_size, environ)
     lengths = {} if table is None else {"num_speculative_tokens_per_batch_size": table}
     return {
         "speculative_config": {**speculation.drafting, **lengths},
@@ -180,6 +194,15 @@ def _check_names(options: Collection[str]) -> None:
             near = difflib.get_close_matches(name, sorted(known), n=1)
             hint = f"did you mean {near[0]!r}?" if near else "expected one of dynaspec's, or of vLLM's EngineArgs"
             raise ConfigError(f"unknown option {name!r} for vLLM; {hint}")
+
+
+def _on_cpu() -> bool:
+    """Whether vLLM is there and was built for CPUs."""
+    if find_spec("vllm") is None:
+        return False
+    from importlib import import_module
+
+    return bool(import_module("vllm.platforms").current_platform.is_cpu())
 
 
 def _field_names(module: str, cls: str) -> frozenset[str]:

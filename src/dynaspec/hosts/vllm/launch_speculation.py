@@ -62,7 +62,7 @@ VLLM_KEYS = frozenset(
 )
 """Keys that only vLLM honours. Where it is installed, whatever else it knows passes too."""
 
-_KEYS = frozenset({*SpeculativeConfig.model_fields, SCHEDULE_KEY})
+KEYS = frozenset({*SpeculativeConfig.model_fields, SCHEDULE_KEY})
 _ONLY_VLLMS = (("rejection_sample_method", "block"),)
 """Values that only vLLM has, of keys that dynaspec has too."""
 _LOOKUP = frozenset(("prompt_lookup_max", "prompt_lookup_min"))
@@ -97,14 +97,22 @@ def divide(value: Any, environ: Mapping[str, str], vllms: Collection[str] = ()) 
     """
     if value is None:
         return None
-    given, passed = _split(_mapping(value), frozenset(vllms) | VLLM_KEYS)
-    named = fill_in(canonical(given, _KEYS), environ)
+    given, passed = split(as_mapping(value), vllms)
+    named = fill_in(canonical(given, KEYS), environ)
     if infer_method(named) in METHODS:
         return _own_method(named, passed)
     return _divided(named, passed, policy=infer_policy(named))
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """What a ``speculative_config`` says, as keys.
+
+    Args:
+        value: mapping, JSON text or ``SpeculativeConfig``.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
     if isinstance(value, SpeculativeConfig):
         by_itself = _LOOKUP if value.lookup_beside and value.lookup == DEFAULT_LOOKUP_BESIDE else frozenset()
         return {name: getattr(value, name) for name in value.model_fields_set - by_itself}
@@ -117,14 +125,19 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return given
 
 
-def _split(given: Mapping[str, Any], vllms: frozenset[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What dynaspec reads, as it is spelled; what only vLLM does, under vLLM's names."""
+def split(given: Mapping[str, Any], vllms: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What dynaspec reads, as it is spelled; what only vLLM does, under vLLM's names.
+
+    Args:
+        vllms: see ``divide``.
+    """
+    only_vllms = VLLM_KEYS.union(vllms)
     read: dict[str, Any] = {}
     passed: dict[str, Any] = {}
     for spelling, value in given.items():
         alias = str(spelling).lstrip("-").replace("-", "_")
         name = ALIASES.get(alias, alias)
-        if (name in vllms and name not in _KEYS) or (name, value) in _ONLY_VLLMS:
+        if (name in only_vllms and name not in KEYS) or (name, value) in _ONLY_VLLMS:
             passed[name] = value
         else:
             read[spelling] = value
@@ -147,14 +160,14 @@ def _own_method(named: Mapping[str, Any], passed: Mapping[str, Any]) -> Speculat
     if config.method == "ngram":  # which may be named in a model's place, or not at all
         told.pop("model", None)
         told["method"] = config.method
-    longest = _longest(config)
+    longest = longest_of(config)
     start = (
         {} if longest == config.num_speculative_tokens else {"num_speculative_tokens": config.num_speculative_tokens}
     )
     return _divided(told | {"num_speculative_tokens": longest}, passed, policy=config.policy, **start)
 
 
-def _longest(config: SpeculativeConfig) -> int:
+def longest_of(config: SpeculativeConfig) -> int:
     """The longest draft that vLLM has to make room for; heuristics would grow far beyond where they start."""
     if config.policy in ("heuristic", "heuristic_transient"):
         return max(DEFAULT_CAP, config.num_speculative_tokens)

@@ -9,7 +9,7 @@ from typing import Any
 from dynaspec.contract.errors import RequestError
 from dynaspec.contract.sampling_params import SamplingParams
 
-from .settings import KEY
+from .told import KEY
 
 SAME = (
     *("n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),

@@ -14,8 +14,9 @@ from dynaspec.observe.decision_log import DecisionLog, LoggedController
 from .driver import Driver, limits_for
 from .reading import drafter_length, rows_of, sampled_of, speculation_of, verified_of, wish_of
 from .report import Report, put, shown
-from .settings import KEY, Settings
+from .settings import Settings
 from .step import Row, Step
+from .told import told_in
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ class Pilot:
     def _report_now(self, running: int) -> Report:
         estimates = self._controller.estimates() if isinstance(self._controller, Explains) and self.deciding else {}
         return Report(
-            policy=self._settings.config.policy,
+            policy=self._settings.policy,
             longest=self.longest,
             k=self._driver.k if self.deciding else self.longest,
             deciding=self.deciding,
@@ -192,9 +193,7 @@ def build_pilot(vllm_config: Any, clock: Callable[[], float]) -> Pilot:
     Raises:
         ConfigError: settings that are wrong, or that vLLM cannot carry out.
     """
-    extra = vllm_config.additional_config
-    told = extra.get(KEY) if isinstance(extra, Mapping) else None
-    settings = Settings.read(told, speculation_of(vllm_config), os.environ)
+    settings = Settings.read(told_in(vllm_config.additional_config), speculation_of(vllm_config), os.environ)
     limits = limits_for(settings.drafter, settings.menu, asynchronous=settings.host.asynchronous, alike=settings.alike)
     controller = build_controller(settings.config, limits)
     if settings.fixed is not None:

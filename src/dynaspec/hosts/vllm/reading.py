@@ -7,8 +7,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .settings import KEY, VllmSpeculation
+from .settings import VllmSpeculation
 from .step import Row, Verified
+from .told import KEY
 
 logger = logging.getLogger(__name__)
 

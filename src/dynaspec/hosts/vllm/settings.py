@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.step import ProposerTraits
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.keys import ALIASES
 from dynaspec.control.planner import MAX_DRAFT_TOKENS
 
+from .drafting.settings import DRAFTER, DrafterSettings
 from .menu import menu_of
 from .methods import Drafter, drafter_of
+from .told import as_keys, take_log_path
 
-KEY = "dynaspec"
-"""Of ``additional_config``, and of a request's ``extra_args``."""
-LOG_KEY = "decision_log"
 _VLLMS = frozenset(
     {
         *("method", "model", "revision", "max_model_len", "dtype", "draft_sample_method"),
@@ -68,6 +68,8 @@ class Settings:
     alike: bool
     """All requests of a step verify as many tokens, see ``driver``."""
     decision_log: Path | None
+    policy: str
+    """The name of what decides how much is drafted, here or in dynaspec's drafter."""
 
     @classmethod
     def read(cls, given: Any, host: VllmSpeculation, environ: Mapping[str, str]) -> Settings:
@@ -79,8 +81,10 @@ class Settings:
         Raises:
             ConfigError: an unknown key, a value out of range, keys that contradict each other or vLLM's.
         """
-        told = _mapping(given)
-        log = _log_path(told.pop(LOG_KEY, None), host)
+        if host.model == DRAFTER:
+            return cls._beside_own(given, host, environ)
+        told = as_keys(given)
+        log = _log_path(take_log_path(told), host)
         _check_keys(told)
         if not 1 <= host.longest <= MAX_DRAFT_TOKENS:
             raise ConfigError(
@@ -97,7 +101,20 @@ class Settings:
         fixed = _why_fixed(drafter, host)
         menu = menu_of(None if fixed else host.table, host.longest)
         alike = host.on_cpu and drafter.runs_model and fixed is None
-        return cls(config, drafter, host, menu, fixed, alike, log)
+        return cls(config, drafter, host, menu, fixed, alike, log, config.policy)
+
+    @classmethod
+    def _beside_own(cls, given: Any, host: VllmSpeculation, environ: Mapping[str, str]) -> Settings:
+        """dynaspec's drafter decides how much it drafts, and keeps the log: here drafts are cut where a request wants
+        less, or where the model ends.
+
+        Raises:
+            ConfigError: see ``DrafterSettings.read``.
+        """
+        own = DrafterSettings.read(given, host.longest, environ, ranks=host.ranks)
+        whole = SpeculativeConfig(method="ngram", policy="constant", num_speculative_tokens=host.longest)
+        drafter = Drafter(ProposerTraits("dynaspec", passes_per_draft="none", has_confidence=False), varies=False)
+        return cls(whole, drafter, host, menu_of(None, host.longest), None, False, None, own.config.policy)
 
     @property
     def header(self) -> dict[str, Any]:
@@ -109,14 +126,6 @@ class Settings:
             "host": "vllm",
             "method": self.host.method,
         }
-
-
-def _mapping(given: Any) -> dict[str, Any]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"additional_config has {KEY} = {given!r}; expected a mapping")
-    return {str(key).lstrip("-").replace("-", "_"): value for key, value in given.items()}
 
 
 def _check_keys(told: Mapping[str, Any]) -> None:
@@ -146,10 +155,8 @@ def _why_fixed(drafter: Drafter, host: VllmSpeculation) -> str | None:
     return None if drafter.varies else f"vLLM's method {host.method!r} always drafts the longest length"
 
 
-def _log_path(value: Any, host: VllmSpeculation) -> Path | None:
+def _log_path(value: str | None, host: VllmSpeculation) -> Path | None:
     if value is None:
         return None
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{LOG_KEY} is {value!r}; expected the path of a file")
     path = Path(value)
     return path if host.ranks == 1 else path.with_name(f"{path.stem}.{host.rank}{path.suffix}")

@@ -18,16 +18,24 @@ def fake(version: str = "0.32.0+cpu") -> dict[str, Any]:
     """Modules that have all that is used."""
     modules: dict[str, Any] = {"vllm": SimpleNamespace(__version__=version)}
     for place, names in CALLS.items():
-        module, _, path = place.partition(":")
-        cls, name = path.split(".")
-        owner = modules.setdefault(module, SimpleNamespace())
-        if not hasattr(owner, cls):
-            setattr(owner, cls, type(cls, (), {}))
-        setattr(getattr(owner, cls), name, _function(names))
+        owner, name = _owner(modules, place)
+        setattr(owner, name, _function(names))
     for place, names in FIELDS.items():
         module, _, cls = place.partition(":")
         setattr(modules.setdefault(module, SimpleNamespace()), cls, make_dataclass(cls, names))
     return modules
+
+
+def _owner(modules: dict[str, Any], place: str) -> tuple[Any, str]:
+    """What has the hook, which is made where it is missing, and the hook's name."""
+    module, _, path = place.partition(":")
+    *classes, name = path.split(".")
+    owner = modules.setdefault(module, SimpleNamespace())
+    for cls in classes:
+        if not hasattr(owner, cls):
+            setattr(owner, cls, type(cls, (), {}))
+        owner = getattr(owner, cls)
+    return owner, name
 
 
 def _function(names: tuple[str, ...]) -> Any:
@@ -66,9 +74,8 @@ def test_without_vllm_it_says_how_to_install_it() -> None:
 @pytest.mark.parametrize("place", [place for place, names in CALLS.items() if names])
 def test_a_hook_without_its_parameters_is_named(place: str) -> None:
     modules = fake()
-    module, _, path = place.partition(":")
-    cls, name = path.split(".")
-    setattr(getattr(modules[module], cls), name, lambda self, other: None)
+    owner, name = _owner(modules, place)
+    setattr(owner, name, lambda self, other: None)
     with pytest.raises(ConfigError) as refused:
         check_vllm(load(modules))
     assert str(refused.value).startswith(f"in vLLM 0.32.0+cpu, {place} has parameters ('self', 'other'); expected")
@@ -77,12 +84,11 @@ def test_a_hook_without_its_parameters_is_named(place: str) -> None:
 @pytest.mark.parametrize("place", CALLS)
 def test_a_hook_that_is_gone_is_named(place: str) -> None:
     modules = fake()
-    module, _, path = place.partition(":")
-    cls, name = path.split(".")
+    owner, name = _owner(modules, place)
     if name == "__init__":
-        del modules[module]
+        del modules[place.partition(":")[0]]
     else:
-        delattr(getattr(modules[module], cls), name)
+        delattr(owner, name)
     with pytest.raises(ConfigError, match=r"is not there; expected it, as in 0\.32 and 0\.33"):
         check_vllm(load(modules))
 

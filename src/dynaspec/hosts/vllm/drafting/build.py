@@ -1,0 +1,157 @@
+"""Puts a worker's drafting together from vLLM's configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from dynaspec.contract.costs import PassCosts
+from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.proposer import Proposer
+from dynaspec.contract.step import Limits
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.registry import build_controller
+from dynaspec.kv.arena import Arena, blocks_within
+from dynaspec.kv.pool import BlockPool
+from dynaspec.kv.tables import BlockTables
+from dynaspec.model.base import Model
+from dynaspec.model.batch import BLOCK_SIZE
+from dynaspec.model.loader import load_model
+from dynaspec.observe.decision_log import DecisionLog, LoggedController
+from dynaspec.observe.stats import SpecStats
+from dynaspec.propose.calibrate import Runner, measure_costs
+from dynaspec.propose.draft_model import DraftModelProposer
+from dynaspec.propose.guard import Guard
+from dynaspec.propose.ngram import NgramProposer
+from dynaspec.propose.patience import TargetPace
+from dynaspec.propose.router import Router
+from dynaspec.propose.warm_up import load_kernels
+from dynaspec.sampling.state import SamplerState
+
+from ..told import told_in
+from .drafting import Drafting
+from .outcome import load_compiled
+from .settings import DrafterSettings
+from .texts import Texts
+
+_KV_BYTES = 4 << 30
+"""For the drafter's KV at most, on top of vLLM's own. A request that finds no room is not drafted for."""
+
+
+def build_drafting(vllm_config: Any, clock: Callable[[], float]) -> Drafting:
+    """
+    Args:
+        vllm_config: vLLM's; attributes are read.
+        clock: seconds.
+
+    Raises:
+        CheckpointError, ConfigError, CapacityError: settings that are wrong, or that cannot be carried out here.
+    """
+    settings = settings_of(vllm_config)
+    model_config, scheduler = vllm_config.model_config, vllm_config.scheduler_config
+    max_requests, max_length = scheduler.max_num_seqs, model_config.max_model_len
+    vocab_size, device = model_config.get_vocab_size(), vllm_config.device_config.device_type
+    model = _load(settings.config, str(model_config.dtype).removeprefix("torch."), device, vocab_size)
+    tables, arena = _kv_cache(model, max_requests, max_length)
+    sampler = SamplerState(max_requests, vocab_size, torch.device(device))
+    runner = None if model is None or arena is None else Runner(model, arena)
+    proposers = _proposers(settings.config, runner, tables, sampler)
+    limits = Limits(
+        draft_lens=tuple(range(settings.longest + 1)),
+        proposers=tuple(proposer.traits for proposer in proposers),
+        can_gate=runner is not None,
+    )
+    costs = PassCosts()
+    if settings.config.policy == "auto":
+        runners = [runner if proposer.needs.kv else None for proposer in proposers]
+        costs = measure_costs(None, runners, clock, scheduler.max_num_batched_tokens)
+    controller = build_controller(settings.config, limits, costs=costs)
+    log = None
+    if settings.decision_log is not None:
+        log = DecisionLog(settings.decision_log, settings.header(model_config.model) | {"costs": asdict(costs)})
+        controller = LoggedController(controller, log)
+    load_kernels()
+    load_compiled()
+    pace, stats = TargetPace(), SpecStats()
+    return Drafting(
+        Texts(max_requests, max_length),
+        tables,
+        Router([Guard(proposer, vocab_size, stats.proposer_fault, pace, clock) for proposer in proposers]),
+        controller,
+        limits,
+        pace,
+        max_model_len=max_length,
+        clock=clock,
+        log=log,
+    )
+
+
+def settings_of(vllm_config: Any) -> DrafterSettings:
+    """
+    Raises:
+        ConfigError: see ``DrafterSettings.read``.
+    """
+    parallel = vllm_config.parallel_config
+    return DrafterSettings.read(
+        told_in(vllm_config.additional_config),
+        vllm_config.speculative_config.num_speculative_tokens,
+        os.environ,
+        workers=parallel.world_size,
+        ranks=parallel.data_parallel_size,
+    )
+
+
+def _load(config: SpeculativeConfig, dtype: str, device: str, vocab_size: int) -> Model | None:
+    """The draft model, if there is one.
+
+    Raises:
+        ConfigError: its vocabulary is not the target's.
+    """
+    if config.method != "draft_model" or config.model is None:
+        return None
+    dtype = config.dtype if config.dtype != "auto" else "auto" if device == "cpu" else dtype
+    model = load_model(config.model, revision=config.revision, dtype=dtype, device=device)
+    if model.config.vocab_size != vocab_size:
+        raise ConfigError(
+            f"the drafter {config.model!r} has a vocabulary of {model.config.vocab_size} tokens but vLLM's model has "
+            f"{vocab_size}; expected a drafter with the target's vocabulary"
+        )
+    return model
+
+
+def _kv_cache(model: Model | None, max_requests: int, max_length: int) -> tuple[BlockTables, Arena | None]:
+    """The drafter's own; without a model its tables have one block that nobody asks for."""
+    blocks = 1
+    if model is not None:
+        needed = max_requests * -(-(max_length + 1) // BLOCK_SIZE)
+        blocks = blocks_within(_KV_BYTES, model.kv_bytes_per_block, needed)
+    tables = BlockTables(BlockPool(blocks), max_requests, max_length + 1, BLOCK_SIZE, caching=False)
+    if model is None:
+        return tables, None
+    return tables, Arena.allocate(model.config.num_layers, model.kv_shapes(blocks), model.dtype, model.device)
+
+
+def _proposers(
+    config: SpeculativeConfig, runner: Runner | None, tables: BlockTables, sampler: SamplerState
+) -> list[Proposer]:
+    """In the order of ``Limits.proposers``: a draft model before the lookup beside it."""
+    proposers: list[Proposer] = []
+    if runner is not None:
+        longest = runner.model.config.max_position
+        proposers.append(
+            DraftModelProposer(
+                runner.model,
+                runner.arena,
+                tables,
+                sampler,
+                max_length=min(longest, config.max_model_len or longest),
+                probabilistic=False,  # certain drafts: vLLM asks others' drafters for no distributions
+            )
+        )
+    if config.lookup is not None:
+        proposers.append(NgramProposer(*config.lookup))
+    return proposers

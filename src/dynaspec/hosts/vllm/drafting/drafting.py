@@ -1,0 +1,198 @@
+"""A step of vLLM's as its drafter sees it, with a controller in charge of what is drafted.
+
+vLLM calls at the end of every step, when the target has answered and before anybody knows who has ended::
+
+    the step that ends:  what came of the last drafts → observe     │ propose: plan → draft → trim → lists of tokens
+
+So unlike vLLM's scheduler, which has to decide a step ahead (``..driver``), this host knows what was accepted when it
+plans, and how long drafting took apart from the rest. Drafts are the drafter's most probable tokens, which vLLM's
+verification takes for certain: its output is exact for every request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dynaspec.contract.controller import Controller
+from dynaspec.contract.proposer import Drafts, Ints
+from dynaspec.contract.step import DraftView, Limits, Needs, SpecPlan, StepView
+from dynaspec.kv.tables import BlockTables
+from dynaspec.observe.decision_log import DecisionLog
+from dynaspec.propose.patience import TargetPace
+from dynaspec.propose.router import Part, Router
+from dynaspec.propose.view import draft_view
+
+from .outcome import Came, build_outcome, come_of
+from .texts import Int32, Met, Texts
+
+
+@dataclass(slots=True)
+class Open:
+    """What was drafted, until the next step has verified it."""
+
+    view: StepView
+    lanes: Ints
+    granted: SpecPlan
+    plan: SpecPlan
+    """After the trim."""
+    drafts: Drafts
+    drafted: DraftView
+    began_s: float
+    """When drafting began, which is when the step before ended."""
+    ended_s: float
+
+
+@dataclass(slots=True)
+class Committed:
+    """Satisfies ``contract.proposer.TargetStep``."""
+
+    lanes: Ints
+    lengths: Ints
+    accepted: Ints
+    computed: Ints
+    taps: dict[int, Any]
+
+
+class Drafting:
+    """One worker's drafters and their controller. Called from one thread."""
+
+    def __init__(
+        self,
+        texts: Texts,
+        tables: BlockTables,
+        proposers: Router,
+        controller: Controller,
+        limits: Limits,
+        pace: TargetPace,
+        *,
+        max_model_len: int,
+        clock: Callable[[], float],
+        log: DecisionLog | None = None,
+    ) -> None:
+        """
+        Args:
+            tables: of the drafter's own KV, lanes as in ``texts``.
+            pace: is told how long the target's passes take.
+            max_model_len: longest text.
+            clock: seconds.
+            log: the controller's, written out after every step, as vLLM's workers end without a word.
+        """
+        self._texts = texts
+        self._tables = tables
+        self._proposers = proposers
+        self._controller = controller
+        self._limits = limits
+        self._pace = pace
+        self._max_model_len = max_model_len
+        self._clock = clock
+        self._log = log
+        self._open: Open | None = None
+        self._next_step = 0
+        self._needs: Needs = "all"
+
+    def propose(
+        self,
+        sampled: Sequence[Sequence[int]],
+        lengths: npt.NDArray[np.integer],
+        tokens: Int32,
+        pass_rows: int | None = None,
+    ) -> list[list[int]]:
+        """Drafts for the next step, a list for each row of vLLM's batch.
+
+        Args:
+            sampled, lengths, tokens: see ``Texts.meet``.
+            pass_rows: of the target's pass that has just ended; None = not known.
+        """
+        began_s = self._clock()
+        met = self._texts.meet(sampled, lengths, tokens)
+        self._settle(met, pass_rows, began_s, reading=len(sampled) - met.rows.size)
+        drafts: list[list[int]] = [[] for _ in sampled]
+        if met.rows.size:
+            opened = self._open = self._draft(met, began_s)
+            for row, made, length in zip(met.rows.tolist(), opened.drafts.tokens, opened.plan.depth, strict=True):
+                drafts[row] = made[:length].tolist()
+        if self._log is not None:
+            self._log.flush()
+        return drafts
+
+    # --- the step that has ended --------------------------------------------------------------------------------
+
+    def _settle(self, met: Met, pass_rows: int | None, ended_s: float, *, reading: int) -> None:
+        """Tells everybody what came of the drafts that the step has verified, and who has left or come."""
+        opened, self._open = self._open, None
+        new = met.before == 0
+        came = None
+        if opened is not None:
+            came = come_of(met, self._texts.tokens, opened.lanes, opened.drafts.tokens, opened.plan.depth)
+        self._proposers.advance(
+            Committed(met.lanes, met.before, _accepted(met, came), np.maximum(met.lengths - 1, 0), {})
+        )
+        if opened is not None and came is not None and came.places.size:
+            prefill = bool(new.any()) or reading > 0
+            outcome = build_outcome(opened, came, pass_rows, ended_s, prefill=prefill)
+            if not prefill:
+                self._pace.record(outcome.verify_s)
+            self._controller.observe(outcome)
+        for lane in met.vacated:
+            self._tables.close(lane)
+            self._proposers.evict(lane)
+        for lane in met.lanes[new].tolist():
+            self._proposers.admit(lane, ())
+        if met.gone:
+            self._controller.forget(met.gone)
+
+    # --- the step to come ---------------------------------------------------------------------------------------
+
+    def _draft(self, met: Met, began_s: float) -> Open:
+        ids = self._texts.names(met.lanes.tolist())
+        batch = Part(ids, met.lanes, met.lengths, self._texts.tokens, self._tables.array)
+        view = self._view(batch)
+        plan = self._controller.plan(view)
+        self._needs = plan.next_needs
+        plan = self._reserve(met, plan)
+        drafts = self._proposers.propose(batch, plan)
+        drafted = draft_view(drafts)
+        trimmed = self._controller.trim(view, plan, drafted)
+        kept = tuple(map(min, trimmed.depth, drafted.length))
+        return Open(
+            view, met.lanes, plan, trimmed.with_depth(kept), drafts, drafted, began_s=began_s, ended_s=self._clock()
+        )
+
+    def _view(self, batch: Part) -> StepView:
+        step, self._next_step = self._next_step, self._next_step + 1
+        # A step may bring one token more than it was drafted.
+        room = tuple(np.maximum(self._max_model_len - 1 - batch.lengths, 0).tolist())
+        everybody = len(batch.ids)
+        return StepView(
+            step=step,
+            ids=tuple(batch.ids),
+            context_len=tuple(batch.lengths.tolist()),
+            room_depth=room,
+            room_nodes=room,
+            max_draft=(None,) * everybody,
+            temperature=(0.0,) * everybody,
+            lag=() if self._needs == "nothing" else self._proposers.lag(batch),
+            offers=self._proposers.peek(batch) if self._needs == "all" else (None,) * len(self._limits.proposers),
+            prefill_tokens=0,
+            waiting=0,
+            limits=self._limits,
+        )
+
+    def _reserve(self, met: Met, plan: SpecPlan) -> SpecPlan:
+        """The plan without those for whom the drafter's KV has no room."""
+        columns = zip(met.lanes.tolist(), met.lengths.tolist(), plan.depth, strict=True)
+        depth = tuple([k if k and self._tables.try_grow(lane, length + k) else 0 for lane, length, k in columns])
+        return plan if depth == plan.depth else plan.with_depth(depth)
+
+
+def _accepted(met: Met, came: Came | None) -> Ints:
+    """[B] drafted tokens that have become text."""
+    accepted = np.zeros(met.lanes.size, dtype=np.int64)
+    if came is not None:
+        accepted[came.met] = came.accepted
+    return accepted

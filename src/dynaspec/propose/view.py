@@ -1,0 +1,28 @@
+"""Drafts as a controller sees them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from dynaspec.contract.proposer import Drafts
+from dynaspec.contract.step import DraftView
+
+
+def draft_view(drafts: Drafts) -> DraftView:
+    """What was drafted; requests whose proposer lacks a signal (None or NaN) have none in the view."""
+    lens = tuple(drafts.lens.tolist())
+    return DraftView(
+        length=lens,
+        confidence=((),) * len(lens) if drafts.confidence is None else _cut(drafts.confidence, lens),
+        evidence=() if drafts.evidence is None else _cut(drafts.evidence, lens),
+        echo=() if drafts.echo is None else _cut(drafts.echo, lens),
+    )
+
+
+def _cut(column: npt.NDArray[np.float32], lens: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
+    """Rows without their padding; empty ones for NaN."""
+    rows = zip(column.tolist(), lens, strict=True)
+    return tuple([() if n == 0 or math.isnan(row[0]) else tuple(row[:n]) for row, n in rows])
