@@ -99,6 +99,9 @@ def lm(
     corpus_rows: Annotated[
         int, typer.Option(min=1, help="Rows of the corpus that the distillation asks the target about, over and over.")
     ] = 512,
+    teacher_temperature: Annotated[
+        float, typer.Option(help="Of the target's distribution in the distillation; below 1, for greedy requests.")
+    ] = 1.0,
     prompts_per_kind: Annotated[int, typer.Option(min=1, help="Held-out prompts a kind in the evaluation.")] = 50,
     seed: Annotated[int, typer.Option(min=0, help="Of the weights and of the order of the data.")] = 1234,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -158,6 +161,7 @@ def lm(
                 new_tokens=new_tokens,
                 generated_share=generated_share,
                 corpus_rows=corpus_rows,
+                teacher_temperature=teacher_temperature,
             ),
             device=device,
             compile=compile_model,

@@ -39,6 +39,7 @@ class DistillSettings:
     generated_share: float = 0.5  # of the rows of a distillation batch
     corpus_rows: int = 512  # rows of the corpus that the target is asked about
     teacher_tokens: int = 32  # of which the target's probability is kept at each position
+    teacher_temperature: float = 1.0  # of the target's distribution; below 1 it is sharper
     decay_share: float = 0.6  # of the distillation
 
     def __post_init__(self) -> None:

@@ -102,6 +102,15 @@ def code_prompts(documents: Sequence[Document], count: int) -> list[CodePrompt]:
     return prompts[:count]
 
 
+def held_out_prompts(held_out: Sequence[Document], per_kind: int) -> dict[str, list[str]]:
+    """What the models are asked to continue, up to ``per_kind`` texts of each kind that there is."""
+    texts = {
+        "code": [prompt.text for prompt in code_prompts(held_out, per_kind)],
+        "maths": [maths_prompt(d) for d in held_out if d.kind == "maths"][:per_kind],
+    }
+    return {kind: of_kind for kind, of_kind in texts.items() if of_kind}
+
+
 def first_block(completion: str) -> tuple[str, bool]:
     """The body of a function in ``completion``, and whether its end was seen.
 
@@ -242,12 +251,7 @@ def behaviour(
         return np.array(tokenizer.encode(text, add_special_tokens=False).ids[-longest_prompt:], dtype=np.uint16)
 
     code = code_prompts(held_out, per_kind)
-    maths = [maths_prompt(d) for d in held_out if d.kind == "maths"][:per_kind]
-    asked = {
-        kind: [encode(text) for text in texts]
-        for kind, texts in (("code", [p.text for p in code]), ("maths", maths))
-        if texts
-    }
+    asked = {kind: [encode(text) for text in texts] for kind, texts in held_out_prompts(held_out, per_kind).items()}
     with open_engine(target, longest_prompt + new_tokens, device) as llm:
         written = {kind: continue_greedily(llm, prompts, new_tokens) for kind, prompts in asked.items()}
     by_kind = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -18,8 +19,9 @@ from dynaspec.train.corpus import Corpus, Document, load_corpus
 from dynaspec.train.data import Mixture, Pool, RowSampler, Sampler, TokenSet, encode
 from dynaspec.train.device import choose_device
 from dynaspec.train.distill import write_continuations
-from dynaspec.train.evaluate import Loss, behaviour, held_out_loss
+from dynaspec.train.evaluate import Loss, behaviour, held_out_loss, held_out_prompts
 from dynaspec.train.export import export, load_exported
+from dynaspec.train.files import write_text_atomically
 from dynaspec.train.loop import Checkpoints, Loop, LoopSettings
 from dynaspec.train.model import Shape, build
 from dynaspec.train.objective import NextToken
@@ -90,6 +92,9 @@ class Pipeline:
             tokenizer = load_tokenizer(places.tokenizer)
         train = encode(corpus.train, tokenizer)
         train.save(places.train)
+        prompts = held_out_prompts(corpus.held_out, self._settings.prompts_per_kind)
+        lines = [json.dumps({"category": kind, "prompt": text}) for kind, texts in prompts.items() for text in texts]
+        write_text_atomically(places.held_out, "\n".join(lines) + "\n")
         self._say(
             f"prepared {len(corpus.train)} documents, {len(train.tokens)} tokens; "
             f"{len(corpus.held_out)} documents held out"
@@ -150,7 +155,9 @@ class Pipeline:
             Run("drafter, distillation", settings.draft, settings.draft_rates, falling, budget),
             model,
             rows,
-            Distillation(Teacher(target, distill.teacher_tokens), model, distill.kl_weight),
+            Distillation(
+                Teacher(target, distill.teacher_tokens, distill.teacher_temperature), model, distill.kl_weight
+            ),
             places.draft,
         )
 

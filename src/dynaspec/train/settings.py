@@ -43,6 +43,11 @@ class Places:
         return self.work / "train.npz"
 
     @property
+    def held_out(self) -> Path:
+        """Held-out prompts as JSON lines, for measurements on texts that no model here has seen."""
+        return self.work / "held-out.jsonl"
+
+    @property
     def generated(self) -> Path:
         """The target's continuations of training prompts."""
         return self.work / "generated.npz"

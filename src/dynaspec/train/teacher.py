@@ -31,7 +31,18 @@ class Teacher:
     again. A row is known by its tokens: 4 bytes · k a token are kept, in main memory.
     """
 
-    def __init__(self, target: LlamaForCausalLM, k: int = 32) -> None:
+    def __init__(self, target: LlamaForCausalLM, k: int = 32, temperature: float = 1.0) -> None:
+        """
+        Args:
+            temperature: below 1 the labels are sharper than the target: a drafter of greedy requests is asked for the
+                target's first choice, and is as sure of a token as it is often right.
+
+        Raises:
+            ConfigError: it is not above 0.
+        """
+        if not temperature > 0.0:
+            raise ConfigError(f"teacher_temperature: got {temperature}, expected a number above 0")
+        self._temperature = temperature
         self._target = target.eval().requires_grad_(False)
         self._k = min(k, target.config.vocab_size)
         self._known: dict[bytes, tuple[Tensor, Tensor]] = {}
@@ -48,7 +59,7 @@ class Teacher:
         fresh = list({key: i for i, key in enumerate(keys) if key not in self._known}.values())
         if fresh:
             scores = logits(self._target, inputs[fresh]).view(*inputs[fresh].shape, -1)
-            best = scores.log_softmax(-1).topk(self._k, dim=-1)
+            best = (scores / self._temperature).log_softmax(-1).topk(self._k, dim=-1)
             for row, ids, log_probs in zip(fresh, best.indices.cpu(), best.values.cpu(), strict=True):
                 self._known[keys[row]] = (ids.to(torch.uint16), log_probs.half())
         known = [self._known[key] for key in keys]

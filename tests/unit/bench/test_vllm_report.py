@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaspec.bench.hosts.vllm import IDLE, OURS, PLAIN, Result
+from dynaspec.bench.hosts.vllm import OURS, PLAIN, SCHEDULED, Result
 from dynaspec.bench.hosts.vllm_report import as_document, verdict
 from dynaspec.bench.hosts.vllm_workloads import SHIFT
 
@@ -21,26 +21,26 @@ def result(**workloads: dict[str, tuple[float, ...]]) -> Result:
 
 
 def test_plain_decoding_is_a_rival_at_a_load_but_not_over_what_changes() -> None:
-    sides = rates(plain=100.0, fixed_1=80.0, fixed_2=90.0, idle=120.0, dynaspec=95.0)
+    sides = rates(plain=100.0, fixed_1=80.0, fixed_2=90.0, scheduler=120.0, dynaspec=95.0)
     found = result(at_16=sides, **{SHIFT: sides})
     assert (found.best_rival("16"), found.best_rival(SHIFT)) == (PLAIN, "fixed-2")
     assert found.ratio("16", PLAIN) == (pytest.approx(0.95), pytest.approx(0.95))
     assert found.ratio(SHIFT, "fixed-2")[0] == pytest.approx(95 / 90)
 
 
-def test_the_side_that_never_drafts_is_no_rival_and_is_reported() -> None:
-    found = result(at_16=rates(plain=100.0, fixed_1=80.0, idle=85.0, dynaspec=98.0))
+def test_the_scheduler_over_vllm_s_drafter_is_no_rival_and_is_reported() -> None:
+    found = result(at_16=rates(plain=100.0, fixed_1=80.0, scheduler=85.0, dynaspec=98.0))
     assert found.best_rival("16") == PLAIN
-    assert found.idle_share("16") == pytest.approx(0.85)
+    assert found.ratio("16", PLAIN, SCHEDULED)[0] == pytest.approx(0.85)
     said = verdict(found)
     assert "reached" in said
     assert "0.850 (16)" in said
-    assert set(as_document(found, {})["workloads"]["16"]["tokens_per_s"]) == {PLAIN, "fixed-1", IDLE, OURS}
+    assert set(as_document(found, {})["workloads"]["16"]["tokens_per_s"]) == {PLAIN, "fixed-1", SCHEDULED, OURS}
 
 
 def test_the_verdict_names_each_workload_that_missed() -> None:
     found = result(
-        at_1=rates(plain=100.0, fixed_1=80.0, idle=85.0, dynaspec=97.0),
-        at_16=rates(plain=100.0, fixed_1=80.0, idle=85.0, dynaspec=96.9),
+        at_1=rates(plain=100.0, fixed_1=80.0, scheduler=85.0, dynaspec=97.0),
+        at_16=rates(plain=100.0, fixed_1=80.0, scheduler=85.0, dynaspec=96.9),
     )
     assert "missed at 16 (0.969)\n" in verdict(found)

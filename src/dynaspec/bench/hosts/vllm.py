@@ -1,6 +1,6 @@
-"""vLLM under its own scheduler against vLLM under dynaspec's: plain, every fixed draft length, and a policy.
+"""vLLM by itself, plain and with every fixed draft length, against vLLM with dynaspec: its drafter, its scheduler.
 
-Every side is an engine in a process of its own, and idle while another has its turn.
+Every side is an engine in a process of its own, and waits while another has its turn.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from statistics import median
 from typing import Any, Self
 
 from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.hosts.vllm.launch import SCHEDULER, speculation_arguments
+from dynaspec.hosts.vllm.launch_drafter import BACKEND_KEY
 from dynaspec.openmp import SETTINGS
 
 from ..statistics import best_on_odd_rounds, even_rounds, in_the_running, lower_bound, ratios, shuffled
@@ -27,12 +29,12 @@ Progress = Callable[[str, int, int], None]
 
 PLAIN = "plain"
 OURS = "dynaspec"
-IDLE = "idle"
-"""dynaspec's scheduler where it never drafts. vLLM's drafter keeps up with all that the target reads even so, and what
-that costs no scheduler can make good but by drafts."""
+"""With dynaspec's drafter in vLLM's worker, as on a CPU by default."""
+SCHEDULED = "scheduler"
+"""dynaspec's scheduler over vLLM's own drafter, as where there are several workers, or GPUs. That drafter keeps up with all
+that the target reads even where nothing is drafted, which no scheduler can make good but by drafts."""
 WANTED, WANTED_SHIFT = 0.97, 1.0
 """dynaspec's speed over the best of vLLM's sides: at a constant load, and over the workload that changes."""
-SCHEDULER = "dynaspec.hosts.vllm.Scheduler"
 _TRIAL_ROUNDS, _BEHIND = 5, 0.9
 """After so many rounds of a workload a fixed length that is for certain below this share of the best sits out."""
 _STARTED_AT_ONCE = 2
@@ -70,21 +72,21 @@ class Result:
 
     def best_rival(self, workload: str) -> str:
         """The fastest of vLLM's sides on odd rounds; over the workload that changes, of its fixed lengths."""
-        spared = (OURS, IDLE, PLAIN) if workload == SHIFT else (OURS, IDLE)
+        spared = (OURS, SCHEDULED, PLAIN) if workload == SHIFT else (OURS, SCHEDULED)
         rivals = {side: r for side, r in self.rates[workload].items() if side not in spared}
         return best_on_odd_rounds(rivals)
 
-    def ratio(self, workload: str, side: str) -> tuple[float, float]:
-        """dynaspec's speed over a side's: median, and its 95 % lower bound. The best rival is judged on even rounds."""
+    def ratio(self, workload: str, side: str, ours: str = OURS) -> tuple[float, float]:
+        """dynaspec's speed over a side's: median, and its 95 % lower bound. The best rival is judged on even rounds.
+
+        Args:
+            ours: which of dynaspec's sides.
+        """
         theirs = self.rates[workload][side]
-        found = ratios(self.rates[workload][OURS][: len(theirs)], theirs)
+        found = ratios(self.rates[workload][ours][: len(theirs)], theirs)
         if side == self.best_rival(workload):
             found = even_rounds(found)
         return median(found), lower_bound(found)
-
-    def idle_share(self, workload: str) -> float:
-        """Speed with a drafter that is never asked over plain decoding's: median."""
-        return median(ratios(self.rates[workload][IDLE], self.rates[workload][PLAIN]))
 
 
 class Side:
@@ -178,7 +180,7 @@ def run(
             tell("rounds, the first of which does not count", number, options.rounds + 1)
             for name, loads in workloads.items():
                 if number == _TRIAL_ROUNDS + 1:
-                    left[name] = in_the_running(rates[name], _BEHIND, always=(PLAIN, IDLE, OURS))
+                    left[name] = in_the_running(rates[name], _BEHIND, always=(PLAIN, SCHEDULED, OURS))
                 for side in [by_name[one] for one in shuffled(left[name], number)]:
                     rate = _rate(side, [of_round(load, number) for load in loads])
                     if number:
@@ -203,10 +205,10 @@ def _sides(models: tuple[Path, Path], options: Options, most: int) -> dict[str, 
     sides: dict[str, dict[str, Any]] = {PLAIN: common}
     for length in options.fixed:
         sides[f"fixed-{length}"] = {**common, **drafting(length)}
-    never = {"policy": "schedule", "num_speculative_tokens_per_batch_size": [[1, most, 0]]}
-    for name, policy in ((IDLE, never), (OURS, {"policy": options.policy})):
-        driven = {"scheduler_cls": SCHEDULER, "additional_config": {"dynaspec": policy}}
-        sides[name] = {**common, **drafting(max(options.fixed)), **driven}
+    deciding = {"scheduler_cls": SCHEDULER, "additional_config": {"dynaspec": {"policy": options.policy}}}
+    sides[SCHEDULED] = {**common, **drafting(max(options.fixed)), **deciding}
+    given = {"model": drafter, "policy": options.policy, BACKEND_KEY: "dynaspec"}
+    sides[OURS] = {**common, **speculation_arguments(given, {})}
     return sides
 
 
