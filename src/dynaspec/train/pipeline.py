@@ -151,13 +151,12 @@ class Pipeline:
         falling = Schedule(settings.warmup_steps, distill.decay_share)
         budget = rest.after(distill.generate_share)
         target = load_exported(places.teacher, self._device)
+        teacher = Teacher(target, distill.teacher_tokens, distill.teacher_temperature)
         self._fit(
             Run("drafter, distillation", settings.draft, settings.draft_rates, falling, budget),
             model,
             rows,
-            Distillation(
-                Teacher(target, distill.teacher_tokens, distill.teacher_temperature), model, distill.kl_weight
-            ),
+            Distillation(teacher, model, distill.kl_weight),
             places.draft,
         )
 

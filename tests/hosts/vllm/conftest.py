@@ -16,7 +16,8 @@ import llvmlite.binding.ffi
 import pytest
 from vllm import LLM
 
-from hosts.vllm.engines import DRAFTERS, SCHEDULER, Driven, engine_options
+from dynaspec.hosts.vllm.drafting.settings import DRAFTER
+from hosts.vllm.engines import DRAFTERS, LONGEST, MODELS, SCHEDULER, Driven, OwnDriven, engine_options
 from hosts.vllm.requests import Outputs, mixed, tokens_of
 
 
@@ -53,4 +54,17 @@ def driven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     llm = LLM(**engine_options(), **options)
     folder: Path = tmp_path_factory.mktemp(request.param)
     yield Driven(request.param, llm, folder)
+    llm.llm_engine.engine_core.shutdown()
+
+
+@pytest.fixture(scope="session")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnDriven]:
+    """An engine whose worker runs dynaspec's drafter."""
+    options: dict[str, Any] = {
+        "speculative_config": {"method": "custom_class", "model": DRAFTER, "num_speculative_tokens": LONGEST},
+        "additional_config": {"dynaspec": {"method": "draft_model", "model": str(MODELS / "draft")}},
+        "scheduler_cls": SCHEDULER,
+    }
+    llm = LLM(**engine_options(), **options)
+    yield OwnDriven(llm, tmp_path_factory.mktemp("own"))
     llm.llm_engine.engine_core.shutdown()

@@ -92,3 +92,17 @@ class Driven:
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
         pilot.close()
         return [tuple(output.outputs[0].token_ids) for output in outputs], Recorded(log)
+
+
+class OwnDriven(Driven):
+    """The same with dynaspec's drafter in the worker, which is built anew for every policy; it keeps the log."""
+
+    def __init__(self, llm: Any, folder: Path) -> None:
+        super().__init__("custom_class", llm, folder)
+        self.drafter = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
+
+    def under(self, **settings: Any) -> Pilot:
+        model = {} if settings.get("method") == "ngram" else {"method": "draft_model", "model": str(MODELS / "draft")}
+        pilot = super().under(**model, **settings)
+        self.drafter.load_model(None)
+        return pilot

@@ -127,7 +127,10 @@ def test_an_error_in_the_callback_aborts_the_rest(llm: LLM) -> None:
     [
         ({"enforce_eagr": True}, "unknown option 'enforce_eagr' for vLLM; did you mean 'enforce_eager'"),
         ({"max_num_seqs": -1}, "vLLM refuses the configuration"),
-        ({"speculative_config": {"model": str(MODELS / "draft"), "policy": "confidence"}}, "cannot stop between"),
+        (
+            {"speculative_config": {"model": str(MODELS / "draft"), "policy": "confidence", "drafter_backend": "vllm"}},
+            "cannot stop between",
+        ),
     ],
 )
 def test_options_that_cannot_work(given: dict[str, Any], words: str) -> None:

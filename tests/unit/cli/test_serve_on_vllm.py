@@ -19,7 +19,8 @@ from dynaspec.server.config import ServerConfig
 def seen(**values: Any) -> SimpleNamespace:
     """What vLLM's parser would make of the arguments that are passed."""
     nothing = {"model_tag": None, "speculative_config": None, "additional_config": {}, "scheduler_cls": None}
-    return SimpleNamespace(**{**nothing, "data_parallel_size": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, **values})
+    sizes = dict.fromkeys(("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size"), 1)
+    return SimpleNamespace(**{**nothing, **sizes, **values})
 
 
 def told(*arguments: str, environ: dict[str, str] | None = None, **values: Any) -> list[str]:

@@ -23,19 +23,23 @@ from dynaspec.engine.config import EngineConfig
 from dynaspec.hosts.transformers import Session
 from dynaspec.hosts.transformers.setup import Setup, resolve_setup
 from dynaspec.hosts.vllm import launch
+from dynaspec.hosts.vllm.drafting.build import limits_of as own_limits
 from dynaspec.hosts.vllm.driver import limits_for
+from dynaspec.hosts.vllm.launch_drafter import BACKEND_KEY
 from dynaspec.hosts.vllm.llm_params import vllm_params
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
 from dynaspec.propose.draft_model import DraftModelProposer
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "scale-out.md").read_text("utf-8")
-ROWS = re.findall(r"^\| `(\{.*?\})` \| (.*?) \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| `(\{.*?\})` \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE)
 PARAMETERS = dict(re.findall(r"^\| `(\w+)` \| ((?:yes|no)\b.*?) \|$", PAGE, re.MULTILINE))
-HOST_TABLE = PAGE.partition("\n| | embedded | vLLM | Transformers |\n")[2].partition("\n\n")[0]
+HOST_TABLE = PAGE.partition("\n| | embedded | vLLM, its drafters | vLLM, dynaspec's drafter | Transformers |\n")[
+    2
+].partition("\n\n")[0]
 WHAT_HOSTS_ARE = {
     name: answers
-    for name, *answers in re.findall(r"^\| ([^|]+?) \| (.*?) \| (.*?) \| (.*?) \|$", HOST_TABLE, re.MULTILINE)
+    for name, *answers in re.findall(r"^\| ([^|]+?) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", HOST_TABLE, re.MULTILINE)
 }
 SEEN_BY_RUNNING = {"devices", "output of greedy requests", "seeded sampling is that of plain decoding", "metrics"}
 """Rows that ``tests/exactness``, ``tests/unit/hosts/transformers`` and ``tests/hosts/vllm`` are about."""
@@ -58,6 +62,10 @@ def vllm(config: dict[str, Any]) -> None:
     launch.engine_arguments("target", config, {}, {})
 
 
+def own_drafter(config: dict[str, Any]) -> None:
+    launch.engine_arguments("target", config | {BACKEND_KEY: "dynaspec"}, {}, {})
+
+
 def transformers(config: dict[str, Any]) -> None:
     setup = transformers_setup(config)
     build_controller(setup.config, setup.limits)
@@ -69,7 +77,7 @@ def transformers_setup(config: dict[str, Any]) -> Setup:
     return resolve_setup(config, model, None if config.get("method") == "ngram" else drafter, {})
 
 
-HOSTS: tuple[Callable[[dict[str, Any]], None], ...] = (embedded, vllm, transformers)
+HOSTS: tuple[Callable[[dict[str, Any]], None], ...] = (embedded, vllm, own_drafter, transformers)
 
 
 @pytest.fixture(autouse=True)
@@ -99,12 +107,13 @@ def test_every_policy_has_a_row() -> None:
     assert {json.loads(keys).get("policy") for keys, *_ in ROWS} - {None} == POLICIES.keys()
 
 
-def limits() -> tuple[Limits, Limits, Limits]:
+def limits() -> tuple[Limits, Limits, Limits, Limits]:
     """What each host can carry out with a draft model."""
     settings = on_vllm()
     return (
         build._limits(None, (), EngineConfig(model="target")),
         limits_for(settings.drafter, settings.menu, asynchronous=False, alike=settings.alike),
+        own_limits(DraftModelProposer.traits),
         transformers_setup({"model": "drafter"}).limits,
     )
 
@@ -127,21 +136,23 @@ def test_drafts_end_early_where_hosts_can_stop_them() -> None:
 
 def test_drafters_keep_up_with_plain_decoding_on_vllm_alone() -> None:
     told = [answer.startswith("the drafter keeps up") for answer in WHAT_HOSTS_ARE["steps of plain decoding"]]
-    _, vllm, transformers = limits()
-    runs = [one.proposers[0].idle_pass for one in (vllm, transformers)]
-    assert told == [DraftModelProposer.traits.idle_pass, *runs] == [False, True, False]
+    _, vllm, _, transformers = limits()
+    own = DraftModelProposer.traits.idle_pass
+    found = [own, vllm.proposers[0].idle_pass, own, transformers.proposers[0].idle_pass]
+    assert told == found == [False, True, False, False]
 
 
 def test_lengths_are_each_request_s_own_but_on_vllm_s_cpus() -> None:
     told = WHAT_HOSTS_ARE["length of a draft"]
     assert told[0] == "each request its own"
     assert told[1] == "one a batch; verified by request, on CPUs alike for all"
+    assert told[2] == "each request its own"
     assert all(one.ragged for one in limits())
     assert [on_vllm(on_cpu=on_cpu).alike for on_cpu in (False, True)] == [False, True]
 
 
 def test_every_host_writes_decision_logs() -> None:
-    assert WHAT_HOSTS_ARE["decision log, `dynaspec explain`"] == ["yes", "yes", "yes"]
+    assert WHAT_HOSTS_ARE["decision log, `dynaspec explain`"] == ["yes", "yes", "yes", "yes"]
     assert EngineConfig(model="target", decision_log="a").decision_log == "a"
     settings = launch.engine_arguments("target", {"model": "drafter"}, {"decision_log": "a"}, {})["additional_config"]
     assert settings["dynaspec"]["decision_log"] == "a"
@@ -151,6 +162,7 @@ def test_every_host_writes_decision_logs() -> None:
 def test_the_live_page_is_the_embedded_engine_s() -> None:
     assert [told == "yes" for told in WHAT_HOSTS_ARE["live page"]] == [
         True,
+        "enable_dashboard" not in REFUSED_FLAGS,
         "enable_dashboard" not in REFUSED_FLAGS,
         False,
     ]

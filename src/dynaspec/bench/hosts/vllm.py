@@ -31,8 +31,8 @@ PLAIN = "plain"
 OURS = "dynaspec"
 """With dynaspec's drafter in vLLM's worker, as on a CPU by default."""
 SCHEDULED = "scheduler"
-"""dynaspec's scheduler over vLLM's own drafter, as where there are several workers, or GPUs. That drafter keeps up with all
-that the target reads even where nothing is drafted, which no scheduler can make good but by drafts."""
+"""dynaspec's scheduler over vLLM's own drafter, as where there are several workers, or GPUs. That drafter keeps up with
+all that the target reads even where nothing is drafted, which no scheduler can make good but by drafts."""
 WANTED, WANTED_SHIFT = 0.97, 1.0
 """dynaspec's speed over the best of vLLM's sides: at a constant load, and over the workload that changes."""
 _TRIAL_ROUNDS, _BEHIND = 5, 0.9

@@ -12,7 +12,7 @@ import torch
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.proposer import Proposer
-from dynaspec.contract.step import Limits
+from dynaspec.contract.step import Limits, ProposerTraits
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
 from dynaspec.kv.arena import Arena, blocks_within
@@ -60,11 +60,7 @@ def build_drafting(vllm_config: Any, clock: Callable[[], float]) -> Drafting:
     sampler = SamplerState(max_requests, vocab_size, torch.device(device))
     runner = None if model is None or arena is None else Runner(model, arena)
     proposers = _proposers(settings.config, runner, tables, sampler)
-    limits = Limits(
-        draft_lens=tuple(range(settings.longest + 1)),
-        proposers=tuple(proposer.traits for proposer in proposers),
-        can_gate=runner is not None,
-    )
+    limits = limits_of(*(proposer.traits for proposer in proposers), longest=settings.longest)
     costs = PassCosts()
     if settings.config.policy == "auto":
         runners = [runner if proposer.needs.kv else None for proposer in proposers]
@@ -88,6 +84,12 @@ def build_drafting(vllm_config: Any, clock: Callable[[], float]) -> Drafting:
         clock=clock,
         log=log,
     )
+
+
+def limits_of(*traits: ProposerTraits, longest: int = 1) -> Limits:
+    """What drafting in a worker of vLLM's can carry out: all that the embedded engine can."""
+    gates = any(one.passes_per_draft == "per_token" for one in traits)
+    return Limits(draft_lens=tuple(range(longest + 1)), proposers=traits, can_gate=gates)
 
 
 def settings_of(vllm_config: Any) -> DrafterSettings:
@@ -124,11 +126,10 @@ def _load(config: SpeculativeConfig, dtype: str, device: str, vocab_size: int) -
 
 
 def _kv_cache(model: Model | None, max_requests: int, max_length: int) -> tuple[BlockTables, Arena | None]:
-    """The drafter's own; without a model its tables have one block that nobody asks for."""
-    blocks = 1
+    """The drafter's own. Without a model nothing is kept in the blocks, of which there are enough then."""
+    blocks = max_requests * -(-(max_length + 1) // BLOCK_SIZE)
     if model is not None:
-        needed = max_requests * -(-(max_length + 1) // BLOCK_SIZE)
-        blocks = blocks_within(_KV_BYTES, model.kv_bytes_per_block, needed)
+        blocks = blocks_within(_KV_BYTES, model.kv_bytes_per_block, blocks)
     tables = BlockTables(BlockPool(blocks), max_requests, max_length + 1, BLOCK_SIZE, caching=False)
     if model is None:
         return tables, None
