@@ -24,6 +24,8 @@ _TRIAL_WEIGHT = 8.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
 _TRIAL_SHARE, _LOOK_UP_SHARE = 0.007, 0.003
 """Shares of all steps that trials of drafting may cost, and look-ups beside plain decoding."""
+_UNPROVEN_AFTER, _UNPROVEN_SHARE = 2, 0.5
+"""Trials of a drafter of which nothing has ever been accepted, after which they may cost this part of the share only."""
 _LOOK_UPS_FROM = 0.1
 """Steps saved for look-ups before they are asked again: those to whom nothing is left are asked in bursts."""
 _CREDIT, _SAVED = 0.5, 2.0
@@ -73,6 +75,8 @@ class PlainGuard:
         """The latest trial since speculation was left."""
         self._encouraged = False
         """It went well, though it may have cost: what the drafter lacked of a request had to be read first."""
+        self._missed: int | None = 0 if tries_first else None
+        """Trials so far, none of which hit; None: one did, or it began with drafting."""
         self._on_end = 0
         """Trials without a step of plain decoding between them."""
         self._just_tried = False
@@ -134,6 +138,8 @@ class PlainGuard:
             self._until_trial = min(self._until_trial, _SHORTEST)
         self.speculation = self._speculation_at(self._loads.kind)
         share = min(_TRIAL_SHARE, max(_LEAST_SHARE, _STAKE * (best / plain - 1.0)))
+        if self._missed is not None and self._missed >= _UNPROVEN_AFTER:
+            share *= _UNPROVEN_SHARE
         self._allowance = min(max(self._allowance, -_LONGEST_DEBT * share) + steps * share, _SAVED)
         self._for_look_ups = min(self._for_look_ups + steps * _LOOK_UP_SHARE, _SAVED)
         corrected = self.favour / plain
@@ -257,6 +263,8 @@ class PlainGuard:
             hit: some of it was. If not, what is still believed of drafting takes it up no sooner than a better trial.
         """
         self._paid, self._just_tried = steps_lost <= 0.0, hit
+        if self._missed is not None:
+            self._missed = None if hit else self._missed + 1
         self._on_end += 1
         self._encouraged = good and self._on_end < _ON_END
         self._allowance -= 0.0 if self._paid else steps_lost + (0.0 if self._encouraged else _AFTERMATH)
