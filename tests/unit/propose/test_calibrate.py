@@ -202,3 +202,13 @@ def test_a_size_that_was_disturbed_whenever_the_machine_was_fast_is_not_dear() -
     for one in passes:
         one.settle(slowness)
     assert [one.seconds / passes[0].seconds for one in passes] == pytest.approx([1.0, 4.0, 8.0, 16.0])
+
+
+def test_a_drafter_is_timed_without_a_target() -> None:
+    """Which somebody else runs."""
+    clock, scale = Clock(), 1e-6
+    costs = measure_costs(None, (runner(scale, clock), None), clock, 64)
+    assert (costs.target, costs.context_s, costs.read_s) == ((), 0.0, 0.0)
+    assert [rows for rows, _ in costs.drafters[0]] == list(calibrate.DRAFTER_ROWS)
+    assert costs.first_s == (calibrate.AROUND_DRAFT_S, 0.0)
+    assert measure_costs(None, (None,), clock, 64).drafters == ((),)

@@ -25,7 +25,7 @@ _TRIAL_WEIGHT = 8.0
 _TRIAL_SHARE, _LOOK_UP_SHARE = 0.007, 0.003
 """Shares of all steps that trials of drafting may cost, and look-ups beside plain decoding."""
 _UNPROVEN_AFTER, _UNPROVEN_SHARE = 2, 0.5
-"""Trials of a drafter of which nothing has ever been accepted, after which they may cost this part of the share only."""
+"""Trials of a drafter of which nothing has ever been accepted, after which they may cost this part of the share."""
 _LOOK_UPS_FROM = 0.1
 """Steps saved for look-ups before they are asked again: those to whom nothing is left are asked in bursts."""
 _CREDIT, _SAVED = 0.5, 2.0

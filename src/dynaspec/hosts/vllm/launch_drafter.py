@@ -78,7 +78,10 @@ def own_drafting(
     named = canonical(given, KEYS)
     testing = {name: passed.pop(name) for name in _TESTING if name in passed}
     method = infer_method(named)
-    if backend == "auto" and not (place.on_cpu and place.workers == 1 and method in METHODS and not passed):
+    # An object has a default there, which is not asked for.
+    drawn = named.get("draft_sample_method") == "probabilistic" and not isinstance(value, SpeculativeConfig)
+    can = place.workers == 1 and method in METHODS and not passed and not drawn
+    if backend == "auto" and not (place.on_cpu and can):
         return None
     if method not in METHODS or passed:
         found = f"method is {method!r}" if method not in METHODS else f"{next(iter(passed))} is given"
@@ -88,8 +91,10 @@ def own_drafting(
         return None
     whole = config.model_dump(mode="json", exclude_none=True)
     testing |= {name: whole.pop(name) for name in _TESTING if name in whole and name in named}
-    told = {name: given for name, given in whole.items() if name not in _TESTING}
-    told["draft_sample_method"] = named.get("draft_sample_method", "greedy")
+    told = {name: what for name, what in whole.items() if name not in _TESTING}
+    told["draft_sample_method"] = "probabilistic" if drawn else "greedy"
+    if config.rejection_sample_method == "synthetic" and config.method == "draft_model":
+        told.setdefault("prompt_lookup_max", 0)  # rates are one drafter's
     longest = longest_of(config)
     DrafterSettings.read(told, longest, environ, workers=place.workers)
     drafting = {"method": "custom_class", "model": DRAFTER, "num_speculative_tokens": longest, **testing}

@@ -54,6 +54,19 @@ def test_drafting_begins_at_what_was_measured_at_start_up() -> None:
     assert found.drafters[0][RELOAD] == 0.0  # not measured: learnt
 
 
+def test_what_a_measured_drafter_leaves_behind_takes_its_scale_from_the_target() -> None:
+    """Where start-up could time the drafter alone, the target's price is a guess until its first pass."""
+    found = costs(PassCosts((), (DRAFTER,), first_s=(2e-4,)))
+    for _ in range(3):
+        found.observe(4, 0, 0.0, 2e-3, None)
+    before = draft_s(found, 1, 1)
+    for _ in range(40):
+        found.observe(4, 0, 0.0, 2.4e-3, drafting(3, 1, 1.7e-3))
+    assert found.pass_s(4, 0.0, 0.0) == pytest.approx(2e-3, rel=0.25)
+    assert 0.0 <= found.drafters[0][RELOAD] < 1e-3
+    assert before == pytest.approx(7e-4, rel=0.1)
+
+
 def test_context_begins_at_what_was_measured_at_start_up() -> None:
     found = costs()
     assert found.pass_s(8, 1e6, 0.0) - found.pass_s(8, 0.0, 0.0) == pytest.approx(1e-3)
@@ -246,6 +259,24 @@ def test_what_was_measured_keeps_its_scale() -> None:
     found = costs(PassCosts(CURVE))
     found.observe(1, 0, 0.0, 1.0, None)
     assert found.pass_s(1, 0.0, 0.0) < 4e-3  # disturbed, not a scale
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e3])
+def test_where_only_the_drafter_was_measured_one_slow_pass_is_not_laid_upon_it_alone(scale: float) -> None:
+    """What a draft leaves behind is then as uncertain, against the target's pass, as where both were measured."""
+    plain = 2.2e-3 * scale
+    moved = []
+    for target in ((), tuple((rows, seconds * scale) for rows, seconds in CURVE)):
+        found = costs(PassCosts(target, (DRAFTER,), first_s=(2e-4,)))
+        draft = draft_s(found, 3, 3)
+        for step in range(20):
+            found.observe(4, 0, 0.0, plain, drafting(3, 1, draft) if step == 0 else None)
+        assert draft_s(found, 3, 3) == pytest.approx(draft, rel=0.05)  # it keeps what was measured
+        assert found.pass_s(4, 0.0, 0.0) == pytest.approx(plain, rel=0.02)
+        found.observe(4, 0, 0.0, 1.5 * plain, drafting(3, 1, draft))
+        moved.append(found.drafters[0][RELOAD] / plain)
+    assert 0.05 < moved[0] < 0.3
+    assert moved[0] == pytest.approx(moved[1], rel=0.25)
 
 
 @pytest.mark.parametrize("seconds", [1e-5, 1e-3, 0.5])

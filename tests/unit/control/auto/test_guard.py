@@ -89,6 +89,21 @@ def test_trials_cost_a_share_of_what_the_best_drafter_would_gain() -> None:
     assert trials(1.02) == trials(0.9)  # some, as what drafting costs is not well known
 
 
+def test_a_drafter_that_has_never_been_right_is_tried_half_as_often() -> None:
+    """One that once was may be so again."""
+
+    def trials(first_hit: bool) -> int:
+        guard = PlainGuard(only_by_trial=True, tries_first=True)
+        tried = 0
+        for _ in range(4000):
+            if guard.decide(0.5, 0.5, 1.0, 1) == "probe_draft":
+                tried += 1
+                guard.tried(1.0, good=False, hit=first_hit and tried == 1)
+        return tried
+
+    assert trials(False) == pytest.approx(0.5 * trials(True), rel=0.2)
+
+
 def test_a_change_of_load_clears_the_debt_of_trials() -> None:
     def waits(load: int) -> int:
         guard = PlainGuard()
