@@ -368,7 +368,9 @@ def test_compiled_code_is_that_which_was_loaded_at_start_up(path: Path, oracle: 
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_decision_log_replays_to_the_same_plans(policy: str, path: Path, oracle: Oracle, tmp_path: Path) -> None:
+def test_a_decision_log_replays_to_the_same_plans(
+    policy: str, path: Path, oracle: Oracle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     log, clock = tmp_path / "decisions.jsonl", Clock()
     told = {name: value for name, value in ({"model": str(path)} | POLICIES[policy]).items() if value is not None}
     config = vllm_config(
@@ -387,6 +389,7 @@ def test_a_decision_log_replays_to_the_same_plans(policy: str, path: Path, oracl
         for request, drafts in zip(seen.rows, seen.drafts, strict=True):
             if policy in ("constant", "heuristic", "confidence", "schedule"):
                 assert drafts == oracle.continuation(request.text, len(drafts))
+    assert [record.getMessage() for record in caplog.records] == []  # a proposer's faults would be there
     calls = list(read_calls(log))  # which nobody has closed
     drafting._log.close()  # type: ignore[union-attr]
     plans = [call for call in calls if isinstance(call, PlanCall)]
