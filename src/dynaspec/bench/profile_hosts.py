@@ -16,6 +16,7 @@ from typing import Any
 from dynaspec.api.backend import SteppedEngine, open_engine
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
+from dynaspec.hosts.vllm.launch_drafter import BACKEND_KEY
 
 from .datasets import FittedPrompts
 from .profile_log import Measured, measured_in
@@ -50,7 +51,8 @@ def on_vllm(
         ConfigError: vLLM is not installed, or refuses the options; or a batch never decoded all at once.
     """
     path = folder / LOG
-    config = {**speculation, "policy": "constant", "num_speculative_tokens": grid.longest}
+    # Requests ask for the lengths, which vLLM's scheduler hears of and dynaspec's drafter, in a worker, does not.
+    config = {**speculation, "policy": "constant", "num_speculative_tokens": grid.longest, BACKEND_KEY: "vllm"}
     progress("loading", 0, 1)
     engine = open_engine(model, "vllm", config, {**options, "decision_log": str(path)})
     try:
