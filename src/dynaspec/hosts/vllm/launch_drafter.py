@@ -8,6 +8,7 @@ from typing import Any
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.environment import fill_in
 from dynaspec.control.keys import canonical
 from dynaspec.control.resolve import METHODS, infer_method
 
@@ -75,7 +76,7 @@ def own_drafting(
     if value is None or backend == "vllm":
         return None
     given, passed = split(as_mapping(value), vllms)
-    named = canonical(given, KEYS)
+    named = fill_in(canonical(given, KEYS), environ)
     testing = {name: passed.pop(name) for name in _TESTING if name in passed}
     method = infer_method(named)
     # An object has a default there, which is not asked for.
@@ -86,9 +87,7 @@ def own_drafting(
     if method not in METHODS or passed:
         found = f"method is {method!r}" if method not in METHODS else f"{next(iter(passed))} is given"
         raise ConfigError(f"{found} and {BACKEND_KEY} is 'dynaspec'; expected 'vllm', whose drafters alone have that")
-    config = SpeculativeConfig.parse(given, environ)
-    if config is None:  # never: a mapping is given
-        return None
+    config = SpeculativeConfig(**named)
     whole = config.model_dump(mode="json", exclude_none=True)
     testing |= {name: whole.pop(name) for name in _TESTING if name in whole and name in named}
     told = {name: what for name, what in whole.items() if name not in _TESTING}
