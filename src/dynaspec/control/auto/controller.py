@@ -40,9 +40,9 @@ _OPTIMISM = 0.6
 _ROUNDS = 2
 """Times that lengths and the value of a token are fitted to each other; they go on from the last ones."""
 _SETTLED = 0.02
-_NEARLY = 1.1
+_NEARLY, _FAVOUR = 1.4, 1.1
 """Where no draft pays, those count that would if a token were worth so many times as much; while drafting goes on, as
-many times as steps gave more than was predicted, up to this."""
+many times as steps gave more than was predicted, up to the second."""
 _CHEAP_ROW = 0.35
 """Where a row costs a larger share of a token's worth, look-ups beside a model bring less than asking them takes."""
 _TRIM_FROM = 0.5
@@ -264,8 +264,8 @@ class AutoController:
                 break
         if not wish.hoped > 0.0:
             # What would nearly pay is for the guard to judge, who knows how steps have held what was predicted.
-            favour = max(1.0, self._guard.favour) if self._guard.speculating else _NEARLY
-            wish, owner, seconds, hoped = best_plan(self._value * min(favour, _NEARLY))
+            favour = min(max(1.0, self._guard.favour), _FAVOUR) if self._guard.speculating else _NEARLY
+            wish, owner, seconds, hoped = best_plan(self._value * favour)
         drafts = wish.hoped > 0.0
         situation.value = self._value
         best, trial = math.inf, 0.0

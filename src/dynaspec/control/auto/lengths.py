@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from .parts import row_s
+from .parts import row_on_the_way_s, row_s, rows_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -96,13 +96,17 @@ def chain_depths(
     profit, best_profit, passes, unpaid = -call, 0.0, 0, 0.0
     rows = base_rows
     for j in range(longest):
-        slope, count = row_s(target, rows), 0
+        count = 0
         for r in range(requests):
             running[r] = running[r] and cap[r] > j
+            count += running[r]
+        if count == 0:
+            break
+        row = rows_s(target, rows, rows + count) / count  # of all that this pass drafts, tiles begun by some included
+        for r in range(requests):
             if running[r]:
                 reach[r] *= _chance(hoped_bias, offsets[places[r]], j)
-                gain[r] += reach[r] * value - draft[2] - slope - target[target.size - 1] * context[r]
-                count += 1
+                gain[r] += reach[r] * value - draft[2] - row - target[target.size - 1] * context[r]
         unpaid += each
         if runnable[j + 1]:  # what was gained since the last length that can run decides
             for r in range(requests):
@@ -119,8 +123,6 @@ def chain_depths(
             if profit > best_profit:
                 best_profit, passes = profit, j + 1
                 depth[:] = paid
-        if count == 0:
-            break
         rows += count
     if passes == 0:
         return 0.0, 0.0, 0.0, 0.0, 0.0
@@ -283,7 +285,8 @@ def stop_thresholds(
     own, together = np.empty(longest - 1), np.empty(longest - 1)
     for j in range(longest - 1):
         worth = value * _chance(hoped_bias, 0.0, j + 1)
-        row = draft[2] + row_s(target, base_rows + requests * (j + 0.5)) + target[target.size - 1] * seen
+        rows = base_rows + requests * (j + 1)
+        row = draft[2] + rows_s(target, rows, rows + requests) / requests + target[target.size - 1] * seen
         own[j], together[j] = row / worth, draft[1] / worth
     return own, together
 
@@ -334,12 +337,15 @@ def admit_by_survival(
     taken = 0
     for position in range(lens.max() if lens.size else 0):
         rows = np.flatnonzero((lens > position) & (depth == position))
+        if rows.size == 0:
+            break
+        most = base_rows + taken + 2 * rows.size  # as many may follow
         gain = np.empty(rows.size)
         for i in range(rows.size):
             r = rows[i]
             gain[i] = survival[start[r] + position] * value - target[target.size - 1] * context[r]
         for i in np.argsort(-gain, kind="mergesort"):
-            if taken >= budget or gain[i] < row_s(target, base_rows + taken):
+            if taken >= budget or gain[i] < row_on_the_way_s(target, base_rows + taken, most):
                 break
             depth[rows[i]] += 1
             taken += 1

@@ -67,6 +67,27 @@ def row_s(parts: Floats, rows: float) -> float:
 
 
 @njit(cache=True, nogil=True)
+def rows_s(parts: Floats, low: float, high: float) -> float:
+    """Seconds that a target pass of ``high`` rows takes more than one of ``low``, their context apart."""
+    seconds = 0.0
+    for i in range(BOUNDS.size):
+        top = BOUNDS[i + 1] if i + 1 < BOUNDS.size else high
+        seconds += parts[1 + i] * max(0.0, min(high, top) - max(low, BOUNDS[i]))
+    return float(seconds)
+
+
+@njit(cache=True, nogil=True)
+def row_on_the_way_s(parts: Floats, rows: float, most: float) -> float:
+    """Seconds of the next row where up to ``most`` rows may come: the least average price on the way there, as a tile
+    that is begun is paid for by all that fill it."""
+    least = rows_s(parts, rows, most) / (most - rows)
+    for i in range(BOUNDS.size):
+        if rows < BOUNDS[i] < most:
+            least = min(least, rows_s(parts, rows, BOUNDS[i]) / (BOUNDS[i] - rows))
+    return float(least)
+
+
+@njit(cache=True, nogil=True)
 def pass_features(size: int, rows: float, context: float, read: float) -> Floats:
     """[size] what ``pass_s`` multiplies each part by, the target's parts first."""
     features = np.zeros(size)

@@ -344,6 +344,13 @@ def test_thresholds_are_where_the_next_token_is_just_worth_its_row_and_its_pass(
     assert max(hoped[0]) < max(below)
 
 
+def test_thresholds_price_the_rows_that_the_next_token_would_be() -> None:
+    bias = np.full(8, logit(0.5))
+    below, _ = stop_thresholds(bias, np.ones(8), 0.0, 4e-3, np.zeros(5), STEP, 4.0, column(0, 0, 0), column(4, 4, 4))
+    # Second tokens make 8 to 10 of 7 rows, the last two of which take 1 ms; all further ones do.
+    assert below.tolist() == pytest.approx([2 / 3 / 2, 1 / 2, 1 / 2])
+
+
 # --- verifying ----------------------------------------------------------------------------------------------------
 
 
@@ -373,6 +380,19 @@ def test_slots_of_long_contexts_must_be_worth_more() -> None:
 
 def test_rows_are_admitted_up_to_where_they_get_dear() -> None:
     assert admit([0.9, 0.8, 0.7], [1, 1, 1], 1e-3, STEP, base_rows=6.0) == [1, 1, 0]
+
+
+def test_a_tile_that_is_begun_is_paid_for_by_all_that_fill_it() -> None:
+    tile = np.array([1e-3, *np.where(BOUNDS == 14, 1e-3, 2e-4), 0.0, 0.0])  # rows 15 and 16 are dear, the next are not
+    assert admit([0.7] * 8, [1] * 8, 1e-3, tile, base_rows=8.0) == [1] * 8
+    assert admit([0.7, *[0.1] * 7], [1] * 8, 1e-3, tile, base_rows=14.0) == [1, *[0] * 7]
+    assert admit([0.7], [1], 1e-3, tile, base_rows=14.0) == [0]  # nobody else is there to fill it
+
+
+def test_a_pass_of_all_is_paid_for_at_what_its_rows_take_on_average() -> None:
+    depth, _, _ = chain([0.6, 0.1], cap=(8, 8, 8, 8), target=STEP, base_rows=6.0)
+    assert depth == [1, 1, 1, 1]  # 6 to 10 rows take 2 ms, 0.5 each
+    assert chain([0.45, 0.1], cap=(8, 8, 8, 8), target=STEP, base_rows=6.0)[0] == [0, 0, 0, 0]
 
 
 @given(
