@@ -41,8 +41,9 @@ _NOISE = 0.12
 """Standard deviation of a measured time, as a share of what was expected."""
 _OUTLIER = 0.5
 """A pass that takes longer by more than this share was disturbed: it counts as that much longer only."""
-_LEAST = 0.05
-"""Of a part's start-up value."""
+_LEAST, _LEAST_PACE = 0.05, 1e-3
+"""Of a part's start-up value at the present pace, and of the pace: start-up may have been measured while something else
+had the cores."""
 
 
 @njit(cache=True, nogil=True)
@@ -68,8 +69,9 @@ def _correct(
         state[i] += gain[i] / variance * error / scale
         for j in range(state.size):
             covariance[i, j] -= gain[i] * gain[j] / variance
+    least = _LEAST * max(_LEAST_PACE, state[0])
     for i in range(parts.size):
-        parts[i] = start[i] * max(_LEAST * paced[i], paced[i] * state[0] + state[1 + i])
+        parts[i] = start[i] * max(least * paced[i], paced[i] * state[0] + state[1 + i])
 
 
 @njit(cache=True, nogil=True)

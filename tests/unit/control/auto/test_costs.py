@@ -120,6 +120,21 @@ def test_follows_measured_passes_and_survives_disturbances() -> None:
         assert found.pass_s(rows, 0.0, 0.0) == pytest.approx((1 + 0.1 * rows) * 1e-3, rel=0.2)
 
 
+@pytest.mark.parametrize("factor", [40.0, 100.0])
+def test_a_start_that_was_measured_while_something_else_had_the_cores_is_forgotten(factor: float) -> None:
+    slow = PassCosts(
+        target=tuple((rows, factor * (1.1e-3 + 1.5e-4 * rows)) for rows in (1, 2, 4, 8, 16, 32)),
+        drafters=(((1, factor * 2e-4), (16, factor * 5e-4)),),
+    )
+    found = costs(slow)
+    for step in range(400):
+        k = (3, 5, 0)[step % 3]
+        found.observe(1 + k, 0, 0.0, 1.1e-3 + 1.5e-4 * (1 + k), drafting(k, 1, 2e-4 * k) if k else None)
+    assert 0.0 < found.pace < 1.0
+    for rows in (1, 4, 6):
+        assert found.pass_s(rows, 0.0, 0.0) == pytest.approx(1.1e-3 + 1.5e-4 * rows, rel=0.3)
+
+
 def test_one_pass_that_was_disturbed_changes_little() -> None:
     found = costs()
     for _ in range(100):
