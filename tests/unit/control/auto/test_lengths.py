@@ -28,7 +28,9 @@ FLAT = np.array([2e-3, *np.zeros(BOUNDS.size), 0.0, 0.0])
 STEEP = np.array([1e-3, *np.full(BOUNDS.size, 1e-3), 0.0, 0.0])
 """… 1 ms a row; …"""
 STEP = np.array([1e-3, *np.where(BOUNDS < 8, 0.0, 1e-3), 0.0])
-"""… 1 ms a row from the ninth on."""
+"""… 1 ms a row from the ninth on; …"""
+TILE = np.array([1e-3, *np.where(BOUNDS == 14, 1e-3, 2e-4), 0.0, 0.0])
+"""… rows 15 and 16 take 1 ms, all others 0.2."""
 
 
 def column(*values: int) -> np.ndarray:
@@ -383,10 +385,12 @@ def test_rows_are_admitted_up_to_where_they_get_dear() -> None:
 
 
 def test_a_tile_that_is_begun_is_paid_for_by_all_that_fill_it() -> None:
-    tile = np.array([1e-3, *np.where(BOUNDS == 14, 1e-3, 2e-4), 0.0, 0.0])  # rows 15 and 16 are dear, the next are not
-    assert admit([0.7] * 8, [1] * 8, 1e-3, tile, base_rows=8.0) == [1] * 8
-    assert admit([0.7, *[0.1] * 7], [1] * 8, 1e-3, tile, base_rows=14.0) == [1, *[0] * 7]
-    assert admit([0.7], [1], 1e-3, tile, base_rows=14.0) == [0]  # nobody else is there to fill it
+    assert admit([0.7] * 8, [1] * 8, 1e-3, TILE, base_rows=8.0) == [1] * 8
+    assert admit([0.7, *[0.1] * 7], [1] * 8, 1e-3, TILE, base_rows=14.0) == [1, *[0] * 7]  # by who may, not by who does
+    assert admit([0.7], [1], 1e-3, TILE, base_rows=14.0) == [0]  # nobody else is there to fill it
+    assert admit([0.7, 0.6, 0.5, 0.4], [4], 1e-3, TILE, base_rows=14.0) == [
+        0
+    ]  # what was drafted behind it does not count
 
 
 def test_a_pass_of_all_is_paid_for_at_what_its_rows_take_on_average() -> None:
@@ -395,6 +399,7 @@ def test_a_pass_of_all_is_paid_for_at_what_its_rows_take_on_average() -> None:
     assert chain([0.45, 0.1], cap=(8, 8, 8, 8), target=STEP, base_rows=6.0)[0] == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("prices", [STEEP, TILE])
 @given(
     confidence=st.lists(st.lists(st.floats(0.01, 0.99), min_size=0, max_size=6), min_size=1, max_size=5),
     changed=st.floats(0.01, 0.99),
@@ -402,17 +407,18 @@ def test_a_pass_of_all_is_paid_for_at_what_its_rows_take_on_average() -> None:
 )
 @settings(max_examples=80, deadline=None)
 def test_whether_a_slot_is_verified_does_not_depend_on_what_follows_it(
-    confidence: list[list[float]], changed: float, data: st.DataObject
+    prices: np.ndarray, confidence: list[list[float]], changed: float, data: st.DataObject
 ) -> None:
     context = [data.draw(st.integers(0, 100)) for _ in confidence]
-    target = STEEP.copy()
+    target = prices.copy()
     target[-1] = 1e-5
 
     def admitted(rows: list[list[float]]) -> list[int]:
         lens = np.array([len(row) for row in rows])
         flat = logits(np.array([c for row in rows for c in row]))
         survival = survivals(1.0, np.zeros(8), np.zeros(len(rows)), flat, np.zeros_like(flat), lens)
-        return admit(survival.tolist(), lens.tolist(), 2.5e-3, target, context=context)
+        value, base_rows = 2.5e-3 * target[1] / STEEP[1], 12.0
+        return admit(survival.tolist(), lens.tolist(), value, target, context=context, base_rows=base_rows)
 
     before = admitted(confidence)
     request = data.draw(st.integers(0, len(confidence) - 1))
@@ -422,6 +428,9 @@ def test_whether_a_slot_is_verified_does_not_depend_on_what_follows_it(
     for slot in range(before[request] + 1, len(later[request])):
         later[request][slot] = changed
     assert admitted(later)[request] == before[request]
+    # How far anybody drafts behind a slot says nothing about that slot either.
+    cut = data.draw(st.integers(1, 6))
+    assert admitted([row[:cut] for row in confidence]) == [min(depth, cut) for depth in before]
 
 
 def test_survival_only_falls_along_a_draft() -> None:
