@@ -110,7 +110,8 @@ class DraftModelProposer:
         """Requests ``index`` draft up to ``depth`` tokens; ``catching_up`` only ingest. ``read``: see ``_ingest``."""
         granted = depth[index]
         longest = int(granted.max(initial=0))
-        rule = None if plan.stop is None else plan.stop.select(index.tolist())
+        everyone = index.size == len(plan.depth)
+        rule = plan.stop if plan.stop is None or everyone else plan.stop.select(index.tolist())
         passes = draft_passes(
             self._sampler,
             batch,

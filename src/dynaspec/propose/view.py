@@ -24,5 +24,5 @@ def draft_view(drafts: Drafts) -> DraftView:
 
 def _cut(column: npt.NDArray[np.float32], lens: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
     """Rows without their padding; empty ones for NaN."""
-    rows = zip(column.tolist(), lens, strict=True)
+    rows = zip(column[:, : max(lens, default=0)].tolist(), lens, strict=True)
     return tuple([() if n == 0 or math.isnan(row[0]) else tuple(row[:n]) for row, n in rows])

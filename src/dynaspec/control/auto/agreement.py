@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,9 @@ Ints = npt.NDArray[np.int64]
 
 _ALIKE = 0.1
 """Requests more or fewer, as a share, that make no other load."""
+_FEWER, _MORE = 0.5, 1.25
+"""Requests, over those it was settled for, among whom lengths may be what they were for some steps: those who follow
+others come a step or two later."""
 ALIKE_STEPS: dict[Mode, int] = {"plain": 3, "speculate": 2}
 """Steps, of each mode that is not a trial, that tell the same."""
 
@@ -82,6 +86,8 @@ class Agreement:
     """What is noted of its steps, by their mode, where look-ups draft for none."""
     drafts: SpecPlan | None = None
     """A step that drafts, if nothing has shortened its drafts."""
+    settled_for: int = 0
+    """Requests there were when it was settled; 0: as many as there are now."""
 
     def concerns(self, view: StepView) -> bool:
         """Whether it was made for these requests."""
@@ -90,6 +96,76 @@ class Agreement:
     def resembles(self, view: StepView) -> bool:
         """Whether there are about as many requests, which is enough to go on decoding plainly."""
         return abs(len(view.ids) - len(self.ids)) <= _ALIKE * len(self.ids)
+
+    def extended(
+        self,
+        view: StepView,
+        value: float,
+        reading_s: Callable[[int], float],
+        pass_s: Callable[[float, float, float], float],
+    ) -> Agreement | None:
+        """The same for requests of which some are others; None where it has to be settled anew.
+
+        Who is new gets what the others have (a rule ends drafts, by what they turn out to be), unless reading what the
+        drafter lacks of it takes more than its drafts bring.
+
+        Args:
+            value: seconds that a token is worth.
+            reading_s: seconds that reading takes for a request of the view, as a share of each step.
+            pass_s: see ``StepCosts.pass_s``.
+        """
+        count, before, lengths = len(view.ids), len(self.ids), self.lengths
+        settled_for = self.settled_for or before
+        if self.owner is not None or not _FEWER * settled_for <= count <= _MORE * settled_for:
+            return None
+        place_of = {request: place for place, request in enumerate(self.ids)}
+        place = [place_of.get(request, -1) for request in view.ids]
+        depth, worth, granted = lengths.depth[place], lengths.worth[place], self.granted[place]
+        new = [index for index, old in enumerate(place) if old < 0]
+        depth[new] = 0
+        if not depth.any():
+            return None
+        context, seen, plain_s = float(sum(view.context_len)), lengths.context, self.plain.seconds
+        drafting_s = self.speculation.seconds
+        rows_s = pass_s(before + lengths.rows, context + seen, context) - pass_s(before, context, context)
+        # Passes are there anyway.
+        gain = (lengths.hoped * value - rows_s) / np.count_nonzero(lengths.depth)
+        usual = int(lengths.depth.argmax())
+        for index in new:
+            pays = reading_s(index) < gain
+            depth[index], granted[index] = pays * lengths.depth[usual], pays * self.granted[usual]
+            worth[index] = pays * lengths.worth[usual]
+        stop = self.stop
+        if stop is not None and stop.offset:
+            stop = replace(stop, offset=tuple([0.0 if old < 0 else stop.offset[old] for old in place]))
+        share = count / before
+        rows, seen = share * lengths.rows, share * seen
+        hoped, expected = share * lengths.hoped, share * lengths.expected
+        if count != before:  # what they see has hardly changed
+            before_s = pass_s(before, context, context)
+            drafting_s += pass_s(count + rows, context + seen, context) - before_s - rows_s
+            plain_s += pass_s(count, context, context) - before_s
+        plain = Prediction(False, float(count), plain_s)
+        faster = plain.goodput / self.plain.goodput
+        return Agreement(
+            ids=view.ids,
+            prefill=view.prefill_tokens,
+            lengths=Wish(depth, worth, hoped, expected, lengths.seconds, rows, seen),
+            granted=granted,
+            owner=None,
+            stop=stop,
+            hoped=self.hoped * faster,
+            expected=self.expected * faster,
+            best=self.best,
+            trial=self.trial,
+            speculation=Prediction(True, share * self.speculation.emitted, drafting_s),
+            plain=plain,
+            trims=self.trims,
+            looks_up=self.looks_up,
+            steps=self.steps,
+            learnt=self.learnt,
+            settled_for=settled_for,
+        )
 
     def renew(self, plain: Prediction, learnt: int) -> None:
         """What plain decoding takes is expected anew: steps held against what was expected before costs were learnt

@@ -38,6 +38,8 @@ class Found:
     drafting_s: float
     share: float
     """Of the requests that look-ups draft for."""
+    gain_s: float
+    """Seconds that this is expected to bring."""
 
 
 class LookupsBeside:
@@ -90,7 +92,8 @@ class LookupsBeside:
         count, kept = merge_depths(wish.depth, self._index, agreed_depth, agreed.granted, value, row, parts, owner)
         # Who leaves the model's passes leaves them to the others to pay.
         others = float(instead[owner != self._index].sum()) - (1.0 - kept) * parts[2] if kept else 0.0
-        if float(wish.worth.sum()) - wish.seconds + others <= float(instead.sum()):
+        gain_s = float(wish.worth.sum()) - wish.seconds + others - float(instead.sum())
+        if gain_s <= 0.0:
             return None
         return Found(
             depth=wish.depth.tolist(),
@@ -101,6 +104,7 @@ class LookupsBeside:
             context=wish.context + kept * lengths.context,
             drafting_s=lengths.seconds if kept else 0.0,
             share=count / requests,
+            gain_s=gain_s,
         )
 
 

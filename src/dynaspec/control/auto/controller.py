@@ -21,7 +21,7 @@ from .agreement import ALIKE_STEPS, Agreement, Pending
 from .beside import Found, beside_models
 from .costs import StepCosts
 from .doubt import Doubt
-from .drafter import GLIMPSE, ModelDrafter, Situation, Wish
+from .drafter import GLIMPSE, HORIZON, ModelDrafter, Situation, Wish
 from .guard import Mode, PlainGuard
 from .learning import Learner
 from .lengths import admit_by_survival
@@ -40,12 +40,14 @@ _OPTIMISM = 0.6
 _ROUNDS = 2
 """Times that lengths and the value of a token are fitted to each other; they go on from the last ones."""
 _SETTLED = 0.02
-_NEARLY, _FAVOUR = 1.4, 1.1
-"""Where no draft pays, those count that would if a token were worth so many times as much; while drafting goes on, as
-many times as steps gave more than was predicted, up to the second."""
+_NEARLY = (1.0, 1.2, 1.4)
+"""Where no draft pays, the fastest counts of those that would if to start were free and a token worth so many times as
+much."""
+_FORESIGHT = 256.0
+"""Steps over which reading all that a drafter lacks is paid off where drafting is to begin: it mostly lasts."""
 _CHEAP_ROW = 0.35
 """Where a row costs a larger share of a token's worth, look-ups beside a model bring less than asking them takes."""
-_TRIM_FROM = 0.5
+_TRIM_FROM = 0.6
 """Where a rule ends drafts, only a last token each may not be worth its row: looked at from this share of a step on."""
 _AMPLE = 1 << 20
 """Tokens left: more than enough for anything to be paid off."""
@@ -54,9 +56,9 @@ _FIRST_STEPS, _FIRST_EVERY = 24, 4
 _UNTRIED_DRAFTS, _UNTRIED_LENGTH = 4, 4
 """The very first are short, whatever the drafter says of them."""
 _ASK_S = 2.5e-5
-"""What asking for look-ups takes in a step that would decode plainly, about, on a server's CPU."""
-_LOOK_S, _LOOK_SHARE, _RAREST = 3e-4, 0.005, 16
-"""A look takes about 0.3 ms within a step; it may take 0.5 % of the time; but not more than 16 steps are let pass."""
+"""What asking for look-ups takes in a step, about, on a server's CPU."""
+_LOOK_S, _LOOK_SHARE, _RAREST = 3e-4, 0.0025, 16
+"""A look takes about 0.3 ms within a step; it may take 0.25 % of the time; but not more than 16 steps are let pass."""
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Rows at which the target's costs are reported."""
 
@@ -124,7 +126,10 @@ class AutoController:
         if not self._drafters or not _room(view):
             return plain_plan(view)  # without a word about which mode pays
         # In calm plain decoding what was agreed holds however long ago that was.
-        settled = agreed is not None and (plainly or agreed.steps > 0) and agreed.concerns(view)
+        settled = agreed is not None and (plainly or agreed.steps > 0)
+        if settled and agreed is not None and not agreed.concerns(view):
+            agreed = self._extend(view, agreed)
+            settled = agreed is not None
         if agreed is None or not settled:
             if not view.lag:
                 return plain_plan(view)  # nobody had foreseen that it would be needed
@@ -138,12 +143,14 @@ class AutoController:
                 agreed.hoped, agreed.expected, agreed.plain.goodput, len(view.ids), agreed.best, agreed.trial
             )
         alone = agreed.speculation if mode == "speculate" else agreed.plain
-        asks = mode != "probe_draft" and self._looks_up(agreed, plain=not alone.drafts)
-        if asks and self._beside is not None and not alone.drafts and self._beside.asked(view):
-            self._guard.looked_up(_ASK_S / alone.seconds)
+        asks = mode != "probe_draft" and agreed.looks_up and self._beside is not None and guard.affords_look_ups
+        if asks and self._beside is not None and self._beside.asked(view):
+            guard.looked_up(_ASK_S / alone.seconds)
         if asks and self._beside is not None and self._beside.offered(view):
             found = self._beside.find(view, self._situation(view), agreed, alone, guard.speculation.value)
             if found is not None:
+                if alone.drafts:  # beside plain decoding, steps tell
+                    guard.looked_up(-found.gain_s / alone.seconds)
                 return self._look_up(view, agreed, mode, alone, found)
         self._note(view, agreed, mode, alone)
         if mode == "probe_draft":
@@ -264,8 +271,9 @@ class AutoController:
                 break
         if not wish.hoped > 0.0:
             # What would nearly pay is for the guard to judge, who knows how steps have held what was predicted.
-            favour = min(max(1.0, self._guard.favour), _FAVOUR) if self._guard.speculating else _NEARLY
-            wish, owner, seconds, hoped = best_plan(self._value * favour)
+            situation.started = True
+            nearly = [best_plan(self._value * times) for times in _NEARLY[: 1 if self._guard.speculating else None]]
+            wish, owner, seconds, hoped = max(nearly, key=lambda plan: (plan[0].rows > 0.0) * plan[3])
         drafts = wish.hoped > 0.0
         situation.value = self._value
         best, trial = math.inf, 0.0
@@ -296,6 +304,19 @@ class AutoController:
             learnt=self._learner.steps,
         )
 
+    def _extend(self, view: StepView, agreed: Agreement) -> Agreement | None:
+        """What was agreed on drafting, for other requests as well; None where it has to be settled anew."""
+        if not self._guard.speculating or not view.lag:
+            return None
+        drafter = self._drafters[self._asked[0]]
+        extended = agreed.extended(
+            view, self._value, lambda request: drafter.reading_s(view, request), self._costs.pass_s
+        )
+        if extended is not None:
+            self._take_places(view)
+            self._agreement = extended
+        return extended
+
     def _predict_plain(self, view: StepView) -> Prediction:
         requests, context = len(view.ids), float(sum(view.context_len))
         pass_s = self._costs.pass_s(requests, context, context)
@@ -311,7 +332,8 @@ class AutoController:
         room = np.array(view.room_depth)
         # While decoding plainly a drafter lacks all of each request. Those here would be read in once; whether that
         # pays says nothing of those to come, whom it reads from the start.
-        left = room if self._guard.speculating else np.full_like(room, _AMPLE)
+        drafting = self._guard.speculating
+        left = room if drafting else np.full_like(room, _AMPLE)
         return Situation(
             places=self._take_places(view),
             cap=self._caps(view, room),
@@ -321,6 +343,7 @@ class AutoController:
             value=self._value,
             optimism=_OPTIMISM,
             base_rows=float(len(view.ids) + view.prefill_tokens),
+            horizon=HORIZON if drafting else _FORESIGHT,
         )
 
     def _go_on_plainly(self, view: StepView, agreed: Agreement) -> SpecPlan:
@@ -341,17 +364,13 @@ class AutoController:
         looks_up = self._beside is not None and agreed.looks_up
         return min(self._guard.calm, self._guard.until_look_ups) if looks_up else self._guard.calm
 
-    def _looks_up(self, agreed: Agreement, *, plain: bool) -> bool:
-        """Whether look-ups are asked beside the model, or beside plain decoding."""
-        return self._beside is not None and agreed.looks_up and (not plain or self._guard.affords_look_ups)
-
     def _draft(self, view: StepView, agreed: Agreement, next_needs: Needs) -> SpecPlan:
         """A step as agreed."""
         granted = agreed.granted.tolist()
         plan = self._planner.plan(view, granted, agreed.stop, agreed.owner)
         if next_needs != plan.next_needs:
             plan = replace(plan, next_needs=next_needs)
-        if plan.depth == tuple(granted):
+        if self._any_length or plan.depth == tuple(granted):  # rooms only become less
             agreed.drafts = plan
         return plan
 

@@ -16,7 +16,7 @@ from dynaspec.contract.step import ProposerTraits, StepView, StopRule
 
 from .acceptance import POSITIONS, AcceptanceModel, Verdicts, conditional, logit
 from .costs import StepCosts
-from .lengths import chain_depths, stop_thresholds, survivals
+from .lengths import chain_depths, reading_s, stop_thresholds, survivals
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ GLIMPSE = 32
 _GLIMPSE_LOSS, _GLIMPSE_VARIANCE = 0.33, 0.02
 """How much less likely a token drafted from them alone is right, as a logit, and how uncertain that is; the demo pair's
 are in 0.80 of all cases instead of 0.85."""
-_HORIZON = 32.0
+HORIZON = 32.0
 """Steps over which reading what the drafter lacks is paid off, if the request has so many left."""
 
 
@@ -76,6 +76,10 @@ class Situation:
     """Standard deviations that acceptance is hoped to be better than estimated."""
     base_rows: float
     """Rows of the target pass without drafts."""
+    horizon: float = HORIZON
+    """Most steps to pay off what a drafter has to read."""
+    started: bool = False
+    """Drafting goes on whatever it brings: what starting it takes ends no draft."""
 
 
 class Drafter(Protocol):
@@ -102,6 +106,10 @@ class Drafter(Protocol):
 
     def catching_up(self, view: StepView) -> Floats:
         """[B] seconds to read what a trial has to of each request."""
+        ...
+
+    def reading_s(self, view: StepView, request: int) -> float:
+        """Seconds to read all that it lacks of a request of the view, as a share of each step that is left to that."""
         ...
 
     def wish(self, view: StepView, situation: Situation) -> Wish:
@@ -198,6 +206,10 @@ class ModelDrafter:
         lag = np.array(view.lag[self._index], dtype=np.float64)
         return np.asarray(self._cost[3] * (np.minimum(lag, GLIMPSE) if self._glimpses else lag))
 
+    def reading_s(self, view: StepView, request: int) -> float:
+        lag, room = view.lag[self._index][request], view.room_depth[request]
+        return float(reading_s(float(self._cost[3]), lag, room, HORIZON))
+
     def wish(self, view: StepView, situation: Situation) -> Wish:
         return self._wish(situation, self._prior.bias, self._prior.offset, np.array(view.lag[self._index]))
 
@@ -208,6 +220,10 @@ class ModelDrafter:
     def _wish(self, situation: Situation, bias: Floats, offset: Floats, lag: Ints) -> Wish:
         requests = situation.cap.size
         wish = Wish(np.empty(requests, np.int64), np.empty(requests))
+        cost, start_s = self._marginal_cost(), 0.0
+        if situation.started:
+            start_s = float(cost[0] + cost[4])
+            cost = np.array((0.0, *cost[1:4], 0.0))
         wish.hoped, wish.expected, wish.seconds, wish.rows, wish.context = chain_depths(
             bias,
             self._prior.bias_var,
@@ -218,16 +234,17 @@ class ModelDrafter:
             situation.runnable,
             lag,
             situation.room,
-            _HORIZON,
+            situation.horizon,
             situation.context,
             situation.value,
-            self._marginal_cost(),
+            cost,
             self._single_pass,
             self._target,
             situation.base_rows,
             wish.depth,
             wish.worth,
         )
+        wish.seconds += start_s if wish.rows else 0.0
         return wish
 
     def _marginal_cost(self) -> Floats:

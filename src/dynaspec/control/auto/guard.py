@@ -55,7 +55,7 @@ _WORTH_SEEING = 0.85
 """Where it has not been seen what drafting takes at this load, it goes on for some steps if it promises so much."""
 _HOPELESS = 0.95
 """Where speculation promises less than this, nothing but a trial is going to change that."""
-_LOOK_AGAIN = 16
+_LOOK_AGAIN = 64
 """Steps between two looks at what it promises where it promises more, and waits for a trial all the same."""
 
 

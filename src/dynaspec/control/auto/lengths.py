@@ -34,6 +34,18 @@ def hopeful(bias: Floats, variance: Floats, deviations: float) -> Floats:
 
 
 @njit(cache=True, nogil=True)
+def reading_s(price: float, lag: float, room: float, horizon: float) -> float:
+    """Seconds that reading what a drafter lacks of a request takes, as a share of each step that is left to it.
+
+    Args:
+        price: seconds for each of the ``lag`` tokens.
+        room: tokens that the request still has, of which a step emits two or so.
+        horizon: most steps.
+    """
+    return price * lag / min(max(room / 2.0, 1.0), horizon)
+
+
+@njit(cache=True, nogil=True)
 def chain_depths(
     bias: Floats,
     variance: Floats,
@@ -91,7 +103,7 @@ def chain_depths(
         longest = max(longest, cap[r])
         depth[r], worth[r] = 0, 0.0
         running[r] = cap[r] > 0
-        lag_s[r] = draft[3] * lag[r] / min(max(room[r] / 2.0, 1.0), horizon)
+        lag_s[r] = reading_s(draft[3], lag[r], room[r], horizon)
         gain[r] = -lag_s[r]
     profit, best_profit, passes, unpaid = -call, 0.0, 0, 0.0
     rows = base_rows

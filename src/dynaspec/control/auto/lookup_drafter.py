@@ -61,6 +61,9 @@ class LookupDrafter:
     def catching_up(self, view: StepView) -> Floats:
         return np.zeros(len(view.ids))
 
+    def reading_s(self, view: StepView, request: int) -> float:
+        return 0.0
+
     def best(self, view: StepView, situation: Situation) -> Wish:
         return self.wish(view, situation)
 

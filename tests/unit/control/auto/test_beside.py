@@ -21,6 +21,7 @@ CHEAP, DEAR = ((1, 0.5e-3), (16, 0.6e-3)), ((1, 50e-3), (16, 60e-3))
 WORTH_IT = ((1, 4e-3), (16, 4.2e-3))
 """But not if a token were worth much less."""
 NOTHING = (0, 0)
+FASTER = 20
 
 
 def auto(drafter: tuple[tuple[int, float], ...] = CHEAP) -> AutoController:
@@ -166,3 +167,21 @@ def test_a_stretch_that_repeats_the_text_leaves_the_worth_of_drafting_as_it_was(
     behind = [controller.plan(view(NOTHING, step=step)) for step in range(200, 208)]
     assert [who(plan) for plan in behind] == [["model"]] * 8
     assert controller.estimates()["mode"] == "speculate"
+
+
+@pytest.mark.parametrize(("offer", "asked"), [(NOTHING, (0.05, 0.4)), ((16, LONGEST), (0.95, 1.0))])
+def test_look_ups_that_bring_nothing_are_asked_now_and_then(offer: tuple[int, int], asked: tuple[float, float]) -> None:
+    """On a fast target, where asking them in every step takes more than a hundredth of the time."""
+    target, drafter = (tuple((rows, seconds / FASTER) for rows, seconds in curve) for curve in (TARGET, CHEAP))
+    controller = AutoController(LIMITS, longest=LONGEST, costs=PassCosts(target=target, drafters=(drafter, ())))
+    plans: list[SpecPlan] = []
+    for step in range(400):
+        seen = view(offer, step=step)
+        if plans and plans[-1].next_needs != "all":
+            seen = replace(seen, offers=(None, None))
+        plans.append(controller.plan(seen))
+        came = committed(plans[-1], seen.ids)
+        times = (came.draft_s / FASTER, came.verify_s / FASTER, came.step_s / FASTER)
+        controller.observe(replace(came, draft_s=times[0], verify_s=times[1], step_s=times[2]))
+    assert all(who(plan) != ["nobody"] for plan in plans)
+    assert asked[0] <= sum(plan.next_needs == "all" for plan in plans) / len(plans) <= asked[1]

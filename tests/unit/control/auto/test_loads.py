@@ -137,3 +137,24 @@ def test_what_would_nearly_pay_is_for_the_guard_to_judge(monkeypatch: pytest.Mon
         Loop(5, seed, lambda step, r: 0.3).run(controller, 300)
     assert len(promised) > 6 * 250
     assert sum(0.8 < promise < 1.0 for promise in promised) > 0.5 * len(promised)
+
+
+@pytest.mark.parametrize("requests", [4, 8, 12])
+def test_what_nearly_pays_is_promised_at_its_best(requests: int) -> None:
+    """Not at the length that would pay best if tokens were worth more, which is too long."""
+    controller = AutoController(LIMITS, longest=LONGEST, costs=COSTS)
+    Loop(requests, 1, lambda step, r: 0.55).run(controller, 400)
+    found, costs, size = controller.estimates(), controller._costs, float(requests)
+    chances = [*found["proposers"]["draft_model"]["acceptance"], *(0.0,) * LONGEST]
+    price = found["proposers"]["draft_model"]["cost"]
+
+    def goodput(k: int) -> float:
+        emitted = requests * (1.0 + sum(math.prod(chances[: j + 1]) for j in range(k)))
+        drafting_s = price["call_s"] + price["reload_s"] + k * (price["pass_s"] + requests * price["row_s"])
+        target_s = costs.pass_s(size * (k + 1), 200.0 * size * (k + 1), 200.0 * size)
+        return emitted / (drafting_s + target_s + controller._learner.host_s(drafts=True))
+
+    best = max(map(goodput, range(1, 7)))
+    assert found["mode"] == "plain"
+    assert best < found["plain_goodput"]
+    assert found["speculation_goodput"] > 0.96 * best

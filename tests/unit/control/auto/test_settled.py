@@ -127,6 +127,64 @@ def test_plans_repeat_until_a_request_has_little_room() -> None:
     assert controller.plan(view(step + 1)).depth == plan.depth
 
 
+def settled(*ids: str) -> tuple[AutoController, int]:
+    """A controller whose agreement on drafting for these holds for two more steps; the next step."""
+    controller = auto()
+    for step in range(200):
+        seen = view(step, ids)
+        controller.observe(outcome(seen, controller.plan(seen), right=True))
+        if step > 60 and controller._agreement is not None and controller._agreement.steps == 2:
+            return controller, step + 1
+    raise AssertionError("nothing was settled for several steps")
+
+
+def test_who_takes_another_ones_place_gets_what_the_others_have() -> None:
+    controller, step = settled("a", "b", "c", "d")
+    before = controller.plan(view(step, ("a", "b", "c", "d")))
+    agreed = controller._agreement
+    assert agreed is not None
+    assert before.stop is not None
+    after = controller.plan(view(step + 1, ("b", "new", "a", "d")))
+    assert controller._agreement is not None
+    assert controller._agreement.steps == 0  # it was not settled anew
+    assert min(after.depth) == max(after.depth) == max(before.depth) > 2
+    old = before.stop.offset
+    assert after.stop == replace(before.stop, offset=(old[1], 0.0, old[0], old[3]))
+
+
+def test_nothing_is_drafted_for_a_new_one_of_which_too_much_would_have_to_be_read() -> None:
+    controller, step = settled("a", "b", "c", "d")
+    seen = view(step, ("a", "b", "c", "new"))
+    plan = controller.plan(replace(seen, lag=((0, 0, 0, 10**7),)))
+    assert plan.depth[3] == 0 < min(plan.depth[:3])
+
+
+@pytest.mark.parametrize("ids", [("e", "f", "g", "h"), ("a",), ("a", "b", "c", "d", "e", "f")])
+def test_others_altogether_or_many_more_or_fewer_are_settled_for_anew(ids: tuple[str, ...]) -> None:
+    controller, step = settled("a", "b", "c", "d")
+    controller.plan(view(step, ids))
+    assert controller._agreement is not None
+    assert controller._agreement.ids == ids
+    assert controller._agreement.settled_for == 0
+    controller, step = settled("a", "b", "c", "d")
+    controller.plan(view(step, ("a", "b", "c", "e", "f")))
+    assert controller._agreement is not None
+    assert controller._agreement.settled_for == 4
+
+
+def test_what_is_expected_of_fewer_is_what_would_be_settled_for_them() -> None:
+    controller, step = settled("a", "b", "c", "d")
+    controller.plan(view(step, ("a", "b", "c")))
+    agreed = controller._agreement
+    assert agreed is not None
+    assert agreed.settled_for == 4
+    anew = controller._negotiate(view(step, ("a", "b", "c")))
+    assert agreed.plain.emitted == anew.plain.emitted
+    assert agreed.plain.seconds == pytest.approx(anew.plain.seconds, rel=0.01)
+    assert agreed.speculation.goodput == pytest.approx(anew.speculation.goodput, rel=0.25)
+    assert agreed.expected == pytest.approx(agreed.speculation.goodput, rel=0.05)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_nothing_depends_on_how_steps_are_numbered(seed: int) -> None:
     """Of steps alike one in two or three is weighed; which ones, their numbers say: any start does."""
