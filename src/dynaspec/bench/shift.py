@@ -97,15 +97,16 @@ class ShiftResult:
         """The fixed length with the largest speed over the whole sequence, on odd rounds."""
         return best_on_odd_rounds({s: self.rates(s) for s in self.runs if s not in (self.policy, PLAIN)})
 
-    def ratio(self, side: str) -> tuple[float, float]:
-        """The policy's speed over a side's, over the whole sequence: median and 95 % lower bound.
+    def ratio(self, side: str) -> tuple[float, float | None]:
+        """The policy's speed over a side's, over the whole sequence: median and 95 % lower bound; None: one round has
+        none.
 
         Against the best fixed length on even rounds alone, since odd ones have chosen it.
         """
         rounds = ratios(self.rates(self.policy), self.rates(side))
         if side == self.best_fixed:
             rounds = even_rounds(rounds)
-        return median(rounds), lower_bound(rounds)
+        return median(rounds), lower_bound(rounds) if len(rounds) > 1 else None
 
 
 def make_phases(prompts: Sequence[BenchPrompt], tokenizer: Tokenizer, vocab_size: int, scale: float) -> list[Phase]:

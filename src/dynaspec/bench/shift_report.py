@@ -45,12 +45,16 @@ def verdict(result: ShiftResult) -> Text:
     found, bound = result.ratio(result.best_fixed)
     plain, plain_bound = result.ratio(PLAIN)
     line = (
-        f"{result.policy} over {result.best_fixed}, the best fixed length: {found:.3f} (bound {bound:.3f}), expected "
-        f"≥ {WANTED}; over plain decoding: {plain:.3f} (bound {plain_bound:.3f})"
+        f"{result.policy} over {result.best_fixed}, the best fixed length: {found:.3f} ({_bound(bound)}), expected "
+        f"≥ {WANTED}; over plain decoding: {plain:.3f} ({_bound(plain_bound)})"
     )
     if result.different:
         line += f"; {result.different} OUTPUTS DIFFER from plain decoding's"
     return Text(line, style="green" if found >= WANTED and not result.different else "bold red")
+
+
+def _bound(bound: float | None) -> str:
+    return "one round, no bound" if bound is None else f"bound {bound:.3f}"
 
 
 def as_document(result: ShiftResult, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,9 @@ _WEIGHT_FLOOR, _BIAS_FLOOR, _OFFSET_FLOOR = 2e-4, 0.01, 0.05
 """Variances do not fall below these, or the filter would stop learning."""
 _WEIGHT_DRIFT, _BIAS_DRIFT, _OFFSET_DRIFT = 2e-5, 2e-3, 5e-3
 """Variance that a step adds."""
+_IDLE_DRIFT, _MOSTLY = 0.2, 1.1
+"""Share of that in steps that drafted nothing, for positions that are mostly right (above the second, a logit): or decoding
+plainly for some hundred steps would leave no more of what is known than the last trial said. What is worse is forgotten."""
 _WEIGHT_PRIOR, _BIAS_PRIOR, _OFFSET_PRIOR = 0.5, 1.0, 0.5
 _TO_ALL = 0.15
 """Share of what a request's offset gives up, with time or as the request ends, that goes over to all: a drafter of no
@@ -82,10 +85,13 @@ def _filter(
 
 
 @njit(cache=True, nogil=True)
-def _age(weight: Floats, bias: Floats, bias_var: Floats, offset: Floats, offset_var: Floats, steps: int) -> None:
+def _age(
+    weight: Floats, bias: Floats, bias_var: Floats, offset: Floats, offset_var: Floats, steps: int, drafting: int
+) -> None:
     weight[1] = min(weight[2], weight[1] + steps * _WEIGHT_DRIFT)
     for j in range(bias_var.size):
-        bias_var[j] = min(_BIAS_PRIOR, bias_var[j] + steps * _BIAS_DRIFT)
+        idle = (_IDLE_DRIFT if bias[j] > _MOSTLY else 1.0) * (steps - drafting)
+        bias_var[j] = min(_BIAS_PRIOR, bias_var[j] + (drafting + idle) * _BIAS_DRIFT)
         if j:
             unknown = (bias_var[j] / _BIAS_PRIOR) ** 2
             bias[j] += (1.0 - (1.0 - _LIKENESS * unknown) ** steps) * (bias[j - 1] - bias[j])
@@ -166,9 +172,10 @@ class AcceptanceModel:
         """What was learnt may hold no longer: the next observations count as the first ones did."""
         self.bias_var = np.maximum(self.bias_var, _BIAS_PRIOR)
 
-    def age(self, steps: int = 1) -> None:
-        """So many steps have passed."""
-        _age(self.weight, self.bias, self.bias_var, self.offset, self._offset_var, steps)
+    def age(self, steps: int = 1, drafting: int | None = None) -> None:
+        """So many steps have passed, of which so many drafted; None: all."""
+        drafting = steps if drafting is None else drafting
+        _age(self.weight, self.bias, self.bias_var, self.offset, self._offset_var, steps, drafting)
 
     def chance(self, position: int) -> float:
         """Conditional acceptance at a position for a request like the average, with the feature at 0."""

@@ -351,7 +351,8 @@ class AutoController:
         self._guard.hold()
         self._quiet -= 1
         agreed.steps -= 1
-        if view.step % ALIKE_STEPS["plain"] == 0 and agreed.concerns(view):  # the others tell the same
+        # The others tell the same; but those in which a request begins do not, and have to be among these.
+        if view.step % ALIKE_STEPS["plain"] == 0 and len(view.ids) == len(agreed.ids):
             if self._learner.steps != agreed.learnt:
                 agreed.renew(self._predict_plain(view), self._learner.steps)
             self._note(view, agreed, "plain", agreed.plain)

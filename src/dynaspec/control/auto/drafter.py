@@ -155,8 +155,8 @@ class Drafter(Protocol):
         """What came of its drafts was hard to believe: what is believed of it may hold no longer."""
         ...
 
-    def age(self, steps: int) -> None:
-        """So many steps have passed."""
+    def age(self, steps: int, drafting: int) -> None:
+        """So many steps have passed, of which so many drafted."""
         ...
 
     def document(self) -> dict[str, Any]:
@@ -299,9 +299,9 @@ class ModelDrafter:
         self._prior.doubt()
         self._informed.doubt()
 
-    def age(self, steps: int) -> None:
-        self._prior.age(steps)
-        self._informed.age(steps)
+    def age(self, steps: int, drafting: int) -> None:
+        self._prior.age(steps, drafting)
+        self._informed.age(steps, drafting)
 
     def document(self) -> dict[str, Any]:
         call, one, row, ingested, reload = self._cost.tolist()

@@ -20,7 +20,7 @@ _OUTLASTED_MOST, _PLAIN_RAREST = 8, 1024
 _PLAIN_RUN = 8
 """Steps of such a trial: the first four tell nothing, as the machine is set up for drafting; on a CPU they get 20 %
 faster from the first to the sixth."""
-_TRIAL_WEIGHT = 8.0
+_TRIAL_WEIGHT = 6.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
 _TRIAL_SHARE, _LOOK_UP_SHARE = 0.007, 0.003
 """Shares of all steps that trials of drafting may cost, and look-ups beside plain decoding."""
@@ -47,15 +47,16 @@ _STAKE = 0.03
 """Trials may cost no more than this share of what the best drafter would gain, …"""
 _LEAST_SHARE = 0.002
 """… but this of all steps at least, as what drafting costs is not well known where nothing is drafted."""
-_HYSTERESIS = 1.01
-"""Speculation is taken up again when it promises this much; left when it promises less than plain decoding."""
+_LEFT_BELOW, _HYSTERESIS = 0.99, 1.0
+"""Speculation is left when it promises less than the first, as to decode plainly and try it now and then costs too;
+taken up again from the second on."""
 _FRESH = 16
 """Steps under another load in which a promise is enough, as it was the load that had ended speculation."""
 _WORTH_SEEING = 0.85
 """Where it has not been seen what drafting takes at this load, it goes on for some steps if it promises so much."""
 _HOPELESS = 0.95
 """Where speculation promises less than this, nothing but a trial is going to change that."""
-_LOOK_AGAIN = 64
+_LOOK_AGAIN = 32
 """Steps between two looks at what it promises where it promises more, and waits for a trial all the same."""
 
 
@@ -144,14 +145,16 @@ class PlainGuard:
         self._for_look_ups = min(self._for_look_ups + steps * _LOOK_UP_SHARE, _SAVED)
         corrected = self.favour / plain
         advantage, known = hoped * corrected, expected * corrected
-        lost = max(0.0, 1.0 - known) if self.speculating else 0.0
+        lost = max(0.0, _LEFT_BELOW - known) if self.speculating else 0.0
         self._patience = max(0.0, min(self._patience + steps * (_PATIENCE_SHARE - lost), _PATIENCE))
         if self._goes_on(advantage, known):
             self._speculate(advantage, steps)
         else:
             self._decode_plainly(advantage, steps, share, trial)
         self._just_tried = False
-        self.calm = int(min(self.calm, self._loads.unsure_for - 1))
+        shrinking = lost - _PATIENCE_SHARE if self.speculating else 0.0
+        patient_for = math.ceil(self._patience / shrinking) if shrinking > 0.0 else math.inf
+        self.calm = int(max(0, min(self.calm, self._loads.unsure_for - 1, patient_for - 1)))
         return self.mode
 
     def _speculate(self, advantage: float, steps: int) -> None:
@@ -206,7 +209,7 @@ class PlainGuard:
         if self._loads.strange and (self.speculating or self._fresh):
             return advantage > _WORTH_SEEING
         if self.speculating:
-            return known > 1.0 or self._patience > 0.0
+            return known > _LEFT_BELOW or self._patience > 0.0
         return (self._just_tried and known > _HYSTERESIS) or (advantage > _HYSTERESIS and self._promise_is_enough)
 
     def _speculation_at(self, kind: int) -> Ratio:

@@ -105,7 +105,7 @@ class Learner:
         ended = self._places.forget(self._ended) if self._ended else None
         self._ended.clear()
         for drafter in self._drafters:
-            drafter.age(steps)
+            drafter.age(steps, len(drafted))
             if ended is not None:
                 drafter.retire(ended)
 

@@ -121,8 +121,8 @@ class LookupDrafter:
     def doubt(self) -> None:
         self._model.doubt()
 
-    def age(self, steps: int) -> None:
-        self._model.age(steps)
+    def age(self, steps: int, drafting: int) -> None:
+        self._model.age(steps, drafting)
 
     def document(self) -> dict[str, Any]:
         return {

@@ -118,6 +118,23 @@ def test_one_that_was_given_up_comes_back_to_the_average() -> None:
     assert abs(model.offset[0]) < 0.1 * abs(low)
 
 
+@pytest.mark.parametrize(("rate", "remembered"), [(0.9, True), (0.3, False)])
+def test_without_drafts_what_is_good_is_remembered_and_what_is_not_forgotten(rate: float, remembered: bool) -> None:
+    drafting, idle = (AcceptanceModel(weight=0.0, bias=1.0) for _ in range(2))
+    for model in (drafting, idle):
+        model.grow(1)
+        rng = np.random.default_rng(0)
+        for _ in range(300):
+            decode(model, rng, [rate] * 4)
+    drafting.age(200, 200)
+    idle.age(200, 0)
+    assert bool(idle.bias_var[0] < 0.5 * drafting.bias_var[0]) is remembered
+    before = chance(idle, 0)
+    for model in (drafting, idle):
+        draft(model, [0.0], 0)
+    assert bool(before - chance(idle, 0) < 0.6 * (before - chance(drafting, 0))) is remembered
+
+
 def test_several_steps_pass_at_once_as_one_by_one() -> None:
     models = []
     for spans in ([1] * 7, [7], [3, 4]):

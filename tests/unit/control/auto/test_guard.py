@@ -201,9 +201,10 @@ def speculates(guard: PlainGuard, known: float, most: int = 4000) -> int:
     return next((n for n in range(most) if decide(guard, known) not in ("speculate", "probe_plain")), most)
 
 
-@pytest.mark.parametrize(("known", "steps"), [(0.99, 55), (0.95, 10), (0.5, 1)])
+@pytest.mark.parametrize(("known", "steps"), [(0.98, 55), (0.94, 10), (0.49, 1)])
 def test_a_little_may_be_lost_before_drafting_is_left(known: float, steps: int) -> None:
-    """Beliefs err, and to leave and to come back costs as well; but only so much: half a step, saved up over 500."""
+    """Beliefs err, and to leave and to come back costs as well; but only so much: half a step, saved up over 500, and a
+    hundredth of every step, as plain decoding with its trials costs that."""
     guard = PlainGuard(only_by_trial=True)
     assert speculates(guard, 1.2, 100) == 100
     assert speculates(guard, known) == pytest.approx(steps, abs=1)
@@ -212,7 +213,7 @@ def test_a_little_may_be_lost_before_drafting_is_left(known: float, steps: int) 
             decide(guard, 0.5)
         tried(guard, -1.0, good=True)
         assert decide(guard, 1.2) == "speculate"
-        assert speculates(guard, known) <= share * steps + 0.08 / (1.0 - known) + 1  # 80 steps until the next trial
+        assert speculates(guard, known) <= share * steps + 0.08 / (0.99 - known) + 1  # 80 steps until the next trial
 
 
 def test_what_was_lost_beyond_that_is_not_held_against_drafting_for_long() -> None:
@@ -222,7 +223,7 @@ def test_what_was_lost_beyond_that_is_not_held_against_drafting_for_long() -> No
         decide(guard, 0.5)
     tried(guard, -1.0, good=True)
     assert decide(guard, 1.2) == "speculate"
-    assert speculates(guard, 0.99) == pytest.approx(55, abs=1)
+    assert speculates(guard, 0.98) == pytest.approx(55, abs=1)
 
 
 def test_a_trial_of_which_nothing_was_accepted_does_not_lead_back_to_drafting() -> None:

@@ -83,6 +83,22 @@ def test_calm_plain_decoding_needs_nothing_of_proposers_and_serves_whoever_comes
     assert plan.depth == (0, 0)
 
 
+def test_steps_in_which_a_request_begins_are_among_those_that_tell_what_plain_decoding_takes() -> None:
+    """They take longer than the others: left out, plain decoding would look faster than it is."""
+    controller = auto()
+    first, seconds = gives_up(controller), 0.0
+    for step in range(first, first + 1000):
+        begins = step % 5 == 0
+        seen = view(step, (str(step // 5), "b"))
+        plan = controller.plan(seen)
+        came = outcome(seen, plan, right=False)
+        controller.observe(replace(came, step_s=came.step_s + (1.8e-3 if begins else 0.0)))
+        seconds += came.step_s + (1.8e-3 if begins else 0.0)
+    found = controller.estimates()
+    assert found["mode"] == "plain"
+    assert found["plain_goodput"] * found["plain_correction"] == pytest.approx(2 * 1000 / seconds, rel=0.06)
+
+
 def test_another_load_is_looked_at_and_costs_one_step_where_nobody_foresaw_it() -> None:
     controller = auto()
     step = gives_up(controller)
