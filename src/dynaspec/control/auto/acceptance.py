@@ -30,8 +30,8 @@ _WEIGHT_FLOOR, _BIAS_FLOOR, _OFFSET_FLOOR = 2e-4, 0.01, 0.05
 _WEIGHT_DRIFT, _BIAS_DRIFT, _OFFSET_DRIFT = 2e-5, 2e-3, 5e-3
 """Variance that a step adds."""
 _IDLE_DRIFT, _MOSTLY = 0.2, 1.1
-"""Share of that in steps that drafted nothing, for positions that are mostly right (above the second, a logit): or decoding
-plainly for some hundred steps would leave no more of what is known than the last trial said. What is worse is forgotten."""
+"""Share of that in steps that drafted nothing, for positions that are mostly right (above the second, a logit): or some
+hundred steps of plain decoding would leave no more of what is known than the last trial said. Others are forgotten."""
 _WEIGHT_PRIOR, _BIAS_PRIOR, _OFFSET_PRIOR = 0.5, 1.0, 0.5
 _TO_ALL = 0.15
 """Share of what a request's offset gives up, with time or as the request ends, that goes over to all: a drafter of no

@@ -21,14 +21,15 @@ from .agreement import ALIKE_STEPS, Agreement, Pending
 from .beside import Found, beside_models
 from .costs import StepCosts
 from .doubt import Doubt
-from .drafter import GLIMPSE, HORIZON, ModelDrafter, Situation, Wish
+from .drafter import GLIMPSE, HORIZON, ModelDrafter, Situation
 from .guard import Mode, PlainGuard
 from .learning import Learner
 from .lengths import admit_by_survival
 from .parts import row_s
 from .prediction import Prediction
-from .routing import best_goodput, open_ends, route, survival_of, trial_drafts, trial_s
+from .routing import best_goodput, open_ends, survival_of, trial_drafts, trial_s
 from .start import dense, make_drafters, with_profile
+from .worth import Lengths, best_lengths, nearly, settle
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -37,12 +38,6 @@ _PENDING = 16
 """Planned steps whose outcome may still come."""
 _OPTIMISM = 0.6
 """Standard deviations hoped for: what is little known is tried as long as it may well pay."""
-_ROUNDS = 2
-"""Times that lengths and the value of a token are fitted to each other; they go on from the last ones."""
-_SETTLED = 0.02
-_NEARLY = (1.0, 1.2, 1.4)
-"""Where no draft pays, the fastest counts of those that would if to start were free and a token worth so many times as
-much."""
 _FORESIGHT = 256.0
 """Steps over which reading all that a drafter lacks is paid off where drafting is to begin: it mostly lasts."""
 _CHEAP_ROW = 0.35
@@ -256,35 +251,27 @@ class AutoController:
         plain_s = plain.seconds
         self._value = self._value or plain_s / requests
 
-        def best_plan(value: float) -> tuple[Wish, Ints | None, float, float]:
-            situation.value = value
-            wish, owner = route(self._drafters, self._asked, view, situation)
-            seconds = wish.seconds + self._costs.pass_s(requests + wish.rows, context + wish.context, context) + host_s
-            return wish, owner, seconds, (requests + wish.hoped) / seconds
+        def lengths(value: float) -> Lengths:
+            return best_lengths(self._drafters, self._asked, view, situation, self._costs, host_s, value)
 
-        for _ in range(_ROUNDS):
-            wish, owner, seconds, hoped = best_plan(self._value)
-            most = max(hoped * self._guard.speculation.value, requests / plain_s)
-            settled = abs(most * self._value - 1.0) < _SETTLED
-            self._value = 1.0 / most
-            if settled:
-                break
-        if not wish.hoped > 0.0:
+        best, self._value = settle(lengths, self._value, self._guard.speculation.value, requests / plain_s)
+        wish, owner = best.wish, best.owner
+        if not wish.rows:
             # What would nearly pay is for the guard to judge, who knows how steps have held what was predicted.
             situation.started = True
-            nearly = [best_plan(self._value * times) for times in _NEARLY[: 1 if self._guard.speculating else None]]
-            wish, owner, seconds, hoped = max(nearly, key=lambda plan: (plan[0].rows > 0.0) * plan[3])
-        drafts = wish.hoped > 0.0
+            best = nearly(lengths, self._value, drafting=self._guard.speculating)
+            wish, owner, situation.started = best.wish, best.owner, False
+        drafts = wish.rows > 0.0
         situation.value = self._value
-        best, trial = math.inf, 0.0
+        at_best, trial = math.inf, 0.0
         if not self._guard.speculating:
-            best = best_goodput(self._drafters, self._asked, view, situation, self._costs, host_s)
+            at_best = best_goodput(self._drafters, self._asked, view, situation, self._costs, host_s)
             # What a step with prefill takes is not compared with plain decoding.
             alone = not view.prefill_tokens
             trial = trial_s(self._drafters, view, situation, self._costs) / plain_s if alone else math.inf
         depth, stop = open_ends(self._drafters, situation, wish.depth, owner) if drafts else (wish.depth, None)
         row = float(row_s(self._costs.target, situation.base_rows + requests))
-        self._every = self._cadence(seconds if drafts else plain_s)
+        self._every = self._cadence(best.seconds if drafts else plain_s)
         return Agreement(
             ids=view.ids,
             prefill=view.prefill_tokens,
@@ -292,11 +279,11 @@ class AutoController:
             granted=depth,
             owner=None if owner is None else tuple(owner.tolist()),
             stop=stop,
-            hoped=hoped if drafts else 0.0,
-            expected=(requests + wish.expected) / seconds if drafts else 0.0,
-            best=best,
+            hoped=best.hoped if drafts else 0.0,
+            expected=(requests + wish.expected) / best.seconds if drafts else 0.0,
+            best=at_best,
             trial=trial,
-            speculation=Prediction(drafts, requests + wish.expected, seconds),
+            speculation=Prediction(drafts, requests + wish.expected, best.seconds),
             plain=plain,
             trims=self._can_trim and drafts and (stop is None or requests * row > _TRIM_FROM * plain_s),
             looks_up=row + float(self._costs.target[-1]) * context / requests < _CHEAP_ROW * self._value,
