@@ -145,7 +145,7 @@ class AutoController:
             found = self._beside.find(view, self._situation(view), agreed, alone, guard.speculation.value)
             if found is not None:
                 if alone.drafts:  # beside plain decoding, steps tell
-                    guard.looked_up(-found.gain_s / alone.seconds)
+                    guard.expects_of_look_ups(found.gain_s / alone.seconds)
                 return self._look_up(view, agreed, mode, alone, found)
         self._note(view, agreed, mode, alone)
         if mode == "probe_draft":

@@ -23,7 +23,7 @@ faster from the first to the sixth."""
 _TRIAL_WEIGHT = 6.0
 """A step of a trial of plain decoding counts as so many: there are few of them."""
 _TRIAL_SHARE, _LOOK_UP_SHARE = 0.007, 0.003
-"""Shares of all steps that trials of drafting may cost, and look-ups beside plain decoding."""
+"""Shares of all steps that trials of drafting may cost, and look-ups."""
 _UNPROVEN_AFTER, _UNPROVEN_SHARE = 2, 0.5
 """Trials of a drafter of which nothing has ever been accepted, after which they may cost this part of the share."""
 _LOOK_UPS_FROM = 0.1
@@ -241,7 +241,7 @@ class PlainGuard:
 
     @property
     def affords_look_ups(self) -> bool:
-        """Whether look-ups beside plain decoding have not cost more than may be lost."""
+        """Whether look-ups have not cost more than may be lost."""
         return not self.until_look_ups
 
     @property
@@ -252,10 +252,14 @@ class PlainGuard:
         return max(0, math.ceil(missing / _LOOK_UP_SHARE))
 
     def looked_up(self, steps_lost: float) -> None:
-        """What look-ups beside plain decoding cost, asking them too, in steps of that; what they gain pays for later
-        ones."""
+        """What look-ups cost, asking them too, in steps; what they gain beside plain decoding pays for later ones."""
         self._for_look_ups = min(self._for_look_ups - steps_lost, _SAVED)
         self._looks_up = self._for_look_ups >= 0.0
+
+    def expects_of_look_ups(self, steps_gained: float) -> None:
+        """What look-ups beside drafts should bring pays for asking them, and for no more: it is not seen."""
+        most = max(self._for_look_ups, _LOOK_UPS_FROM)
+        self._for_look_ups = min(self._for_look_ups + steps_gained, most)
 
     def tried(self, steps_lost: float, *, good: bool, hit: bool) -> None:
         """What a trial of drafting cost, in steps of plain decoding. One that cost nothing or went well goes on.

@@ -377,6 +377,19 @@ def test_steps_without_a_decision_are_those_that_it_would_not_change(advantage: 
     assert modes(holds=True) == modes(holds=False)
 
 
+def test_what_is_only_expected_of_look_ups_pays_for_asking_them_and_no_more() -> None:
+    """In plain decoding afterwards they may not lose what they were only expected to gain."""
+    guards = [PlainGuard(only_by_trial=True) for _ in range(2)]
+    for guard in guards:
+        guard.looked_up(0.05)
+    for _ in range(50):
+        guards[0].expects_of_look_ups(1.0)
+    assert guards[0].affords_look_ups
+    assert not guards[1].affords_look_ups
+    guards[0].looked_up(0.11)
+    assert not guards[0].affords_look_ups
+
+
 def test_look_ups_are_paid_for_by_steps_without_a_decision_too() -> None:
     guard = PlainGuard(only_by_trial=True)
     for _ in range(2):
