@@ -150,7 +150,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 BATCH = 6
 
 
-DEAR_ROW_S = 0.2e-3
+DEAR_ROW_S = 0.3e-3
 """A price of the target's rows at which a draft's last token may not be worth its own."""
 
 
