@@ -82,12 +82,12 @@ class Agreement:
     """For which it still holds."""
     learnt: int
     """Steps that had been learnt from when it was expected what plain decoding takes."""
+    settled_for: int
+    """Requests there were when it was settled."""
     pending: dict[Mode, Pending] = field(default_factory=dict)
     """What is noted of its steps, by their mode, where look-ups draft for none."""
     drafts: SpecPlan | None = None
-    """A step that drafts, if nothing has shortened its drafts."""
-    settled_for: int = 0
-    """Requests there were when it was settled; 0: as many as there are now."""
+    """A step that drafts, as far as requests have room; None where it has to be planned each time."""
 
     def concerns(self, view: StepView) -> bool:
         """Whether it was made for these requests."""
@@ -115,8 +115,7 @@ class Agreement:
             pass_s: see ``StepCosts.pass_s``.
         """
         count, before, lengths = len(view.ids), len(self.ids), self.lengths
-        settled_for = self.settled_for or before
-        if self.owner is not None or not _FEWER * settled_for <= count <= _MORE * settled_for:
+        if self.owner is not None or not _FEWER * self.settled_for <= count <= _MORE * self.settled_for:
             return None
         place_of = {request: place for place, request in enumerate(self.ids)}
         place = [place_of.get(request, -1) for request in view.ids]
@@ -164,7 +163,7 @@ class Agreement:
             looks_up=self.looks_up,
             steps=self.steps,
             learnt=self.learnt,
-            settled_for=settled_for,
+            settled_for=self.settled_for,
         )
 
     def renew(self, plain: Prediction, learnt: int) -> None:

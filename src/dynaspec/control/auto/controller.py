@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,9 @@ from .learning import Learner
 from .lengths import admit_by_survival
 from .parts import row_s
 from .prediction import Prediction
-from .routing import best_goodput, open_ends, survival_of, trial_drafts, trial_s
+from .routing import open_ends, survival_of, trial_drafts, trial_s
 from .start import dense, make_drafters, with_profile
-from .worth import Lengths, best_lengths, nearly, settle
+from .worth import Scales
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -43,7 +44,8 @@ _FORESIGHT = 256.0
 _CHEAP_ROW = 0.35
 """Where a row costs a larger share of a token's worth, look-ups beside a model bring less than asking them takes."""
 _TRIM_FROM = 0.6
-"""Where a rule ends drafts, only a last token each may not be worth its row: looked at from this share of a step on."""
+"""Where a rule ends drafts, only a last token each may not be worth its row: looked at where all requests' rows take
+this share of a step of plain decoding, as below that looking takes what it brings."""
 _AMPLE = 1 << 20
 """Tokens left: more than enough for anything to be paid off."""
 _FIRST_STEPS, _FIRST_EVERY = 24, 4
@@ -117,19 +119,15 @@ class AutoController:
             return self._go_on_plainly(view, agreed)
         self._quiet = 0
         calm = guard.calm > 0 and self._lasting
-        plainly = calm and guard.mode == "plain" and agreed is not None
         if not self._drafters or not _room(view):
             return plain_plan(view)  # without a word about which mode pays
         # In calm plain decoding what was agreed holds however long ago that was.
-        settled = agreed is not None and (plainly or agreed.steps > 0)
-        if settled and agreed is not None and not agreed.concerns(view):
-            agreed = self._extend(view, agreed)
-            settled = agreed is not None
-        if agreed is None or not settled:
-            if not view.lag:
-                return plain_plan(view)  # nobody had foreseen that it would be needed
-            agreed, calm = self._negotiate(view), False
-            self._agreement = agreed
+        holds = agreed is not None and (agreed.steps > 0 or (calm and guard.mode == "plain"))
+        settled = self._settled(view, agreed) if holds and agreed is not None else None
+        if settled is None and not view.lag:
+            return plain_plan(view)  # nobody had foreseen that it would be needed
+        calm = calm and settled is not None
+        agreed = self._agreement = settled or self._negotiate(view)
         agreed.steps -= 1
         if calm:
             mode = guard.hold()
@@ -246,26 +244,20 @@ class AutoController:
     def _negotiate(self, view: StepView) -> Agreement:
         """Lengths and proposers for the next steps, at the value of a token that follows from them."""
         situation = self._situation(view)
-        requests, context, host_s = len(view.ids), float(sum(view.context_len)), self._learner.host_s(drafts=True)
+        requests, context, guard = len(view.ids), float(sum(view.context_len)), self._guard
         plain = self._predict_plain(view)
         plain_s = plain.seconds
-        self._value = self._value or plain_s / requests
-
-        def lengths(value: float) -> Lengths:
-            return best_lengths(self._drafters, self._asked, view, situation, self._costs, host_s, value)
-
-        best, self._value = settle(lengths, self._value, self._guard.speculation.value, requests / plain_s)
-        wish, owner = best.wish, best.owner
-        if not wish.rows:
+        host_s = self._learner.host_s(drafts=True)
+        scales = Scales(self._drafters, self._asked, view, situation, self._costs, host_s)
+        best, self._value = scales.settle(self._value or plain_s / requests, guard.speculation.value, plain.goodput)
+        if not best.wish.rows:
             # What would nearly pay is for the guard to judge, who knows how steps have held what was predicted.
-            situation.started = True
-            best = nearly(lengths, self._value, drafting=self._guard.speculating)
-            wish, owner, situation.started = best.wish, best.owner, False
-        drafts = wish.rows > 0.0
-        situation.value = self._value
+            best = scales.nearly(self._value, drafting=guard.speculating)
+        wish, owner, drafts = best.wish, best.owner, best.wish.rows > 0.0
         at_best, trial = math.inf, 0.0
-        if not self._guard.speculating:
-            at_best = best_goodput(self._drafters, self._asked, view, situation, self._costs, host_s)
+        situation.value = self._value
+        if not guard.speculating:
+            at_best = scales.best_goodput(self._value)
             # What a step with prefill takes is not compared with plain decoding.
             alone = not view.prefill_tokens
             trial = trial_s(self._drafters, view, situation, self._costs) / plain_s if alone else math.inf
@@ -289,19 +281,19 @@ class AutoController:
             looks_up=row + float(self._costs.target[-1]) * context / requests < _CHEAP_ROW * self._value,
             steps=self._every if self._lasting else 1,
             learnt=self._learner.steps,
+            settled_for=requests,
         )
 
-    def _extend(self, view: StepView, agreed: Agreement) -> Agreement | None:
-        """What was agreed on drafting, for other requests as well; None where it has to be settled anew."""
+    def _settled(self, view: StepView, agreed: Agreement) -> Agreement | None:
+        """What was agreed, for those who take others' places in drafting too; None where it has to be settled anew."""
+        if agreed.concerns(view):
+            return agreed
         if not self._guard.speculating or not view.lag:
             return None
-        drafter = self._drafters[self._asked[0]]
-        extended = agreed.extended(
-            view, self._value, lambda request: drafter.reading_s(view, request), self._costs.pass_s
-        )
+        reading_s = partial(self._drafters[self._asked[0]].reading_s, view)
+        extended = agreed.extended(view, self._value, reading_s, self._costs.pass_s)
         if extended is not None:
             self._take_places(view)
-            self._agreement = extended
         return extended
 
     def _predict_plain(self, view: StepView) -> Prediction:
@@ -358,8 +350,11 @@ class AutoController:
         plan = self._planner.plan(view, granted, agreed.stop, agreed.owner)
         if next_needs != plan.next_needs:
             plan = replace(plan, next_needs=next_needs)
-        if self._any_length or plan.depth == tuple(granted):  # rooms only become less
+        if plan.depth == tuple(granted):
             agreed.drafts = plan
+        elif self._can_trim and plan.stop is not None:  # budgets cut drafts later: rooms and wishes alone did
+            most = [self._longest if wish is None else wish for wish in view.max_draft]
+            agreed.drafts = plan.with_depth(tuple(map(min, granted, most)))
         return plan
 
     def _look_up(self, view: StepView, agreed: Agreement, mode: Mode, alone: Prediction, found: Found) -> SpecPlan:

@@ -222,8 +222,8 @@ class ModelDrafter:
         wish = Wish(np.empty(requests, np.int64), np.empty(requests))
         cost, start_s = self._marginal_cost(), 0.0
         if situation.started:
-            start_s = float(cost[0] + cost[4])
-            cost = np.array((0.0, *cost[1:4], 0.0))
+            start_s = max(0.0, float(cost[0] + cost[4]))  # less than nothing where the first pass runs anyway
+            cost = np.array((float(cost[0] + cost[4]) - start_s, *cost[1:4], 0.0))
         wish.hoped, wish.expected, wish.seconds, wish.rows, wish.context = chain_depths(
             bias,
             self._prior.bias_var,

@@ -93,23 +93,6 @@ def trial_s(drafters: Sequence[Drafter], view: StepView, situation: Situation, c
     return 0.0
 
 
-def best_goodput(
-    drafters: Sequence[Drafter],
-    asked: Sequence[int],
-    view: StepView,
-    situation: Situation,
-    costs: StepCosts,
-    host_s: float,
-) -> float:
-    """Tokens/s of the best plan with drafts of one proposer if that were as good as they get."""
-    requests, context, goodput = situation.cap.size, float(situation.context.sum()), 0.0
-    for index in asked:
-        wish = drafters[index].best(view, situation)
-        seconds = wish.seconds + costs.pass_s(requests + wish.rows, context + wish.context, context) + host_s
-        goodput = max(goodput, (requests + wish.expected) / seconds)
-    return goodput
-
-
 def open_ends(
     drafters: Sequence[Drafter], situation: Situation, depth: Ints, owner: Ints | None
 ) -> tuple[Ints, StopRule | None]:

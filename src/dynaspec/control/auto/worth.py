@@ -6,7 +6,7 @@ At the best possible goodput λ a token is worth 1/λ seconds, and λ follows fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,54 +41,64 @@ class Lengths:
     """Tokens a second, if acceptance is as good as it may well be."""
 
 
-def best_lengths(
-    drafters: Sequence[Drafter],
-    asked: Sequence[int],
-    view: StepView,
-    situation: Situation,
-    costs: StepCosts,
-    host_s: float,
-    value: float,
-) -> Lengths:
-    """The lengths that bring most where a token is worth ``value`` seconds.
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Weighs what drafts of a step bring against what they take."""
 
-    Args:
-        drafters, asked: see ``routing.route``.
-        situation: its ``value`` is changed.
-        host_s: seconds of a step beside its passes.
-    """
-    requests, context = len(view.ids), float(sum(view.context_len))
-    situation.value = value
-    wish, owner = route(drafters, asked, view, situation)
-    seconds = wish.seconds + costs.pass_s(requests + wish.rows, context + wish.context, context) + host_s
-    return Lengths(wish, owner, seconds, (requests + wish.hoped) / seconds)
+    drafters: Sequence[Drafter]
+    asked: Sequence[int]
+    """Indices of those that may draft."""
+    view: StepView
+    situation: Situation
+    """Its ``value`` and ``started`` change."""
+    costs: StepCosts
+    host_s: float
+    """Seconds of a step beside its passes."""
 
+    def settle(self, value: float, correction: float, plain: float) -> tuple[Lengths, float]:
+        """Lengths and the value of a token that go together.
 
-def settle(lengths: Callable[[float], Lengths], value: float, correction: float, plain: float) -> tuple[Lengths, float]:
-    """Lengths and the value of a token that go together.
+        Args:
+            value: to begin with, seconds.
+            correction: what drafting gave over what was hoped, in the steps before.
+            plain: tokens a second of plain decoding.
+        """
+        for _ in range(_ROUNDS):
+            found = self._lengths(value)
+            most = max(found.hoped * correction, plain)
+            settled = abs(most * value - 1.0) < _SETTLED
+            value = 1.0 / most
+            if settled:
+                break
+        return found, value
 
-    Args:
-        lengths: at a value.
-        value: to begin with, seconds.
-        correction: what drafting gave over what was hoped, in the steps before.
-        plain: tokens a second of plain decoding.
-    """
-    for _ in range(_ROUNDS):
-        found = lengths(value)
-        most = max(found.hoped * correction, plain)
-        settled = abs(most * value - 1.0) < _SETTLED
-        value = 1.0 / most
-        if settled:
-            break
-    return found, value
+    def nearly(self, value: float, *, drafting: bool) -> Lengths:
+        """The fastest lengths of those that would nearly pay; none, if none would.
 
+        Args:
+            drafting: goes on.
+        """
+        self.situation.started = True
+        candidates = [self._lengths(value * times) for times in _NEARLY[: 1 if drafting else None]]
+        self.situation.started = False
+        return max(candidates, key=lambda found: (found.wish.rows > 0.0) * found.hoped)
 
-def nearly(lengths: Callable[[float], Lengths], value: float, *, drafting: bool) -> Lengths:
-    """The fastest lengths of those that would nearly pay; none, if none would.
+    def best_goodput(self, value: float) -> float:
+        """Tokens/s of the best lengths of one proposer if that were as good as they get."""
+        self.situation.value, requests, goodput = value, len(self.view.ids), 0.0
+        for index in self.asked:
+            wish = self.drafters[index].best(self.view, self.situation)
+            goodput = max(goodput, (requests + wish.expected) / self._step_s(wish))
+        return goodput
 
-    Args:
-        lengths: at a value, for drafts that have been started.
-        drafting: goes on.
-    """
-    candidates = [lengths(value * times) for times in _NEARLY[: 1 if drafting else None]]
-    return max(candidates, key=lambda found: (found.wish.rows > 0.0) * found.hoped)
+    def _lengths(self, value: float) -> Lengths:
+        """Those that bring most where a token is worth ``value`` seconds."""
+        self.situation.value = value
+        wish, owner = route(self.drafters, self.asked, self.view, self.situation)
+        seconds = self._step_s(wish)
+        return Lengths(wish, owner, seconds, (len(self.view.ids) + wish.hoped) / seconds)
+
+    def _step_s(self, wish: Wish) -> float:
+        requests, context = len(self.view.ids), float(self.situation.context.sum())
+        pass_s = self.costs.pass_s(requests + wish.rows, context + wish.context, context)
+        return wish.seconds + pass_s + self.host_s

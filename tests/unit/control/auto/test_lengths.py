@@ -388,9 +388,8 @@ def test_a_tile_that_is_begun_is_paid_for_by_all_that_fill_it() -> None:
     assert admit([0.7] * 8, [1] * 8, 1e-3, TILE, base_rows=8.0) == [1] * 8
     assert admit([0.7, *[0.1] * 7], [1] * 8, 1e-3, TILE, base_rows=14.0) == [1, *[0] * 7]  # by who may, not by who does
     assert admit([0.7], [1], 1e-3, TILE, base_rows=14.0) == [0]  # nobody else is there to fill it
-    assert admit([0.7, 0.6, 0.5, 0.4], [4], 1e-3, TILE, base_rows=14.0) == [
-        0
-    ]  # what was drafted behind it does not count
+    draft = [0.7, 0.6, 0.5, 0.4]
+    assert admit(draft, [4], 1e-3, TILE, base_rows=14.0) == [0]  # what was drafted behind it does not count
 
 
 def test_a_pass_of_all_is_paid_for_at_what_its_rows_take_on_average() -> None:

@@ -168,6 +168,29 @@ def test_who_takes_another_ones_place_gets_what_the_others_have() -> None:
     assert after.stop == replace(before.stop, offset=(old[1], 0.0, old[0], old[3]))
 
 
+def test_a_step_with_little_room_leaves_the_next_ones_theirs() -> None:
+    """With a step in flight there is less room than there turns out to be."""
+    controller, step = settled("a", "b", "c", "d")
+    ids = ("b", "new", "a", "d")
+    assert controller.plan(view(step, ids, room=2)).depth == (2,) * 4
+    assert controller._agreement is not None
+    assert controller._agreement.steps == 1
+    assert min(controller.plan(view(step + 1, ids)).depth) > 2
+
+
+@pytest.mark.parametrize("can_stop", [True, False])
+def test_plans_that_repeat_keep_to_a_budget_that_the_host_does_not_trim_to(can_stop: bool) -> None:
+    limits = replace(LIMITS, can_trim=False, can_stop=can_stop, verify_budget=10)
+    controller, drafted = AutoController(limits, longest=LONGEST, costs=COSTS), 0
+    for step in range(120):
+        seen = replace(view(step, ("a", "b", "c", str(step // 7))), limits=limits)
+        plan = controller.plan(seen)
+        assert sum(plan.depth) <= 10 - 4
+        drafted += sum(plan.depth)
+        controller.observe(outcome(seen, plan, right=True))
+    assert drafted > 3 * 120
+
+
 def test_nothing_is_drafted_for_a_new_one_of_which_too_much_would_have_to_be_read() -> None:
     controller, step = settled("a", "b", "c", "d")
     seen = view(step, ("a", "b", "c", "new"))
@@ -181,7 +204,8 @@ def test_others_altogether_or_many_more_or_fewer_are_settled_for_anew(ids: tuple
     controller.plan(view(step, ids))
     assert controller._agreement is not None
     assert controller._agreement.ids == ids
-    assert controller._agreement.settled_for == 0
+    assert controller._agreement.settled_for == len(ids)
+    assert controller._agreement.steps > 1  # one was left of the former
     controller, step = settled("a", "b", "c", "d")
     controller.plan(view(step, ("a", "b", "c", "e", "f")))
     assert controller._agreement is not None

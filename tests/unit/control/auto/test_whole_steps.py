@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def test_what_a_plan_had_drafted_the_step_before() -> None:
         assert drafting_before(outcome(*requested), traits) is None
 
 
-def wish(traits: ProposerTraits, costs: StepCosts) -> Wish:
+def wish(traits: ProposerTraits, costs: StepCosts, *, started: bool = False) -> Wish:
     drafter = ModelDrafter(traits, 0, costs, (), can_stop=False)
     drafter.grow(1)
     drafter.admit(0, None)
@@ -125,7 +126,7 @@ def wish(traits: ProposerTraits, costs: StepCosts) -> Wish:
         optimism=0.0,
         base_rows=1.0,
     )
-    return drafter.wish(view("a", limits()), situation)
+    return drafter.wish(view("a", limits()), replace(situation, started=started))
 
 
 def test_where_the_first_pass_runs_anyway_a_first_token_is_nearly_free() -> None:
@@ -135,3 +136,13 @@ def test_where_the_first_pass_runs_anyway_a_first_token_is_nearly_free() -> None
     assert (paid.depth.tolist(), paid.seconds) == ([0], 0.0)
     assert free.depth.tolist() == [1]
     assert 0.0 < free.seconds < 0.001
+
+
+@pytest.mark.parametrize("traits", [MODEL, IDLE])
+@pytest.mark.parametrize("pass_s", [0.0005, 0.003, 0.009])
+def test_where_a_draft_has_been_started_anyway_it_is_no_shorter(traits: ProposerTraits, pass_s: float) -> None:
+    """Nor cheaper. Where the first pass runs anyway, to start costs less than nothing, and does so there too."""
+    measured = PassCosts(target=((1, 0.010), (8, 0.010)), drafters=(((1, pass_s), (8, pass_s)),))
+    before, after = (wish(traits, StepCosts(measured, [True]), started=started) for started in (False, True))
+    assert after.depth[0] >= before.depth[0]
+    assert after.depth[0] > before.depth[0] or after.seconds == pytest.approx(before.seconds)
