@@ -126,7 +126,13 @@ class StopRule:
 
     def select(self, keep: Sequence[int]) -> StopRule:
         """The same rule for some of its plan's requests."""
-        return self if not self.offset else replace(self, **_selected(self, ("offset",), keep))
+        return self if not self.offset else self.with_offset(tuple(self.offset[i] for i in keep))
+
+    def with_offset(self, offset: tuple[float, ...]) -> StopRule:
+        """The same rule for other requests."""
+        return StopRule(
+            self.below, self.scope, self.signal, self.weight, self.bias, offset, self.total_below
+        )  # as in ``SpecPlan.at``
 
 
 @dataclass(frozen=True, slots=True)

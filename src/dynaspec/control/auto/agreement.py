@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.contract.step import SpecPlan, StepView, StopRule
+from dynaspec.contract.step import Needs, SpecPlan, StepView, StopRule
 
 from .drafter import Wish
 from .guard import Mode
@@ -84,6 +84,10 @@ class Agreement:
     """Steps that had been learnt from when it was expected what plain decoding takes."""
     settled_for: int
     """Requests there were when it was settled."""
+    usual: tuple[int, float, int] = (0, 0.0, 0)
+    """Length, worth and most tokens of whoever drafts most."""
+    gain: float = 0.0
+    """Seconds that drafts bring a request on average, passes apart, which are there anyway."""
     pending: dict[Mode, Pending] = field(default_factory=dict)
     """What is noted of its steps, by their mode, where look-ups draft for none."""
     drafts: SpecPlan | None = None
@@ -97,74 +101,61 @@ class Agreement:
         """Whether there are about as many requests, which is enough to go on decoding plainly."""
         return abs(len(view.ids) - len(self.ids)) <= _ALIKE * len(self.ids)
 
-    def extended(
+    def extend(
         self,
         view: StepView,
-        value: float,
         reading_s: Callable[[int], float],
         pass_s: Callable[[float, float, float], float],
-    ) -> Agreement | None:
-        """The same for requests of which some are others; None where it has to be settled anew.
+    ) -> bool:
+        """Makes it one for requests of which some are others; False where it has to be settled anew.
 
         Who is new gets what the others have (a rule ends drafts, by what they turn out to be), unless reading what the
         drafter lacks of it takes more than its drafts bring.
 
         Args:
-            value: seconds that a token is worth.
             reading_s: seconds that reading takes for a request of the view, as a share of each step.
             pass_s: see ``StepCosts.pass_s``.
         """
-        count, before, lengths = len(view.ids), len(self.ids), self.lengths
+        count, lengths = len(view.ids), self.lengths
         if self.owner is not None or not _FEWER * self.settled_for <= count <= _MORE * self.settled_for:
-            return None
+            return False
         place_of = {request: place for place, request in enumerate(self.ids)}
         place = [place_of.get(request, -1) for request in view.ids]
-        depth, worth, granted = lengths.depth[place], lengths.worth[place], self.granted[place]
         new = [index for index, old in enumerate(place) if old < 0]
+        depth, worth, granted = lengths.depth[place], lengths.worth[place], self.granted[place]
         depth[new] = 0
-        if not depth.any():
-            return None
-        context, seen, plain_s = float(sum(view.context_len)), lengths.context, self.plain.seconds
-        drafting_s = self.speculation.seconds
-        rows_s = pass_s(before + lengths.rows, context + seen, context) - pass_s(before, context, context)
-        # Passes are there anyway.
-        gain = (lengths.hoped * value - rows_s) / np.count_nonzero(lengths.depth)
-        usual = int(lengths.depth.argmax())
+        if not np.count_nonzero(depth):
+            return False
+        usual_depth, usual_worth, usual_granted = self.usual
         for index in new:
-            pays = reading_s(index) < gain
-            depth[index], granted[index] = pays * lengths.depth[usual], pays * self.granted[usual]
-            worth[index] = pays * lengths.worth[usual]
-        stop = self.stop
-        if stop is not None and stop.offset:
-            stop = replace(stop, offset=tuple([0.0 if old < 0 else stop.offset[old] for old in place]))
+            pays = reading_s(index) < self.gain
+            depth[index], worth[index], granted[index] = pays * usual_depth, pays * usual_worth, pays * usual_granted
+        lengths.depth, lengths.worth, self.granted = depth, worth, granted
+        if self.stop is not None and self.stop.offset:
+            offset = self.stop.offset
+            self.stop = self.stop.with_offset(tuple([0.0 if old < 0 else offset[old] for old in place]))
+        if count != len(self.ids):
+            self._scale(count, float(sum(view.context_len)), pass_s)
+        self.ids, self.prefill, self.drafts = view.ids, view.prefill_tokens, None
+        return True
+
+    def _scale(self, count: int, context: float, pass_s: Callable[[float, float, float], float]) -> None:
+        """What is expected of so many requests, of whom each drafts as before."""
+        before, lengths = len(self.ids), self.lengths
         share = count / before
-        rows, seen = share * lengths.rows, share * seen
-        hoped, expected = share * lengths.hoped, share * lengths.expected
-        if count != before:  # what they see has hardly changed
-            before_s = pass_s(before, context, context)
-            drafting_s += pass_s(count + rows, context + seen, context) - before_s - rows_s
-            plain_s += pass_s(count, context, context) - before_s
-        plain = Prediction(False, float(count), plain_s)
-        faster = plain.goodput / self.plain.goodput
-        return Agreement(
-            ids=view.ids,
-            prefill=view.prefill_tokens,
-            lengths=Wish(depth, worth, hoped, expected, lengths.seconds, rows, seen),
-            granted=granted,
-            owner=None,
-            stop=stop,
-            hoped=self.hoped * faster,
-            expected=self.expected * faster,
-            best=self.best,
-            trial=self.trial,
-            speculation=Prediction(True, share * self.speculation.emitted, drafting_s),
-            plain=plain,
-            trims=self.trims,
-            looks_up=self.looks_up,
-            steps=self.steps,
-            learnt=self.learnt,
-            settled_for=self.settled_for,
+        before_s, with_drafts_s = (
+            pass_s(requests + rows, context + seen, context)
+            for requests, rows, seen in ((before, 0.0, 0.0), (before, lengths.rows, lengths.context))
         )
+        lengths.rows, lengths.context = share * lengths.rows, share * lengths.context
+        lengths.hoped, lengths.expected = share * lengths.hoped, share * lengths.expected
+        drafting_s = self.speculation.seconds - with_drafts_s
+        drafting_s += pass_s(count + lengths.rows, context + lengths.context, context)
+        plain = Prediction(False, float(count), self.plain.seconds - before_s + pass_s(count, context, context))
+        faster = plain.goodput / self.plain.goodput
+        self.hoped, self.expected = self.hoped * faster, self.expected * faster
+        self.speculation, self.plain = Prediction(True, share * self.speculation.emitted, drafting_s), plain
+        self.pending.clear()
 
     def renew(self, plain: Prediction, learnt: int) -> None:
         """What plain decoding takes is expected anew: steps held against what was expected before costs were learnt
@@ -172,15 +163,18 @@ class Agreement:
         self.plain, self.learnt = plain, learnt
         self.pending.clear()
 
-    def again(self, view: StepView, *, any_length: bool) -> SpecPlan | None:
+    def again(self, view: StepView, next_needs: Needs, *, any_length: bool) -> SpecPlan | None:
         """The plan of its steps that draft; None where it has to be made.
 
         Args:
+            next_needs: see ``SpecPlan``.
             any_length: the host can cut each draft to the room that its request has left.
         """
         made = self.drafts
         if made is None:
             return None
+        if made.next_needs != next_needs:
+            made = self.drafts = replace(made, next_needs=next_needs)
         if max(made.depth) <= min(*view.room_depth, *view.room_nodes):
             return made.at(view.step)
         depth = tuple(map(min, made.depth, view.room_depth, view.room_nodes)) if any_length else ()

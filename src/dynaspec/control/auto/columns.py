@@ -100,6 +100,14 @@ def evidence_of(source: DraftView | StepOutcome, lens: Sequence[int]) -> Floats:
     return found
 
 
+def evidence_of_all(outcomes: Sequence[StepOutcome]) -> Floats:
+    """``evidence_of`` all drafted tokens of some steps, one step after the other."""
+    rows = [row for outcome in outcomes for row in outcome.evidence]
+    if list(map(len, rows)) == [length for outcome in outcomes for length in outcome.drafted]:
+        return np.array(list(chain.from_iterable(rows)), dtype=np.float64)
+    return np.concatenate([evidence_of(outcome, outcome.drafted) for outcome in outcomes])
+
+
 def echo_of(drafts: DraftView, lens: Sequence[int]) -> Floats:
     """[N] the part of the evidence that hangs on which token was drawn."""
     total = sum(lens)

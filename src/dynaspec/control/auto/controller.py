@@ -54,7 +54,7 @@ _UNTRIED_DRAFTS, _UNTRIED_LENGTH = 4, 4
 """The very first are short, whatever the drafter says of them."""
 _ASK_S = 2.5e-5
 """What asking for look-ups takes in a step, about, on a server's CPU."""
-_LOOK_S, _LOOK_SHARE, _RAREST = 3e-4, 0.0025, 16
+_LOOK_S, _LOOK_SHARE, _RAREST = 4.5e-4, 0.0025, 32
 """A look takes about 0.3 ms within a step; it may take 0.25 % of the time; but not more than 16 steps are let pass."""
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Rows at which the target's costs are reported."""
@@ -123,11 +123,11 @@ class AutoController:
             return plain_plan(view)  # without a word about which mode pays
         # In calm plain decoding what was agreed holds however long ago that was.
         holds = agreed is not None and (agreed.steps > 0 or (calm and guard.mode == "plain"))
-        settled = self._settled(view, agreed) if holds and agreed is not None else None
-        if settled is None and not view.lag:
-            return plain_plan(view)  # nobody had foreseen that it would be needed
-        calm = calm and settled is not None
-        agreed = self._agreement = settled or self._negotiate(view)
+        if not holds or agreed is None or not (agreed.concerns(view) or self._extends(agreed, view)):
+            if not view.lag:
+                return plain_plan(view)  # nobody had foreseen that it would be needed
+            agreed, calm = self._negotiate(view), False
+            self._agreement = agreed
         agreed.steps -= 1
         if calm:
             mode = guard.hold()
@@ -150,7 +150,7 @@ class AutoController:
             return self._trial(view, agreed.granted)
         next_needs: Needs = "all" if asks or not self._lasting or not guard.calm else "lag"
         if mode == "speculate":
-            return agreed.again(view, any_length=self._any_length) or self._draft(view, agreed, next_needs)
+            return agreed.again(view, next_needs, any_length=self._any_length) or self._draft(view, agreed, next_needs)
         self._quiet = self._quiet_steps(agreed)
         if self._quiet:
             self._every = self._cadence(agreed.plain.seconds)
@@ -263,6 +263,7 @@ class AutoController:
             trial = trial_s(self._drafters, view, situation, self._costs) / plain_s if alone else math.inf
         depth, stop = open_ends(self._drafters, situation, wish.depth, owner) if drafts else (wish.depth, None)
         row = float(row_s(self._costs.target, situation.base_rows + requests))
+        usual = int(wish.depth.argmax())
         self._every = self._cadence(best.seconds if drafts else plain_s)
         return Agreement(
             ids=view.ids,
@@ -282,19 +283,18 @@ class AutoController:
             steps=self._every if self._lasting else 1,
             learnt=self._learner.steps,
             settled_for=requests,
+            usual=(int(wish.depth[usual]), float(wish.worth[usual]), int(depth[usual])),
+            gain=scales.gain_s(wish),
         )
 
-    def _settled(self, view: StepView, agreed: Agreement) -> Agreement | None:
-        """What was agreed, for those who take others' places in drafting too; None where it has to be settled anew."""
-        if agreed.concerns(view):
-            return agreed
+    def _extends(self, agreed: Agreement, view: StepView) -> bool:
+        """Whether those who take others' places in drafting have joined what was agreed."""
         if not self._guard.speculating or not view.lag:
-            return None
-        reading_s = partial(self._drafters[self._asked[0]].reading_s, view)
-        extended = agreed.extended(view, self._value, reading_s, self._costs.pass_s)
-        if extended is not None:
-            self._take_places(view)
-        return extended
+            return False
+        if not agreed.extend(view, partial(self._drafters[self._asked[0]].reading_s, view), self._costs.pass_s):
+            return False
+        self._take_places(view)
+        return True
 
     def _predict_plain(self, view: StepView) -> Prediction:
         requests, context = len(view.ids), float(sum(view.context_len))

@@ -208,7 +208,7 @@ class ModelDrafter:
 
     def reading_s(self, view: StepView, request: int) -> float:
         lag, room = view.lag[self._index][request], view.room_depth[request]
-        return float(reading_s(float(self._cost[3]), lag, room, HORIZON))
+        return reading_s(float(self._cost[3]), lag, room, HORIZON)
 
     def wish(self, view: StepView, situation: Situation) -> Wish:
         return self._wish(situation, self._prior.bias, self._prior.offset, np.array(view.lag[self._index]))

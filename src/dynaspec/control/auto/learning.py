@@ -11,7 +11,7 @@ from dynaspec.contract.step import ProposerTraits, StepOutcome
 
 from .acceptance import Places, Verdicts
 from .agreement import Pending
-from .columns import drafting_before, drafting_in, drafting_of, evidence_of, lacks_of, matches_of
+from .columns import drafting_before, drafting_in, drafting_of, evidence_of_all, lacks_of, matches_of
 from .costs import StepCosts
 from .drafter import Drafter
 from .guard import PlainGuard
@@ -155,9 +155,9 @@ class Learner:
         ends = [end for outcome in outcomes for end in outcome.ended]
         tested = [a + (end in ("rejected", "invalid")) for a, end in zip(accepted, ends, strict=True)]
         counts = np.array(([n for outcome in outcomes for n in outcome.drafted], tested, accepted))
-        place = np.concatenate([self._places.find(outcome.ids) for outcome in outcomes])
+        place = self._places.find([request for outcome in outcomes for request in outcome.ids])
         seen = Verdicts(place, *counts)
-        evidence = np.concatenate([evidence_of(outcome, outcome.drafted) for outcome in outcomes])
+        evidence = evidence_of_all(outcomes)
         proposer = np.array([p for outcome in outcomes for p in outcome.proposer])
         for index, drafter in enumerate(self._drafters):
             mine = proposer == index

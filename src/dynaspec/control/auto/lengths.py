@@ -33,7 +33,6 @@ def hopeful(bias: Floats, variance: Floats, deviations: float) -> Floats:
     return out
 
 
-@njit(cache=True, nogil=True)
 def reading_s(price: float, lag: float, room: float, horizon: float) -> float:
     """Seconds that reading what a drafter lacks of a request takes, as a share of each step that is left to it.
 
@@ -43,6 +42,9 @@ def reading_s(price: float, lag: float, room: float, horizon: float) -> float:
         horizon: most steps.
     """
     return price * lag / min(max(room / 2.0, 1.0), horizon)
+
+
+_reading_s = njit(cache=True, nogil=True)(reading_s)
 
 
 @njit(cache=True, nogil=True)
@@ -103,7 +105,7 @@ def chain_depths(
         longest = max(longest, cap[r])
         depth[r], worth[r] = 0, 0.0
         running[r] = cap[r] > 0
-        lag_s[r] = reading_s(draft[3], lag[r], room[r], horizon)
+        lag_s[r] = _reading_s(draft[3], lag[r], room[r], horizon)
         gain[r] = -lag_s[r]
     profit, best_profit, passes, unpaid = -call, 0.0, 0, 0.0
     rows = base_rows

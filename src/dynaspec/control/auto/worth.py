@@ -91,6 +91,13 @@ class Scales:
             goodput = max(goodput, (requests + wish.expected) / self._step_s(wish))
         return goodput
 
+    def gain_s(self, wish: Wish) -> float:
+        """Seconds that drafts bring each request that has any on average, passes apart; at the present value."""
+        requests, context = len(self.view.ids), float(self.situation.context.sum())
+        with_drafts_s = self.costs.pass_s(requests + wish.rows, context + wish.context, context)
+        rows_s = with_drafts_s - self.costs.pass_s(requests, context, context)
+        return (wish.hoped * self.situation.value - rows_s) / max(1, int(np.count_nonzero(wish.depth)))
+
     def _lengths(self, value: float) -> Lengths:
         """Those that bring most where a token is worth ``value`` seconds."""
         self.situation.value = value

@@ -169,7 +169,7 @@ def test_a_stretch_that_repeats_the_text_leaves_the_worth_of_drafting_as_it_was(
     assert controller.estimates()["mode"] == "speculate"
 
 
-@pytest.mark.parametrize(("offer", "asked"), [(NOTHING, (0.05, 0.4)), ((16, LONGEST), (0.95, 1.0))])
+@pytest.mark.parametrize(("offer", "asked"), [(NOTHING, (0.05, 0.28)), ((16, LONGEST), (0.95, 1.0))])
 def test_look_ups_that_bring_nothing_are_asked_now_and_then(offer: tuple[int, int], asked: tuple[float, float]) -> None:
     """On a fast target, where asking them in every step takes more than a hundredth of the time."""
     target, drafter = (tuple((rows, seconds / FASTER) for rows, seconds in curve) for curve in (TARGET, CHEAP))
