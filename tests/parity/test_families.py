@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dynaspec.model.attention.base import KV
 from dynaspec.model.attention.reference import ReferenceAttention
-from dynaspec.model.base import Model
+from dynaspec.model.base import ForwardOutput, Model
+from dynaspec.model.batch import ForwardBatch
 from dynaspec.model.decoder import Decoder
+from dynaspec.model.kernels.decode import logits
 from dynaspec.model.loader import load_model
 from dynaspec.model.ops import TorchOps
 from dynaspec.model.stack import OpsStack
@@ -133,6 +137,28 @@ def in_single_operations(model: Decoder) -> Decoder:
     attention = ReferenceAttention(model.attention.spec, device)
     stack = OpsStack(config, weights.layers, attention, TorchOps(), device)
     return Decoder(config, weights, attention, stack, TorchOps(), device, model.dtype)
+
+
+class OneByOne:
+    """The same model, run layer group by layer group from Python, as where taps are wanted."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.config, self.dtype, self.kv_shapes, self.logits = model.config, model.dtype, model.kv_shapes, model.logits
+        self._model = model
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[KV]) -> ForwardOutput:
+        return self._model.run(batch.tokens, self._model.attention.prepare(batch), kv)
+
+
+def test_compiled_passes_have_the_same_bits(models: tuple[Model, Any]) -> None:
+    ours, _ = models
+    assert isinstance(ours, Decoder)
+    assert ours.compiled is not None
+    single: Any = OneByOne(ours)
+    for found, expected in zip(in_passes(ours, TEXTS, RAGGED), in_passes(single, TEXTS, RAGGED), strict=True):
+        assert torch.equal(found, expected)
+    hidden = torch.randn(5, ours.config.hidden_size)
+    assert torch.equal(torch.from_numpy(logits(ours.compiled, hidden.numpy())), ours.logits(hidden))
 
 
 def test_rows_are_bitwise_independent_of_batch_and_chunks(models: tuple[Model, Any]) -> None:

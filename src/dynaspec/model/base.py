@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from .batch import ForwardBatch
+from .compiled import CompiledDecoder
 from .config import DecoderConfig
 
 
@@ -30,6 +31,8 @@ class Model(Protocol):
     dtype: torch.dtype
     kv_bytes_per_block: int
     """Bytes of one KV block over all layers."""
+    compiled: CompiledDecoder | None
+    """The same model for compiled code; None where its passes have to be run from Python."""
 
     def kv_shapes(self, num_blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of the key and of the value cache of one layer; their dtype is the model's."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from .attention.base import KV, AttentionSpec
-from .attention.cpu import CpuMeta
+from .attention.cpu import CpuMeta, attention_work
+from .compiled import CacheAddresses, CompiledDecoder
 from .config import DecoderConfig, MlpKind
 from .kernels import elementwise
 from .kernels import layers as kernels
 from .kernels.team import team_size
-from .layer import Layer
+from .layer import Layer, Weights
 from .linear import Linear
 from .ops import Norm, RopeTable
 from .packed import PackedLinear
@@ -40,8 +40,8 @@ class CpuStack:
         """
         self._layers = tuple(layers)  # keeps alive what the table points to
         self._table = np.array([_row(layer) for layer in layers], np.int64)
-        self._cached: Sequence[KV] = ()
-        self._caches = np.empty((0, 2), np.int64)
+        self._attention_work = attention_work(spec)
+        self._caches = CacheAddresses()
         rope = RopeTable.build(config.rope, config.max_position, torch.device("cpu")) if config.rope else None
         self._settings = (
             (config.num_heads, config.num_kv_heads, config.head_dim),
@@ -65,19 +65,27 @@ class CpuStack:
             layers.start,
             layers.stop,
             self._table,
-            self._addresses(kv),
+            self._caches.of(kv),
             kv[0][0].shape[0],
             *self._settings,
             *meta.work,
         )
         return delta
 
-    def _addresses(self, kv: Sequence[KV]) -> npt.NDArray[np.int64]:
-        """[layers, 2] of the caches, which are the same ones pass after pass."""
-        if kv is not self._cached:
-            self._caches = np.array([[key.data_ptr(), value.data_ptr()] for key, value in kv], np.int64)
-            self._cached = kv
-        return self._caches
+    def compiled(self, config: DecoderConfig, weights: Weights) -> CompiledDecoder:
+        """The decoder that these layers are of, for compiled code."""
+        position = weights.position_embedding
+        return CompiledDecoder(
+            weights.embedding.numpy(),
+            np.float32(config.embedding_scale),
+            np.empty((0, config.hidden_size), np.float32) if position is None else position.numpy(),
+            self._table,
+            np.array([*_matrix(weights.head), *_norm(weights.final_norm)], np.int64),
+            *self._settings,
+            self._attention_work,
+            weights.final_norm.eps,
+            config.logits_softcap or 0.0,
+        )
 
 
 def _row(layer: Layer) -> list[int]:

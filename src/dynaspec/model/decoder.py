@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +11,19 @@ import torch.nn.functional as F
 from .attention.base import KV, AttentionBackend, AttentionMeta, Shape
 from .base import ForwardOutput
 from .batch import ForwardBatch
+from .compiled import CompiledDecoder
 from .config import DecoderConfig
 from .layer import Weights
 from .ops import RowOps
 from .stack import LayerStack
+
+
+class Passes(Protocol):
+    """Whole passes over chains of rows, see ``cpu_passes``."""
+
+    decoder: CompiledDecoder
+
+    def run(self, batch: ForwardBatch, kv: Sequence[KV]) -> torch.Tensor: ...
 
 
 class Decoder:
@@ -28,14 +38,18 @@ class Decoder:
         ops: RowOps,
         device: torch.device,
         dtype: torch.dtype,
+        passes: Passes | None = None,
     ) -> None:
         """
         Args:
             stack: the layers of ``weights``, on ``attention``.
+            passes: of the same decoder, faster.
         """
         self.config = config
         self.device = device
         self.dtype = dtype
+        self._passes = passes
+        self.compiled = None if passes is None else passes.decoder
         self._weights = weights
         self.attention = attention
         self._stack = stack
@@ -51,6 +65,8 @@ class Decoder:
 
     def forward(self, batch: ForwardBatch, kv: Sequence[KV], taps: Sequence[int] = ()) -> ForwardOutput:
         """See ``Model``."""
+        if self._passes is not None and not taps and batch.ancestors is None:
+            return ForwardOutput(self._passes.run(batch, kv))
         return self.run(batch.tokens, self.attention.prepare(batch), kv, taps)
 
     def run(

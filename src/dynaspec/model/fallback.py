@@ -25,6 +25,7 @@ from .attention.base import KV, AttentionBackend, AttentionMeta, AttentionSpec, 
 from .attention.select import attention_backend
 from .base import ForwardOutput
 from .batch import BLOCK_SIZE, ForwardBatch
+from .compiled import CompiledDecoder
 from .config import DecoderConfig
 from .families.common import length
 from .linear import Linear, LinearFactory
@@ -58,6 +59,7 @@ class FallbackModel:
         self._running: _Pass | None = None
         elements = sum(torch.Size(shape).numel() for shape in attention.kv_shape(1))
         self.kv_bytes_per_block = config.num_layers * elements * self.dtype.itemsize
+        self.compiled: CompiledDecoder | None = None
         self._inner = inner
         self._head = _head_of(inner)
         inner.set_attn_implementation(_register(self))

@@ -93,10 +93,12 @@ def assemble(config: DecoderConfig, weights: Weights, device: torch.device, dtyp
     attention = attention_backend(spec, device, dtype)
     if device.type == "cpu" and dtype == torch.float32:
         from .cpu_ops import CpuOps  # these compile their kernels when imported
+        from .cpu_passes import CompiledPasses
         from .cpu_stack import CpuStack
 
         cpu_stack = CpuStack(config, weights.layers, spec, torch.get_num_threads())
-        return Decoder(config, weights, attention, cpu_stack, CpuOps(), device, dtype)
+        passes = CompiledPasses(cpu_stack.compiled(config, weights))
+        return Decoder(config, weights, attention, cpu_stack, CpuOps(), device, dtype, passes)
     ops = _ops(device)
     stack = OpsStack(config, weights.layers, attention, ops, device)
     return Decoder(config, weights, attention, stack, ops, device, dtype)

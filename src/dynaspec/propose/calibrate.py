@@ -27,6 +27,8 @@ AROUND_PASS_S, AROUND_DRAFT_S, AROUND_DRAFT_PASS_S = 4e-4, 2.5e-4, 5e-5
 """What the host does beside the model's work, in the target's pass, in a draft and in each of its passes: seconds on a
 server's CPU, as a first guess. The first steps tell; but what they take more than was expected is laid upon all that
 they did, and drafting looks dear until many have been seen."""
+AROUND_COMPILED_PASS_S = 1e-5
+"""The same in each pass of a draft that is one compiled call."""
 TRIALS = 8
 _SHORTEST_S = 1e-9
 BUDGET_S = 1.0
@@ -147,7 +149,9 @@ def measure_costs(
     context_s, read_s = _context_s(blind, seeing)
     return PassCosts(
         target=_curve(verifying, AROUND_PASS_S),
-        drafters=tuple(_curve(passes, AROUND_DRAFT_PASS_S) for passes in drafting),
+        drafters=tuple(
+            _curve(passes, _around_draft_pass_s(one)) for passes, one in zip(drafting, drafters, strict=True)
+        ),
         first_s=tuple(_first_s(passes) for passes in drafting),
         context_s=context_s,
         read_s=read_s,
@@ -194,6 +198,11 @@ def _context_s(blind: _Pass | None, seeing: Sequence[_Pass]) -> tuple[float, flo
 def _curve(passes: Sequence[_Pass], around_s: float) -> Curve:
     """(rows, seconds)"""
     return tuple((one.rows, around_s + one.seconds) for one in passes)
+
+
+def _around_draft_pass_s(drafter: Runner | None) -> float:
+    compiled = drafter is not None and drafter.model.compiled is not None
+    return AROUND_COMPILED_PASS_S if compiled else AROUND_DRAFT_PASS_S
 
 
 def _first_s(passes: Sequence[_Pass]) -> float:

@@ -13,28 +13,38 @@ Under KV-write gating (``SpecPlan.gate_kv_below``) slot, position and context of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 from dynaspec.kv.arena import Arena
-from dynaspec.kv.rows import RaggedRows, fill_rows, ragged_rows, tokens_at
+from dynaspec.kv.rows import RaggedRows, ragged_rows
 from dynaspec.kv.tables import BlockTables
 from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
-from dynaspec.sampling.compiled import kernel
+from dynaspec.model.compiled import CacheAddresses, CompiledDecoder
 from dynaspec.sampling.state import SamplerState
 
+from .chain import draft_chain, unread_rows
+from .first_choice import Choices
 from .gating import WriteGate
 from .glimpse import glimpse_from, leave_out
 from .none import no_drafts
 from .passes import DraftPasses, draft_passes
 from .watermark import Watermarks
 
-Int32 = npt.NDArray[np.int32]
+
+class _Ran(NamedTuple):
+    """The passes of a propose call."""
+
+    rows_per_pass: tuple[int, ...]
+    processed: Ints
+    """[A] draft tokens of each that drafts."""
+    redone: int
+    """Committed tokens that had been processed before."""
 
 
 class DraftModelProposer:
@@ -69,6 +79,7 @@ class DraftModelProposer:
         self._probabilistic = probabilistic
         self._catch_up = catch_up_tokens
         self._marks = Watermarks(tables, len(tables.array))
+        self._caches = CacheAddresses()
 
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
         # A request that has just taken a lane over is known here from the step on: until then it is its predecessor's.
@@ -109,7 +120,6 @@ class DraftModelProposer:
     ) -> Drafts:
         """Requests ``index`` draft up to ``depth`` tokens; ``catching_up`` only ingest. ``read``: see ``_ingest``."""
         granted = depth[index]
-        longest = int(granted.max(initial=0))
         everyone = index.size == len(plan.depth)
         rule = plan.stop if plan.stop is None or everyone else plan.stop.select(index.tolist())
         passes = draft_passes(
@@ -123,6 +133,44 @@ class DraftModelProposer:
             probabilistic=self._probabilistic,
         )
         gate = WriteGate(plan.gate_kv_below, index.size) if plan.gate_kv_below > 0.0 else None
+        plain = gate is None and not plan.glimpse and not catching_up.size
+        if plain and passes.choices is not None and self._model.compiled is not None:
+            ran = self._run_compiled(self._model.compiled, batch, passes.choices, read)
+        else:
+            ran = self._run(batch, passes, read, index, catching_up, gate, int(granted.max(initial=0)))
+        in_place = ran.processed if gate is None else gate.in_place
+        self._marks.ingest_drafts(batch.lanes[index], ran.processed, in_place)
+        drafts = passes.finish(depth)
+        drafts.rows_per_pass = ran.rows_per_pass
+        drafts.kv_skipped, drafts.kv_redone = 0 if gate is None else gate.skipped, ran.redone
+        return drafts
+
+    def _run_compiled(self, model: CompiledDecoder, batch: DecodeBatch, choices: Choices, read: Ints) -> _Ran:
+        """``_run`` in one call, where nothing has to be done between passes but to take first choices."""
+        rows_per_pass, end, processed = draft_chain(
+            model,
+            self._caches.of(self._arena.layers),
+            len(self._arena.layers[0][0]),
+            batch.block_tables,
+            self._tables.block_size,
+            read,
+            self._catch_up,
+            choices,
+        )
+        redone = self._marks.ingest(batch.lanes[choices.requests], end)
+        return _Ran(tuple(rows_per_pass.tolist()), processed, redone)
+
+    def _run(
+        self,
+        batch: DecodeBatch,
+        passes: DraftPasses,
+        read: Ints,
+        index: Ints,
+        catching_up: Ints,
+        gate: WriteGate | None,
+        longest: int,
+    ) -> _Ran:
+        """All passes, one after the other."""
         hidden, ingested, redone = self._ingest(batch, read, index, catching_up)
         rows_per_pass = [ingested]
         running = np.arange(index.size)
@@ -134,11 +182,7 @@ class DraftModelProposer:
             hidden = self._extend(batch, passes, index, running, done, gate)
             processed[running] = done
             rows_per_pass.append(int(running.size))
-        self._marks.ingest_drafts(batch.lanes[index], processed, processed if gate is None else gate.in_place)
-        drafts = passes.finish(depth)
-        drafts.rows_per_pass = tuple(rows_per_pass)
-        drafts.kv_skipped, drafts.kv_redone = 0 if gate is None else gate.skipped, redone
-        return drafts
+        return _Ran(tuple(rows_per_pass), processed, redone)
 
     def _ingest(self, batch: DecodeBatch, read: Ints, index: Ints, catching_up: Ints) -> tuple[torch.Tensor, int, int]:
         """Processes committed tokens not seen yet.
@@ -211,39 +255,6 @@ class DraftModelProposer:
 
     def _forward(self, rows: ForwardBatch) -> torch.Tensor:
         return self._model.forward(rows, self._arena.layers).hidden
-
-
-@kernel
-def unread_rows(
-    texts: Int32,
-    tables: Int32,
-    block_size: int,
-    lanes: Ints,
-    lengths: Ints,
-    read: Ints,
-    requests: Ints,
-    most: int,
-) -> tuple[Ints, Int32, Ints, Ints, tuple[Int32, Ints, Ints, Ints, Int32]]:
-    """Rows of the committed tokens that a drafter lacks.
-
-    Args:
-        texts: [lanes, max length] tokens of all lanes; tables: [lanes, max blocks] of all lanes.
-        lanes, lengths: [B]
-        read: [B] tokens after which each request is read on.
-        requests: [A] places in the batch.
-        most: rows a request.
-
-    Returns:
-        Lanes of the requests [A]; tokens before the first row of each [A] and up to its last [A]; the rows' tokens [R];
-        the fields of their ``RaggedRows``.
-    """
-    lane, start, end = lanes[requests], np.empty(requests.size, np.int64), np.empty(requests.size, np.int64)
-    context = np.empty(requests.size, np.int32)
-    for i in range(requests.size):
-        start[i] = context[i] = read[requests[i]]
-        end[i] = min(lengths[requests[i]], start[i] + most)
-    rows = fill_rows(tables, block_size, lane, start, end - start)
-    return lane, context, end, tokens_at(texts, rows[1], rows[2]), rows
 
 
 def _reasons(batch: DecodeBatch, requests: Ints, reason: str) -> dict[str, str]:

@@ -6,18 +6,20 @@ takes 2 µs by itself takes 10 there, several times a pass.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints
 from dynaspec.contract.step import LOGIT_RANGE, StopRule
-from dynaspec.sampling.compiled import kernel
+from dynaspec.sampling.compiled import inlined, kernel
 from dynaspec.sampling.cpu import leaders
 
 from .drawing import ECHO_MATCH, ECHO_WEIGHT, cut
 from .match import gather_evidence
-from .stopping import at_pass, stop, survive_or_stop
+from .stopping import stop, survive_or_stop
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -26,101 +28,98 @@ Int64 = npt.NDArray[np.int64]
 _NO_RULE = StopRule(below=(0.0,))
 
 
+class Choices(NamedTuple):
+    """The drafts of one propose call and the rule that ends them, for compiled code. B requests, A of them drafting."""
+
+    texts: npt.NDArray[np.int32]
+    lanes: Int64
+    lengths: Int64
+    """[B] of the texts; see ``match.gather_evidence``."""
+    requests: Int64
+    """[A] places in the batch."""
+    tokens: Int64
+    confidence: Float32
+    """[B, longest] of the drafts."""
+    evidence: Float32
+    echoes: Float32
+    """The same, where the rule looks at ``chance``."""
+    survives: bool
+    """The rule looks at ``chance`` [A], which follows from ``weight``, ``bias`` and ``offset`` [A], else at the
+    confidence; see ``stopping``."""
+    weight: float
+    bias: Float64
+    chance: Float64
+    offset: Float64
+    below: Float64
+    total_below: Float64
+    """One entry a pass, the last one goes on. −∞ = never."""
+    together: bool
+    drafted: Int64
+    """[A] tokens of each draft; those granted, as long as it has not ended."""
+
+
 class FirstChoices:
     """Satisfies ``passes.DraftPasses`` where every token is the one with the drafter's largest logit."""
 
     def __init__(self, batch: DecodeBatch, requests: Ints, granted: Ints, rule: StopRule | None) -> None:
         """See ``passes.draft_passes``."""
         shape = batch.lanes.size, int(granted.max(initial=0))
-        self._batch = batch
-        self._requests = requests
-        self._rule = rule or _NO_RULE
-        self._survives = rule is not None and rule.signal == "survival"
+        rule = rule or _NO_RULE
+        survives = rule.signal == "survival"
+        signals = np.zeros((2, *(shape if survives else (0, 0))), np.float32)
         # Confidences are compared in their own precision.
-        self._below = self._rule.below if self._survives else tuple(np.array(self._rule.below, np.float32).tolist())
-        self._lengths = granted.copy()
-        self._tokens = np.zeros(shape, np.int64)
-        self._confidence = np.zeros(shape, np.float32)
-        self._evidence, self._echo = np.zeros((2, *(shape if self._survives else (0, 0))), np.float32)
-        self._chance = np.ones(granted.size)
-        self._offset = np.array(self._rule.offset) if self._rule.offset else np.zeros(granted.size)
+        below = np.array(rule.below, np.float64 if survives else np.float32).astype(np.float64)
+        self.choices = Choices(
+            texts=batch.tokens,
+            lanes=batch.lanes,
+            lengths=batch.lengths,
+            requests=requests,
+            tokens=np.zeros(shape, np.int64),
+            confidence=np.zeros(shape, np.float32),
+            evidence=signals[0],
+            echoes=signals[1],
+            survives=survives,
+            weight=rule.weight,
+            bias=np.array(rule.bias or (0.0,)),
+            chance=np.ones(granted.size),
+            offset=np.array(rule.offset) if rule.offset else np.zeros(granted.size),
+            below=below if below.size else np.zeros(1),
+            total_below=np.array(rule.total_below or (-np.inf,)),
+            together=rule.scope == "batch_mean",
+            drafted=granted.copy(),
+        )
 
     def take(self, logits: torch.Tensor, running: Ints, done: int) -> Ints:
-        rule, batch = self._rule, self._batch
-        going_on: Ints = take_first(
-            logits.numpy(),
-            self._requests,
-            running,
-            done,
-            batch.tokens,
-            batch.lanes,
-            batch.lengths,
-            self._tokens,
-            self._confidence,
-            self._evidence,
-            self._echo,
-            self._survives,
-            rule.weight,
-            at_pass(rule.bias, done),
-            self._chance,
-            self._offset,
-            at_pass(self._below, done),
-            at_pass(rule.total_below, done) if rule.total_below else -np.inf,
-            rule.scope == "batch_mean",
-            self._lengths,
-        )
+        going_on: Ints = take_first(logits.numpy(), running, done, self.choices)
         return going_on
 
     def tokens(self, requests: Ints, position: int) -> torch.Tensor:
-        return torch.from_numpy(self._tokens[requests, position])
+        return torch.from_numpy(self.choices.tokens[requests, position])
 
     def confidence(self, requests: Ints, position: int) -> Float32:
-        confidence: Float32 = self._confidence[requests, position]
+        confidence: Float32 = self.choices.confidence[requests, position]
         return confidence
 
     def finish(self, granted: Ints) -> Drafts:
-        drafts = cut(self._tokens, self._requests, self._lengths, granted)
-        drafts.confidence = self._confidence
-        if self._survives:
-            drafts.evidence, drafts.echo = self._evidence, self._echo
+        made = self.choices
+        drafts = cut(made.tokens, made.requests, made.drafted, granted)
+        drafts.confidence = made.confidence
+        if made.survives:
+            drafts.evidence, drafts.echo = made.evidence, made.echoes
         return drafts
 
 
+@inlined
+def _at_pass(column: Float64, done: int) -> float:
+    return float(column[min(done, column.size) - 1])
+
+
 @kernel
-def take_first(
-    logits: Float32,
-    requests: Int64,
-    running: Int64,
-    done: int,
-    texts: npt.NDArray[np.int32],
-    lanes: Int64,
-    text_lengths: Int64,
-    tokens: Int64,
-    confidence: Float32,
-    evidence: Float32,
-    echoes: Float32,
-    survives: bool,
-    weight: float,
-    bias: float,
-    chance: Float64,
-    offset: Float64,
-    below: float,
-    total_below: float,
-    together: bool,
-    lengths: Int64,
-) -> Int64:
-    """Token number ``done`` of the rows ``running``, and the stop rule.
+def take_first(logits: Float32, running: Int64, done: int, choices: Choices) -> Int64:
+    """Token number ``done`` of the rows ``running`` [r], indices into ``Choices.requests``, and the stop rule.
 
     Args:
         logits: [r, V]
-        requests: [A] places in the batch.
-        running: [r] rows: indices into ``requests``.
-        texts, lanes, text_lengths: see ``match.gather_evidence``.
-        tokens, confidence: [B, ≥ done] out.
-        evidence, echoes: the same, written where ``survives``.
-        survives: the rule looks at ``chance`` [A], else at the confidence; ``weight``, ``bias``, ``offset`` [A] and
-            what follows as in ``stopping``.
-        lengths: [A] out: of the drafts.
 
     Returns:
         The rows that go on.
@@ -128,26 +127,39 @@ def take_first(
     rows, position = running.size, done - 1
     first, probability, lead = np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32)
     leaders(logits, first, probability, lead)
-    places = requests[running]
+    places = choices.requests[running]
     for n in range(rows):
-        tokens[places[n], position] = first[n]
-        confidence[places[n], position] = probability[n]
-    if survives:
+        choices.tokens[places[n], position] = first[n]
+        choices.confidence[places[n], position] = probability[n]
+    below, total_below = _at_pass(choices.below, done), _at_pass(choices.total_below, done)
+    if choices.survives:
         signal = gather_evidence(
             lead,
             LOGIT_RANGE,
-            texts,
-            lanes,
-            text_lengths,
-            tokens,
+            choices.texts,
+            choices.lanes,
+            choices.lengths,
+            choices.tokens,
             places,
             position,
             ECHO_MATCH,
             ECHO_WEIGHT,
-            evidence,
-            echoes,
+            choices.evidence,
+            choices.echoes,
         )
-        survive_or_stop(lengths, running, chance, signal, weight, bias, offset, done, below, total_below, together)
+        survive_or_stop(
+            choices.drafted,
+            running,
+            choices.chance,
+            signal,
+            choices.weight,
+            _at_pass(choices.bias, done),
+            choices.offset,
+            done,
+            below,
+            total_below,
+            choices.together,
+        )
     else:
-        stop(lengths, running, probability, done, below, total_below, together)
-    return np.flatnonzero(lengths > done)
+        stop(choices.drafted, running, probability, done, below, total_below, choices.together)
+    return np.flatnonzero(choices.drafted > done)

@@ -13,12 +13,17 @@ from dynaspec.contract.step import StopRule
 from dynaspec.sampling.state import SamplerState
 
 from .drawing import DraftColumns
-from .first_choice import FirstChoices
+from .first_choice import Choices, FirstChoices
 from .stopping import StopMask, stop_mask
 
 
 class DraftPasses(Protocol):
     """The draft tokens of one propose call, filled one position a pass."""
+
+    @property
+    def choices(self) -> Choices | None:
+        """The same for compiled code; None where Python has to look at each pass."""
+        ...
 
     def take(self, logits: torch.Tensor, running: Ints, done: int) -> Ints:
         """Token number ``done`` (1-based) of the rows that ran.
@@ -82,6 +87,8 @@ def draft_passes(
 
 class Drawn:
     """Each part by itself: drawing, on any device, and the stop rule."""
+
+    choices = None
 
     def __init__(self, columns: DraftColumns, mask: StopMask, requests: Ints, rule: StopRule | None) -> None:
         self._columns = columns

@@ -8,9 +8,13 @@ import numpy as np
 import torch
 
 from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule
+from dynaspec.model.compiled import CompiledDecoder
+from dynaspec.model.kernels.decode import FINAL_NORM
+from dynaspec.model.kernels.elementwise import SILU
+from dynaspec.model.kernels.layers import NORM, WINDOW
 
+from .chain import draft_chain, unread_rows
 from .check import nonsense
-from .draft_model import unread_rows
 from .drawing import ECHO_MATCH, ECHO_WEIGHT
 from .first_choice import FirstChoices
 from .match import gather_evidence
@@ -19,6 +23,28 @@ from .router import Part
 from .stopping import stop_mask
 from .watermark import move_marks
 
+_NO_DECODER = CompiledDecoder(
+    embedding=np.zeros((1, 1), np.float32),
+    embedding_scale=np.float32(1.0),
+    position_embedding=np.zeros((0, 1), np.float32),
+    layers=np.zeros((0, WINDOW + 1), np.int64),
+    ends=np.zeros(FINAL_NORM + NORM, np.int64),
+    heads=(1, 1, 1),
+    is_gated=True,
+    activation=SILU,
+    parallel=False,
+    eps=1e-6,
+    cos=np.zeros((1, 0), np.float32),
+    sin=np.zeros((1, 0), np.float32),
+    interleaved=False,
+    scale=1.0,
+    softcap=0.0,
+    threads=1,
+    attention_work=1,
+    final_eps=1e-6,
+    logits_softcap=0.0,
+)
+"""Of the right types: nobody drafts with it."""
 _SURVIVAL = StopRule(below=(0.5,), signal="survival", bias=(0.0,), offset=(0.0,))
 
 
@@ -32,6 +58,8 @@ def load_kernels() -> None:
     move_marks(zero.copy(), zero.copy(), zero.copy(), zero.copy(), zero, one, 1)
     for rule in (StopRule(below=(0.5,)), _SURVIVAL):
         FirstChoices(batch, zero, one, rule).take(torch.zeros(1, 2), zero, 1)
+        nobody = FirstChoices(batch, zero[:0], zero[:0], rule).choices
+        draft_chain(_NO_DECODER, np.zeros((0, 2), np.int64), 0, batch.block_tables, 1, zero, 1, nobody)
         stop_mask(rule, one, torch.device("cpu")).update(1, zero, torch.ones(1))
     column = np.zeros((1, 1), np.float32)
     text = batch.tokens, zero, batch.lengths, np.zeros((1, 1), np.int64), zero

@@ -73,6 +73,7 @@ class FakeModel:
     device = torch.device("cpu")
     dtype = torch.float32
     kv_bytes_per_block = BLOCK * 2 * 4
+    compiled = None
 
     def __init__(self, *, order: int | None = None, deviates: float = 0.0, vocab: int = VOCAB) -> None:
         self.config = DecoderConfig("fake", 1, 1, vocab, 1, 1, 1, 1, 4096)

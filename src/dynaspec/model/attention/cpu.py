@@ -22,6 +22,11 @@ _TEAM_WORK = 1 << 18
 _NO_ANCESTORS = np.empty(0, np.int64)
 
 
+def attention_work(spec: AttentionSpec) -> int:
+    """Rows · keys from which more threads than one are faster."""
+    return _TEAM_WORK // (spec.num_heads * spec.head_dim)
+
+
 @dataclass(slots=True)
 class CpuMeta:
     """What attention needs of a pass."""
@@ -58,7 +63,7 @@ class CpuAttention:
             spec.num_heads,
             spec.num_kv_heads,
             self._threads,
-            _TEAM_WORK // (spec.num_heads * spec.head_dim),
+            attention_work(spec),
         )
         ancestors = _NO_ANCESTORS if batch.ancestors is None else batch.ancestors
         tables = batch.query_start, batch.context_lens, batch.block_tables, batch.slots, batch.positions

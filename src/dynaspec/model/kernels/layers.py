@@ -58,7 +58,7 @@ def _norm(x: Floats, layer: Int64, which: int, eps: float, out: Floats) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _add_norm(x: Floats, delta: Floats, layer: Int64, which: int, eps: float, out: Floats) -> None:
+def add_norm(x: Floats, delta: Floats, layer: Int64, which: int, eps: float, out: Floats) -> None:
     """x += delta, then its norm into ``out``."""
     width = x.shape[1]
     weight = carray(_pointer(layer[which]), (width,), np.float32)
@@ -70,7 +70,7 @@ def _add_norm(x: Floats, delta: Floats, layer: Int64, which: int, eps: float, ou
 
 
 @njit(cache=True, nogil=True)
-def _product(x: Floats, layer: Int64, which: int, threads: int) -> Floats:
+def product(x: Floats, layer: Int64, which: int, threads: int) -> Floats:
     """x [R, in] times a matrix → [R, out], contiguous."""
     rows, depth = x.shape
     words, width = layer[which + 1], layer[which + 3]
@@ -91,14 +91,14 @@ def _product(x: Floats, layer: Int64, which: int, threads: int) -> Floats:
 
 @njit(cache=True, nogil=True)
 def _mlp(h: Floats, layer: Int64, is_gated: bool, activation: int, threads: int) -> Floats:
-    up = _product(h, layer, UP, threads)
+    up = product(h, layer, UP, threads)
     if is_gated:
         inner = np.empty((up.shape[0], up.shape[1] // 2), np.float32)
         gated(up, inner, activation)
     else:
         inner = up
         activate(inner.reshape(-1), activation)
-    out: Floats = _product(inner, layer, DOWN, threads)
+    out: Floats = product(inner, layer, DOWN, threads)
     return out
 
 
@@ -160,8 +160,8 @@ def run(
     attended = np.empty((rows, query_heads * head_dim), np.float32)
     for index in range(first, end):
         layer = table[index]
-        _add_norm(x, delta, layer, ATTENTION_NORM, eps, h)
-        qkv = _product(h, layer, QKV, threads).reshape(rows, query_heads + 2 * kv_heads, head_dim)
+        add_norm(x, delta, layer, ATTENTION_NORM, eps, h)
+        qkv = product(h, layer, QKV, threads).reshape(rows, query_heads + 2 * kv_heads, head_dim)
         q, k = qkv[:, :query_heads], qkv[:, query_heads : query_heads + kv_heads]
         if layer[QUERY_NORM]:
             head_rms_norm(q, carray(_pointer(layer[QUERY_NORM]), (head_dim,), np.float32), eps)
@@ -190,7 +190,7 @@ def run(
             softcap,
             layer[WINDOW],
         )
-        out = _product(attended, layer, OUT, threads)
+        out = product(attended, layer, OUT, threads)
         if parallel or not layer[MLP_NORM]:
             if layer[MLP_NORM]:
                 _norm(x, layer, MLP_NORM, eps, h)
@@ -199,7 +199,7 @@ def run(
         else:
             if layer[POST_ATTENTION_NORM]:
                 _norm(out, layer, POST_ATTENTION_NORM, eps, out)
-            _add_norm(x, out, layer, MLP_NORM, eps, h)
+            add_norm(x, out, layer, MLP_NORM, eps, h)
             last = _mlp(h, layer, is_gated, activation, threads)
             if layer[POST_MLP_NORM]:
                 _norm(last, layer, POST_MLP_NORM, eps, last)

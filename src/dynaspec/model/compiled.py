@@ -1,0 +1,62 @@
+"""All that compiled code needs to run passes of a decoder by itself, without returning to Python between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .attention.base import KV
+
+Floats = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+
+
+class CompiledDecoder(NamedTuple):
+    """A decoder on CPU in float32 as ``kernels.decode`` runs it. Whoever keeps it keeps the decoder, too: it has the
+    addresses of its weights."""
+
+    embedding: Floats
+    """[vocabulary, hidden]"""
+    embedding_scale: np.float32
+    position_embedding: Floats
+    """[positions, hidden]; no rows = none"""
+    layers: Int64
+    """[layers, …] see ``kernels.layers.run``."""
+    ends: Int64
+    """[6] the final norm and the head, see ``kernels.decode``."""
+    heads: tuple[int, int, int]
+    """Heads, KV heads, dimensions of a head."""
+    is_gated: bool
+    activation: int
+    parallel: bool
+    eps: float
+    cos: Floats
+    sin: Floats
+    interleaved: bool
+    scale: float
+    softcap: float
+    threads: int
+    attention_work: int
+    """See ``kernels.attention_work.plan_work``."""
+    final_eps: float
+    logits_softcap: float
+    """0 = none"""
+
+
+class CacheAddresses:
+    """Where the key and the value cache of each layer are; worked out once for caches that are the same ones pass after
+    pass."""
+
+    def __init__(self) -> None:
+        self._kv: Sequence[KV] = ()
+        self._found = np.empty((0, 2), np.int64)
+
+    def of(self, kv: Sequence[KV]) -> Int64:
+        """[layers, 2]"""
+        if kv is not self._kv:
+            self._found = np.array([[key.data_ptr(), value.data_ptr()] for key, value in kv], np.int64)
+            self._kv = kv
+        return self._found
