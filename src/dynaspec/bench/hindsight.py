@@ -54,7 +54,7 @@ def best_threshold_per_position(texts: Sequence[KnownText], costs: StepCosts) ->
 
 
 def evidence(rollouts: Rollouts) -> Floats:
-    """All that the proposer knows of a token: the lead of the drafter's first choice, and what the text said before."""
+    """All that the proposer knows of a token: how far its first choice is ahead, and what the text said before."""
     return rollouts.evidence
 
 

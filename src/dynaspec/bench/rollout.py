@@ -20,7 +20,7 @@ from dynaspec.kv.arena import Arena
 from dynaspec.kv.rows import ragged_rows
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
-from dynaspec.propose.drawing import ECHO_MATCH, ECHO_WEIGHT
+from dynaspec.propose.drawing import ECHO_MATCH, ECHO_WEIGHT, ahead_on_device
 from dynaspec.propose.match import gather_evidence
 from dynaspec.sampling import ops
 
@@ -149,10 +149,11 @@ class _Drafts:
         self.tokens[:, position] = ops.to_host(tokens)
         self.confidence[:, position] = confidence.cpu().numpy()
         if logits.device.type != "cpu":  # there the proposer does without echoes
-            self.evidence[:, position] = lead.clamp(max=LOGIT_RANGE).cpu().numpy()
+            self.evidence[:, position] = ahead_on_device(lead, confidence).cpu().numpy()
             return
         gather_evidence(
             lead.numpy(),
+            confidence.numpy(),
             LOGIT_RANGE,
             self._text,
             np.zeros_like(self._rows),

@@ -17,7 +17,8 @@ from dynaspec.sampling.state import SamplerState
 from .match import gather_evidence
 
 ECHO_WEIGHT = 0.2
-"""Of an echo beside a lead, in evidence; what both together are worth is learnt (``StopRule.weight``)."""
+"""Of an echo, in evidence, beside how far the first choice is ahead; what both are worth is learnt
+(``StopRule.weight``)."""
 ECHO_MATCH = 8
 """Tokens that an echo compares at most."""
 
@@ -74,7 +75,8 @@ class DraftColumns:
         Returns:
             The signal [r] float32, on the logits' device.
         """
-        first, confidence, lead = ops.leaders(logits)
+        first, chance, lead = ops.leaders(logits)
+        confidence = chance
         tokens, q = first, None
         if not self._first_choice:
             depth = np.full(requests.size, position, dtype=np.int64)
@@ -96,23 +98,24 @@ class DraftColumns:
             _put(self._q, requests, position, q)
         if rule is None or rule.signal != "survival":
             return confidence
-        return self._gather_evidence(lead, requests, position)
+        return self._gather_evidence(lead, chance, requests, position)
 
-    def _gather_evidence(self, lead: torch.Tensor, requests: Ints, position: int) -> torch.Tensor:
-        """[r] How far the drafter's first choice is ahead of its second, and whether the text has gone on so before.
+    def _gather_evidence(self, lead: torch.Tensor, chance: torch.Tensor, requests: Ints, position: int) -> torch.Tensor:
+        """[r] How far the drafter's first choice is ahead of the others, and whether the text has gone on so before.
 
         The second part reads the tokens, so on a GPU, where the host would have to wait for them, it is left out.
         """
         if self._evidence is None:
             self._evidence = torch.zeros_like(self._confidence)
         if lead.device.type != "cpu":
-            evidence = lead.clamp(max=LOGIT_RANGE)
+            evidence = ahead_on_device(lead, chance)
             _put(self._evidence, requests, position, evidence)
             return evidence
         if self._echo is None:
             self._echo = np.zeros(self._seen.shape, np.float32)
         gathered = gather_evidence(
             lead.numpy(),
+            chance.numpy(),
             LOGIT_RANGE,
             self._batch.tokens,
             self._lanes,
@@ -148,6 +151,12 @@ class DraftColumns:
         drafts.evidence = None if self._evidence is None else self._evidence.cpu().numpy()
         drafts.echo, drafts.q = self._echo, self._q
         return drafts
+
+
+def ahead_on_device(lead: torch.Tensor, confidence: torch.Tensor) -> torch.Tensor:
+    """``match.ahead`` of every row [r], cut to ``LOGIT_RANGE``, without the host."""
+    over_all = confidence.logit().clamp(-LOGIT_RANGE, LOGIT_RANGE)
+    return 0.5 * (lead.clamp(max=LOGIT_RANGE) + over_all)
 
 
 def cut(tokens: npt.NDArray[np.int64], requests: Ints, lengths: Ints, granted: Ints) -> Drafts:

@@ -135,6 +135,7 @@ def take_first(logits: Float32, running: Int64, done: int, choices: Choices) -> 
     if choices.survives:
         signal = gather_evidence(
             lead,
+            probability,
             LOGIT_RANGE,
             choices.texts,
             choices.lanes,

@@ -95,8 +95,22 @@ def echo(text: npt.NDArray[np.int32], length: int, draft: npt.NDArray[np.int64],
 
 
 @njit(cache=True, nogil=True)
+def ahead(lead: float, confidence: float, most: float) -> float:
+    """How far a drafter's first choice is ahead of the others, in log-odds: the mean of its lead over the second alone
+    and of that over all others together, each cut to ± ``most``. The two err differently.
+
+    Args:
+        lead: ln(p₁/p₂).
+        confidence: p₁.
+    """
+    over_all = np.log(confidence / (1.0 - confidence)) if confidence < 1.0 else most
+    return float(0.5 * (min(lead, most) + min(max(over_all, -most), most)))
+
+
+@njit(cache=True, nogil=True)
 def gather_evidence(
     lead: npt.NDArray[np.float32],
+    confidence: npt.NDArray[np.float32],
     most: float,
     tokens: npt.NDArray[np.int32],
     lanes: npt.NDArray[np.int64],
@@ -109,10 +123,10 @@ def gather_evidence(
     evidence: npt.NDArray[np.float32],
     echoes: npt.NDArray[np.float32],
 ) -> npt.NDArray[np.float32]:
-    """min(lead, most) + weight · echo of token ``position`` of each of ``requests``.
+    """``ahead`` + weight · echo of token ``position`` of each of ``requests``.
 
     Args:
-        lead: [r]
+        lead, confidence, most: [r] see ``ahead``.
         tokens: [lanes, ≥ length] the texts.
         lanes, lengths: [B]
         drafts: [B, > position]
@@ -126,6 +140,6 @@ def gather_evidence(
     for i in range(requests.size):
         r = requests[i]
         own = np.float32(weight * echo(tokens[lanes[r]], lengths[r], drafts[r], position, max_n))
-        out[i] = min(lead[i], np.float32(most)) + own
+        out[i] = np.float32(ahead(lead[i], confidence[i], most)) + own
         evidence[r, position], echoes[r, position] = out[i], own
     return out

@@ -63,7 +63,7 @@ def load_kernels() -> None:
         stop_mask(rule, one, torch.device("cpu")).update(1, zero, torch.ones(1))
     column = np.zeros((1, 1), np.float32)
     text = batch.tokens, zero, batch.lengths, np.zeros((1, 1), np.int64), zero
-    gather_evidence(column[0], LOGIT_RANGE, *text, 0, ECHO_MATCH, ECHO_WEIGHT, column, column.copy())
+    gather_evidence(column[0], column[0], LOGIT_RANGE, *text, 0, ECHO_MATCH, ECHO_WEIGHT, column, column.copy())
     lookup = NgramProposer(1, 2)
     lookup.peek(batch)
     drafts = lookup.propose(batch, SpecPlan(step=0, depth=(1,), proposer=(0,), nodes=(1,)))

@@ -229,7 +229,7 @@ SURVIVAL = StopRule((0.0,), signal="survival")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_evidence_is_the_lead_and_what_the_text_has_said_before(temperature: float) -> None:
+def test_evidence_is_how_far_ahead_the_token_is_and_what_the_text_has_said_before(temperature: float) -> None:
     desk = Desk(6, 40, 9, temperature=temperature)
     desk.texts[0] = [3, 4, 5, 3, 4, 5]
     drafts = desk.propose(5, 3, 0, stop=SURVIVAL)
@@ -240,9 +240,11 @@ def test_evidence_is_the_lead_and_what_the_text_has_said_before(temperature: flo
         for j in range(n):
             text = [*desk.texts[i], *drafts.tokens[i, :j].tolist()]
             first, second = raw_scores(text).topk(2).values.tolist()
+            over_all = raw_scores(text).softmax(-1).max().logit().clamp(-LOGIT_RANGE, LOGIT_RANGE).item()
+            ahead = (min(first - second, LOGIT_RANGE) + over_all) / 2
             echo = heard(text, int(drafts.tokens[i, j]))
             seen.append(echo)
-            assert drafts.evidence[i, j] == pytest.approx(min(first - second, LOGIT_RANGE) + 0.2 * echo, abs=1e-4)
+            assert drafts.evidence[i, j] == pytest.approx(ahead + 0.2 * echo, abs=1e-4)
     assert len(seen) == 8
     assert any(seen)
 

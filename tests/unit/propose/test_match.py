@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaspec.propose.match import echo, gather_evidence, longest_match
+from dynaspec.propose.drawing import ahead_on_device
+from dynaspec.propose.match import ahead, echo, gather_evidence, longest_match
 
 
 def oracle(text: list[int], min_n: int, max_n: int, wanted: int) -> tuple[int, int]:
@@ -80,17 +82,38 @@ def test_an_echo_is_what_the_text_did_before(texts: list[list[int]], max_n: int,
     for i, text in enumerate(texts):
         tokens[lanes[i], : len(text)], drafts[i, : position + 1] = text, drafted[i]
     lengths = np.array([len(text) for text in texts], dtype=np.int64)
-    lead = np.array(data.draw(st.lists(st.floats(0, 9, width=32), min_size=size, max_size=size)), np.float32)[
-        : len(requests)
-    ]
+    lead, confidence = (
+        np.array(data.draw(st.lists(st.floats(0, most, width=32), min_size=size, max_size=size)), np.float32)[
+            : len(requests)
+        ]
+        for most in (9, 1)
+    )
     evidence, echoed, weight = np.zeros(drafts.shape, np.float32), np.zeros(drafts.shape, np.float32), 0.25
     found = gather_evidence(
-        lead, 6.0, tokens, lanes, lengths, drafts, requests, position, max_n, weight, evidence, echoed
+        lead, confidence, 6.0, tokens, lanes, lengths, drafts, requests, position, max_n, weight, evidence, echoed
     )
     echoes = [heard([*texts[r], *drafted[r][:position]], drafted[r][position], max_n) for r in requests.tolist()]
     assert echoed[requests, position].tolist() == pytest.approx([weight * e for e in echoes], rel=1e-5, abs=1e-5)
-    expected = [min(x, 6.0) + weight * e for x, e in zip(lead.tolist(), echoes, strict=True)]
+    surest = [ahead(*pair, 6.0) for pair in zip(lead.tolist(), confidence.tolist(), strict=True)]
+    expected = [by + weight * e for by, e in zip(surest, echoes, strict=True)]
     assert found.tolist() == evidence[requests, position].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("lead", "confidence", "expected"),
+    [
+        (2.0, 0.5, 1.0),  # ahead of the second, but not of all others together
+        (2.0, 1.0 / (1.0 + np.exp(-1.0)), 1.5),
+        (9.0, 1.0, 6.0),
+        (9.0, 0.0, 0.0),
+        (0.0, 0.001, -3.0),
+        (np.inf, 1.0, 6.0),
+    ],
+)
+def test_ahead_is_the_mean_of_two_log_odds(lead: float, confidence: float, expected: float) -> None:
+    assert ahead(lead, confidence, 6.0) == pytest.approx(expected, abs=1e-9)
+    on_device = ahead_on_device(torch.tensor([lead]), torch.tensor([confidence]))
+    assert on_device.tolist() == pytest.approx([expected], abs=1e-5)
 
 
 def one_echo(text: list[int], drafted: list[int], max_n: int = 8) -> float:

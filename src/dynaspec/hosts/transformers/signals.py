@@ -7,7 +7,7 @@ import torch
 
 from dynaspec.contract.step import LOGIT_RANGE, StopRule
 from dynaspec.propose.drawing import ECHO_MATCH, ECHO_WEIGHT
-from dynaspec.propose.match import echo
+from dynaspec.propose.match import ahead, echo
 from dynaspec.propose.stopping import stop_mask
 
 _HOST = torch.device("cpu")
@@ -49,19 +49,19 @@ class DraftSignals:
             value = float(probability[0])
         self.confidence.append(value)
         if self._signal == "survival":
-            value = self._weigh(token, float(lead[0]))
+            value = self._weigh(token, ahead(float(lead[0]), float(probability[0]), LOGIT_RANGE))
         done = len(self.confidence)
         self._mask.update(done, _ROW, torch.tensor([value], dtype=torch.float32))
         going_on = bool(self._mask.running(done).size)
         self.stopped = not going_on and done < self._depth
         return going_on
 
-    def _weigh(self, token: int, lead: float) -> float:
+    def _weigh(self, token: int, ahead_by: float) -> float:
         position = len(self.evidence)
         self._draft[position] = token
         own = 0.0
         if self._text is not None:
             own = ECHO_WEIGHT * echo(self._text, self._text.size, self._draft, position, ECHO_MATCH)
-        self.evidence.append(min(lead, LOGIT_RANGE) + own)
+        self.evidence.append(ahead_by + own)
         self.echo.append(own)
         return self.evidence[-1]
