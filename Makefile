@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-hosts check audit clean
+.PHONY: demo test test-hosts check audit clean clean-kernels
 
 demo: .venv/ready
 	$(BIN)/dynaspec demo
@@ -34,5 +34,9 @@ audit: .venv/ready
 .venv-vllm/ready: tests/hosts/vllm/setup.sh pyproject.toml
 	tests/hosts/vllm/setup.sh $(PYTHON)
 
-clean:
+# Compiled functions are kept by the text of their own file: after a change of one that others call.
+clean-kernels:
+	find src -name '*.nb[ic]' -delete
+
+clean: clean-kernels
 	rm -rf .venv .venv-vllm build dist demo-out .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

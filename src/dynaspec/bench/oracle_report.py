@@ -52,7 +52,7 @@ def explanation(study: Study) -> str:
         "the best fixed length to the oracle, which drafts exactly to the first mismatch. Hindsight: the best rule of "
         "its kind, chosen on these very texts. It stops by the drafter's confidence in the last token, or by the "
         "chance that the whole draft is right (survival), fitted to the confidence alone or to the evidence that auto "
-        "is told: by how much the drafter's first choice is ahead of its second, and whether the text, its prompt "
+        "is told: by how much the drafter's first choice is ahead of the others, and whether the text, its prompt "
         "included, has gone on so before."
     )
 

@@ -25,15 +25,16 @@ from dynaspec.kv.rows import RaggedRows, ragged_rows
 from dynaspec.kv.tables import BlockTables
 from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
-from dynaspec.model.compiled import CacheAddresses, CompiledDecoder
+from dynaspec.model.compiled import CacheAddresses
 from dynaspec.sampling.state import SamplerState
 
-from .chain import draft_chain, unread_rows
 from .first_choice import Choices
 from .gating import WriteGate
 from .glimpse import glimpse_from, leave_out
 from .none import no_drafts
 from .passes import DraftPasses, draft_passes
+from .unread import unread_rows
+from .warm_up import Chain, load_chain
 from .watermark import Watermarks
 
 
@@ -79,6 +80,7 @@ class DraftModelProposer:
         self._probabilistic = probabilistic
         self._catch_up = catch_up_tokens
         self._marks = Watermarks(tables, len(tables.array))
+        self._chain = None if model.compiled is None else load_chain()
         self._caches = CacheAddresses()
 
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
@@ -134,8 +136,8 @@ class DraftModelProposer:
         )
         gate = WriteGate(plan.gate_kv_below, index.size) if plan.gate_kv_below > 0.0 else None
         plain = gate is None and not plan.glimpse and not catching_up.size
-        if plain and passes.choices is not None and self._model.compiled is not None:
-            ran = self._run_compiled(self._model.compiled, batch, passes.choices, read)
+        if plain and passes.choices is not None and self._chain is not None:
+            ran = self._run_compiled(self._chain, batch, passes.choices, read)
         else:
             ran = self._run(batch, passes, read, index, catching_up, gate, int(granted.max(initial=0)))
         in_place = ran.processed if gate is None else gate.in_place
@@ -145,10 +147,10 @@ class DraftModelProposer:
         drafts.kv_skipped, drafts.kv_redone = 0 if gate is None else gate.skipped, ran.redone
         return drafts
 
-    def _run_compiled(self, model: CompiledDecoder, batch: DecodeBatch, choices: Choices, read: Ints) -> _Ran:
+    def _run_compiled(self, chain: Chain, batch: DecodeBatch, choices: Choices, read: Ints) -> _Ran:
         """``_run`` in one call, where nothing has to be done between passes but to take first choices."""
-        rows_per_pass, end, processed = draft_chain(
-            model,
+        rows_per_pass, end, processed = chain(
+            self._model.compiled,
             self._caches.of(self._arena.layers),
             len(self._arena.layers[0][0]),
             batch.block_tables,

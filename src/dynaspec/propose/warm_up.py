@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 import torch
 
+from dynaspec.contract.proposer import Ints
 from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule
 from dynaspec.model.compiled import CompiledDecoder
-from dynaspec.model.kernels.decode import FINAL_NORM
-from dynaspec.model.kernels.elementwise import SILU
-from dynaspec.model.kernels.layers import NORM, WINDOW
 
-from .chain import draft_chain, unread_rows
 from .check import nonsense
 from .drawing import ECHO_MATCH, ECHO_WEIGHT
 from .first_choice import FirstChoices
@@ -21,30 +19,10 @@ from .match import gather_evidence
 from .ngram import NgramProposer
 from .router import Part
 from .stopping import stop_mask
+from .unread import unread_rows
 from .watermark import move_marks
 
-_NO_DECODER = CompiledDecoder(
-    embedding=np.zeros((1, 1), np.float32),
-    embedding_scale=np.float32(1.0),
-    position_embedding=np.zeros((0, 1), np.float32),
-    layers=np.zeros((0, WINDOW + 1), np.int64),
-    ends=np.zeros(FINAL_NORM + NORM, np.int64),
-    heads=(1, 1, 1),
-    is_gated=True,
-    activation=SILU,
-    parallel=False,
-    eps=1e-6,
-    cos=np.zeros((1, 0), np.float32),
-    sin=np.zeros((1, 0), np.float32),
-    interleaved=False,
-    scale=1.0,
-    softcap=0.0,
-    threads=1,
-    attention_work=1,
-    final_eps=1e-6,
-    logits_softcap=0.0,
-)
-"""Of the right types: nobody drafts with it."""
+Chain = Callable[..., tuple[Ints, Ints, Ints]]
 _SURVIVAL = StopRule(below=(0.5,), signal="survival", bias=(0.0,), offset=(0.0,))
 
 
@@ -58,8 +36,6 @@ def load_kernels() -> None:
     move_marks(zero.copy(), zero.copy(), zero.copy(), zero.copy(), zero, one, 1)
     for rule in (StopRule(below=(0.5,)), _SURVIVAL):
         FirstChoices(batch, zero, one, rule).take(torch.zeros(1, 2), zero, 1)
-        nobody = FirstChoices(batch, zero[:0], zero[:0], rule).choices
-        draft_chain(_NO_DECODER, np.zeros((0, 2), np.int64), 0, batch.block_tables, 1, zero, 1, nobody)
         stop_mask(rule, one, torch.device("cpu")).update(1, zero, torch.ones(1))
     column = np.zeros((1, 1), np.float32)
     text = batch.tokens, zero, batch.lengths, np.zeros((1, 1), np.int64), zero
@@ -68,3 +44,42 @@ def load_kernels() -> None:
     lookup.peek(batch)
     drafts = lookup.propose(batch, SpecPlan(step=0, depth=(1,), proposer=(0,), nodes=(1,)))
     nonsense(drafts, one, vocab_size=2)
+
+
+@cache
+def load_chain() -> Chain:
+    """``chain.draft_chain``, loaded. It is imported only where a model drafts on CPU: it compiles what it calls."""
+    from dynaspec.model.kernels.decode import FINAL_NORM
+    from dynaspec.model.kernels.elementwise import SILU
+    from dynaspec.model.kernels.layers import NORM, WINDOW
+
+    from .chain import draft_chain
+
+    nothing = CompiledDecoder(
+        embedding=np.zeros((1, 1), np.float32),
+        embedding_scale=np.float32(1.0),
+        position_embedding=np.zeros((0, 1), np.float32),
+        layers=np.zeros((0, WINDOW + 1), np.int64),
+        ends=np.zeros(FINAL_NORM + NORM, np.int64),
+        heads=(1, 1, 1),
+        is_gated=True,
+        activation=SILU,
+        parallel=False,
+        eps=1e-6,
+        cos=np.zeros((1, 0), np.float32),
+        sin=np.zeros((1, 0), np.float32),
+        interleaved=False,
+        scale=1.0,
+        softcap=0.0,
+        threads=1,
+        attention_work=1,
+        final_eps=1e-6,
+        logits_softcap=0.0,
+    )
+    none, one = np.zeros(0, np.int64), np.ones(1, np.int64)
+    tables = np.zeros((1, 1), np.int32)
+    batch = Part(("",), 0 * one, 4 * one, tokens=np.zeros((1, 8), np.int32), block_tables=tables)
+    nobody = FirstChoices(batch, none, none, _SURVIVAL).choices
+    draft_chain(nothing, np.zeros((0, 2), np.int64), 0, tables, 1, 0 * one, 1, nobody)
+    chain: Chain = draft_chain
+    return chain

@@ -12,7 +12,6 @@ from dynaspec.contract.step import StopRule
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
-from dynaspec.propose import draft_model
 from dynaspec.propose.draft_model import DraftModelProposer
 from dynaspec.sampling.state import SamplerState
 from unit.model import tiny
@@ -60,10 +59,6 @@ class Desk:
         return drafts
 
 
-def in_python(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "compiled", None)
-
-
 STEPS = [
     ((4, 2, 6, 1), (4, 0, 3, 1)),
     ((0, 5, 1, 3), (0, 2, 1, 0)),
@@ -73,15 +68,13 @@ STEPS = [
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_drafts_and_kv_are_those_of_single_passes(
-    model: Model, rule: StopRule | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_and_kv_are_those_of_single_passes(model: Model, rule: StopRule | None) -> None:
     compiled, single = Desk(model), Desk(model)
+    assert compiled.proposer._chain is not None
+    single.proposer._chain = None
     for depth, accepted in STEPS:
         whole = compiled.step(depth, rule, accepted)
-        with monkeypatch.context() as patch:
-            in_python(model, patch)
-            parts = single.step(depth, rule, accepted)
+        parts = single.step(depth, rule, accepted)
         for name in ("tokens", "lens", "confidence", "evidence", "echo", "early_exit"):
             mine, other = getattr(whole, name), getattr(parts, name)
             assert (mine is None) == (other is None)
@@ -98,9 +91,10 @@ def test_drafts_and_kv_are_those_of_single_passes(
 
 def test_only_what_python_need_not_look_at_is_one_call(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    chain = draft_model.draft_chain
-    monkeypatch.setattr(draft_model, "draft_chain", lambda *args: calls.append(1) or chain(*args))
     desk = Desk(model, most=16)
+    chain = desk.proposer._chain
+    assert chain is not None
+    monkeypatch.setattr(desk.proposer, "_chain", lambda *args: calls.append(1) or chain(*args))
     desk.step((2, 2, 2, 2), None, (0, 0, 0, 0))  # two lack more than 16 tokens
     assert not calls
     desk.step((2, 2, 0, 2), None, (0, 0, 0, 0))

@@ -36,7 +36,7 @@ _AFTERMATH = 0.4
 takes 16 % longer, the second 9, the third 4."""
 _PATIENCE, _PATIENCE_SHARE = 0.5, 0.001
 """Steps that drafting may lose, by what is expected, before it is left: texts become easier again, and beliefs err.
-Most that are saved up; share of all steps that they are saved by."""
+Most that are saved up, by what it gains in other steps, as it has to lose on the whole, and by this share of all."""
 _ON_END = 6
 """Trials that follow each other as long as they go well, whatever they cost."""
 _LONGEST_DEBT = 256
@@ -145,15 +145,14 @@ class PlainGuard:
         self._for_look_ups = min(self._for_look_ups + steps * _LOOK_UP_SHARE, _SAVED)
         corrected = self.favour / plain
         advantage, known = hoped * corrected, expected * corrected
-        lost = max(0.0, _LEFT_BELOW - known) if self.speculating else 0.0
-        self._patience = max(0.0, min(self._patience + steps * (_PATIENCE_SHARE - lost), _PATIENCE))
+        saved = _PATIENCE_SHARE + (known - _LEFT_BELOW if self.speculating else 0.0)
+        self._patience = max(0.0, min(self._patience + steps * saved, _PATIENCE))
         if self._goes_on(advantage, known):
             self._speculate(advantage, steps)
         else:
             self._decode_plainly(advantage, steps, share, trial)
         self._just_tried = False
-        shrinking = lost - _PATIENCE_SHARE if self.speculating else 0.0
-        patient_for = math.ceil(self._patience / shrinking) if shrinking > 0.0 else math.inf
+        patient_for = math.ceil(self._patience / -saved) if saved < 0.0 else math.inf
         self.calm = int(max(0, min(self.calm, self._loads.unsure_for - 1, patient_for - 1)))
         return self.mode
 

@@ -1,0 +1,45 @@
+"""What a drafter lacks of its requests, as rows of its first pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dynaspec.contract.proposer import Ints
+from dynaspec.kv.rows import fill_rows, tokens_at
+from dynaspec.sampling.compiled import kernel
+
+Int32 = npt.NDArray[np.int32]
+
+
+@kernel
+def unread_rows(
+    texts: Int32,
+    tables: Int32,
+    block_size: int,
+    lanes: Ints,
+    lengths: Ints,
+    read: Ints,
+    requests: Ints,
+    most: int,
+) -> tuple[Ints, Int32, Ints, Ints, tuple[Int32, Ints, Ints, Ints, Int32]]:
+    """Rows of the committed tokens that a drafter lacks.
+
+    Args:
+        texts: [lanes, max length] tokens of all lanes; tables: [lanes, max blocks] of all lanes.
+        lanes, lengths: [B]
+        read: [B] tokens after which each request is read on.
+        requests: [A] places in the batch.
+        most: rows a request.
+
+    Returns:
+        Lanes of the requests [A]; tokens before the first row of each [A] and up to its last [A]; the rows' tokens [R];
+        the fields of their ``RaggedRows``.
+    """
+    lane, start, end = lanes[requests], np.empty(requests.size, np.int64), np.empty(requests.size, np.int64)
+    context = np.empty(requests.size, np.int32)
+    for i in range(requests.size):
+        start[i] = context[i] = read[requests[i]]
+        end[i] = min(lengths[requests[i]], start[i] + most)
+    rows = fill_rows(tables, block_size, lane, start, end - start)
+    return lane, context, end, tokens_at(texts, rows[1], rows[2]), rows
