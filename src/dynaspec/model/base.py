@@ -56,3 +56,11 @@ class Model(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [r, hidden] → logits [r, vocabulary], float32."""
         ...
+
+    def repeat(self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], passes: int) -> None:
+        """The same pass, with its logits, so many times, as those of a draft follow each other: to see what they take.
+
+        Args:
+            batch, kv: see ``forward``.
+        """
+        ...

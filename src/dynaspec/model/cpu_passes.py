@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from .attention.base import KV
 from .batch import ForwardBatch
 from .compiled import CacheAddresses, CompiledDecoder
-from .kernels.decode import decode
+from .kernels.decode import decode, repeat
 
 
 class CompiledPasses:
@@ -21,15 +22,12 @@ class CompiledPasses:
 
     def run(self, batch: ForwardBatch, kv: Sequence[KV]) -> torch.Tensor:
         """[R, hidden] after the final norm; writes the rows' KV."""
-        hidden = decode(
-            self.decoder,
-            self._caches.of(kv),
-            len(kv[0][0]),
-            batch.tokens.numpy(),
-            batch.query_start,
-            batch.context_lens,
-            batch.block_tables,
-            batch.slots,
-            batch.positions,
-        )
-        return torch.from_numpy(hidden)
+        return torch.from_numpy(decode(*self._arguments(batch, kv)))
+
+    def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
+        """The same pass, with its logits, so many times in one call."""
+        repeat(*self._arguments(batch, kv), passes)
+
+    def _arguments(self, batch: ForwardBatch, kv: Sequence[KV]) -> tuple[Any, ...]:
+        rows = batch.query_start, batch.context_lens, batch.block_tables, batch.slots, batch.positions
+        return self.decoder, self._caches.of(kv), len(kv[0][0]), batch.tokens.numpy(), *rows

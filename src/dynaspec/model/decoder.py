@@ -25,6 +25,8 @@ class Passes(Protocol):
 
     def run(self, batch: ForwardBatch, kv: Sequence[KV]) -> torch.Tensor: ...
 
+    def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None: ...
+
 
 class Decoder:
     """A decoder-only Transformer on paged KV. See ``Model`` for the interface."""
@@ -68,6 +70,14 @@ class Decoder:
         if self._passes is not None and not taps and batch.ancestors is None:
             return ForwardOutput(self._passes.run(batch, kv))
         return self.run(batch.tokens, self.attention.prepare(batch), kv, taps)
+
+    def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
+        """See ``Model``."""
+        if self._passes is not None:
+            self._passes.repeat(batch, kv, passes)
+            return
+        for _ in range(passes):
+            self.logits(self.forward(batch, kv).hidden)
 
     def run(
         self, tokens: torch.Tensor, meta: AttentionMeta, kv: Sequence[KV], taps: Sequence[int] = ()

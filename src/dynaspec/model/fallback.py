@@ -84,6 +84,11 @@ class FallbackModel:
         return ForwardOutput(out.last_hidden_state[0], running.taps)
 
     @torch.no_grad()
+    def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
+        """See ``Model``."""
+        for _ in range(passes):
+            self.logits(self.forward(batch, kv).hidden)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See ``Model``."""
         logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +86,10 @@ class FakeModel:
 
     def kv_shapes(self, num_blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (num_blocks, BLOCK), (num_blocks, BLOCK)
+
+    def repeat(self, batch: ForwardBatch, kv: Any, passes: int) -> None:
+        for _ in range(passes):
+            self.forward(batch, kv)
 
     def forward(
         self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], taps: Sequence[int] = ()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +106,28 @@ def test_the_first_pass_of_a_draft_is_measured_after_the_targets() -> None:
     assert rounded(costs.drafters[0], scale, calibrate.AROUND_DRAFT_PASS_S) == [
         (n, round(1 + n * (0.1 + calibrate.CONTEXT * (SEEN + READ)), 6)) for n in calibrate.DRAFTER_ROWS
     ]  # of the passes after it
+
+
+def test_passes_of_a_drafter_are_timed_as_they_follow_each_other() -> None:
+    class Compiled(TimedModel):
+        """Passes run from Python take half a second more each."""
+
+        def forward(self, *args: Any, **options: Any) -> ForwardOutput:
+            self._clock.now += 0.5 * self._scale
+            return super().forward(*args, **options)
+
+        def repeat(self, batch: ForwardBatch, kv: Any, passes: int) -> None:
+            for _ in range(passes):
+                super().forward(batch, kv)
+
+    clock, scale = Clock(), 1e-6
+    model = Compiled(scale, clock)
+    drafter = Runner(model, Arena.allocate(1, model.kv_shapes(40), torch.float32, torch.device("cpu")))
+    costs = measure_costs(runner(scale, clock), (drafter,), clock, 64)
+    (rows, seconds), *_ = rounded(costs.drafters[0], scale, calibrate.AROUND_DRAFT_PASS_S)
+    one = 1 + rows * (0.1 + calibrate.CONTEXT * (SEEN + READ))
+    assert one < seconds < one + 0.15  # one of four was run from Python
+    assert (costs.first_s[0] - calibrate.AROUND_DRAFT_S) / scale == pytest.approx(0.375)
 
 
 def test_a_first_pass_that_is_faster_brings_nothing() -> None:

@@ -99,3 +99,21 @@ def logits(model: CompiledDecoder, hidden: Floats) -> Floats:
     if model.logits_softcap:
         softcap(out.reshape(-1), model.logits_softcap)
     return out
+
+
+@njit(cache=True, nogil=True)
+def repeat(
+    model: CompiledDecoder,
+    caches: Int64,
+    blocks: int,
+    tokens: Int64,
+    query_start: Int32,
+    context_lens: Int32,
+    block_tables: Int32,
+    slots: Int64,
+    positions: Int64,
+    passes: int,
+) -> None:
+    """The same pass, with its logits, so many times: what one takes among others of a draft."""
+    for _ in range(passes):
+        logits(model, decode(model, caches, blocks, tokens, query_start, context_lens, block_tables, slots, positions))
