@@ -34,6 +34,9 @@ as there is much to be read first, is tried with these."""
 _AFTERMATH = 0.4
 """Steps that a trial costs beside its own: those of plain decoding that follow it find cold caches; on a CPU the first
 takes 16 % longer, the second 9, the third 4."""
+_FIRST_COST = 0.5
+"""Steps that the very first trial counts as at most: it runs code that has hardly run before, which takes a step and
+more by itself and does not come again. Else one that misses would keep a short request in plain decoding to its end."""
 _PATIENCE, _PATIENCE_SHARE = 0.5, 0.001
 """Steps that drafting may lose, by what is expected, before it is left: texts become easier again, and beliefs err.
 Most that are saved up, by what it gains in other steps, as it has to lose on the whole, and by this share of all."""
@@ -268,6 +271,8 @@ class PlainGuard:
             good: all that it drafted was accepted.
             hit: some of it was. If not, what is still believed of drafting takes it up no sooner than a better trial.
         """
+        if self._missed == 0:
+            steps_lost = min(steps_lost, _FIRST_COST)
         self._paid, self._just_tried = steps_lost <= 0.0, hit
         if self._missed is not None:
             self._missed = None if hit else self._missed + 1

@@ -458,3 +458,19 @@ def test_what_a_slow_start_said_of_drafting_is_half_forgotten_after_two_thousand
         decide(guard, 0.9)
         guard.observe(Prediction(False, 1.0, 0.01), 1, 0.01)
     assert 1.0 - guard.favour < 0.55 * against
+
+
+def test_what_the_very_first_trial_took_is_not_held_against_the_next() -> None:
+    """All of it is cold: a step and a half, of two that are saved."""
+    waits = []
+    for tries_first in (True, False):
+        guard = PlainGuard(only_by_trial=True, tries_first=tries_first)
+        if not tries_first:
+            leave(guard)
+            guard._allowance = 2.0
+        while decide(guard, 0.9) != "probe_draft":
+            pass
+        guard.tried(1.5, good=False, hit=False)
+        waits.append(next(n for n in range(400) if decide(guard, 0.9) == "probe_draft"))
+    assert waits[0] < 8
+    assert waits[1] > 20
