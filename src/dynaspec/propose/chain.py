@@ -1,7 +1,7 @@
 """A whole draft on CPU in one compiled call: reading what the drafter lacks, all passes, and the rule that ends them.
 
-A pass of a small drafter takes some 80 µs by itself, and between two passes the host takes as long again: its code and
-data are not in the caches, which hold what the target's pass has left there.
+Between two passes of a small drafter the host would take as long as a pass: its code and data are not in the caches,
+which hold what the passes have left there.
 """
 
 from __future__ import annotations

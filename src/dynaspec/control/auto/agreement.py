@@ -84,9 +84,9 @@ class Agreement:
     """Steps that had been learnt from when it was expected what plain decoding takes."""
     settled_for: int
     """Requests there were when it was settled."""
-    usual: tuple[int, float, int] = (0, 0.0, 0)
+    usual: tuple[int, float, int]
     """Length, worth and most tokens of whoever drafts most."""
-    gain: float = 0.0
+    gain: float
     """Seconds that drafts bring a request on average, passes apart, which are there anyway."""
     pending: dict[Mode, Pending] = field(default_factory=dict)
     """What is noted of its steps, by their mode, where look-ups draft for none."""
