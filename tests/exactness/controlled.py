@@ -74,16 +74,16 @@ def stopped(plan: SpecPlan, signal: np.ndarray) -> np.ndarray:
     return lens
 
 
-def evidence_of(plan: SpecPlan, confidence: np.ndarray, echo: np.ndarray) -> np.ndarray:
-    """[B, K] float32 what a proposer shows the stop rule: the confidence, or for survival its logit and the echo.
+def signal_of(plan: SpecPlan, confidence: np.ndarray, repeat_bonus: np.ndarray) -> np.ndarray:
+    """[B, K] float32 what a proposer shows the stop rule: the confidence, or its logit and the repeat bonus.
 
     Args:
-        echo: [B, K] what being just this token adds.
+        repeat_bonus: [B, K] what being just this token adds.
     """
     if plan.stop is None or plan.stop.signal != "survival":
         return confidence
     odds = np.log(confidence / (1.0 - confidence)).clip(-LOGIT_RANGE, LOGIT_RANGE)
-    return np.asarray(odds + echo, np.float32)
+    return np.asarray(odds + repeat_bonus, np.float32)
 
 
 def cut(column: np.ndarray, lens: np.ndarray) -> tuple[tuple[float, ...], ...]:
@@ -103,16 +103,16 @@ class Controlled(Decoder):
         *,
         batch: int,
         first_seed: int = 0,
-        echo: float = 0.0,
+        repeat_bonus: float = 0.0,
         row_s: float = ROW_S,
     ) -> None:
         """
         Args:
             row_s: seconds of a row of the target.
-            echo: what evidence says more of tokens with even numbers, and less of the others.
+            repeat_bonus: what signal says more of tokens with even numbers, and less of the others.
         """
         super().__init__(world, requests, limits.draft_lens[-1], first_seed)
-        self.echo, self.row_s = echo, row_s
+        self.repeat_bonus, self.row_s = repeat_bonus, row_s
         self.controller, self.limits, self.batch = controller, limits, batch
         self.name = str(first_seed)
         self.steps = self.drafted = self.trimmed = self.accepted = 0
@@ -132,11 +132,11 @@ class Controlled(Decoder):
         drafts = self.draft(lanes)
         signal = self._signal(lanes, plan, drafts)
         drafts.lens = stopped(plan, signal)
-        confidence, evidence = cut(signal, drafts.lens), ()
+        confidence, told = cut(signal, drafts.lens), ()
         if plan.stop is not None and plan.stop.signal == "survival":
             assert drafts.confidence is not None
-            confidence, evidence = cut(drafts.confidence, drafts.lens), cut(signal, drafts.lens)
-        shown = DraftView(tuple(drafts.lens.tolist()), confidence, evidence, self.shown_echo(drafts))
+            confidence, told = cut(drafts.confidence, drafts.lens), cut(signal, drafts.lens)
+        shown = DraftView(tuple(drafts.lens.tolist()), confidence, told, self.shown_bonus(drafts))
         trimmed = self.controller.trim(view, plan, shown)
         lens = np.minimum(np.array(trimmed.depth), drafts.lens)
         result = self.verify(lanes, drafts, lens)
@@ -145,19 +145,19 @@ class Controlled(Decoder):
         self.trimmed += int((drafts.lens - lens).sum())
         self.accepted += int(result.accepted.sum())
         outcome = outcome_of(view, plan, drafts.lens, lens, result.accepted, confidence, self.row_s)
-        self.controller.observe(replace(outcome, evidence=evidence))
+        self.controller.observe(replace(outcome, signal=told))
 
-    def shown_echo(self, drafts: Drafts) -> tuple[tuple[float, ...], ...]:
-        """The column that says what of the evidence each token has brought itself."""
-        return cut(self._echoes(drafts), drafts.lens)
+    def shown_bonus(self, drafts: Drafts) -> tuple[tuple[float, ...], ...]:
+        """The column that says what of the signal each token has brought itself."""
+        return cut(self._bonuses(drafts), drafts.lens)
 
-    def _echoes(self, drafts: Drafts) -> np.ndarray:
-        return np.where(drafts.tokens % 2 == 0, self.echo, -self.echo)
+    def _bonuses(self, drafts: Drafts) -> np.ndarray:
+        return np.where(drafts.tokens % 2 == 0, self.repeat_bonus, -self.repeat_bonus)
 
     def _signal(self, lanes: np.ndarray, plan: SpecPlan, drafts: Drafts) -> np.ndarray:
         if plan.stop is None or plan.stop.signal != "token_prob":
             assert drafts.confidence is not None
-            return evidence_of(plan, drafts.confidence, self._echoes(drafts))
+            return signal_of(plan, drafts.confidence, self._bonuses(drafts))
         last = np.concatenate([self.newest[lanes, None], drafts.tokens[:, :-1]], 1)
         raw = torch.from_numpy(self.world.drafter[last]).softmax(-1).numpy()
         signal: np.ndarray = np.take_along_axis(raw, drafts.tokens[:, :, None], -1)[:, :, 0]

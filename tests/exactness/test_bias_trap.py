@@ -28,9 +28,9 @@ from exactness.controlled import (
     ROW_S,
     Controlled,
     cut,
-    evidence_of,
     limits_for,
     outcome_of,
+    signal_of,
     stopped,
     view_of,
 )
@@ -150,7 +150,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 BATCH = 6
 
 
-DEAR_ROW_S = 0.3e-3
+DEAR_ROW_S = 0.2e-3
 """A price of the target's rows at which a draft's last token may not be worth its own."""
 
 
@@ -181,7 +181,7 @@ def test_what_a_token_says_of_itself_decides_only_what_follows_it(budget: int | 
     """Evidence depends on which token was drawn, and ``auto`` relies on it."""
     limits = limits_for(DEPTH, budget)
     controller = build("auto", limits, DEAR_ROW_S)
-    world: dict[str, Any] = {"batch": BATCH, "echo": 2.0, "row_s": DEAR_ROW_S}
+    world: dict[str, Any] = {"batch": BATCH, "repeat_bonus": 2.0, "row_s": DEAR_ROW_S}
     Controlled(PAIR, 600, controller, limits, **world).run(12)
     decoder = Controlled(PAIR, REQUESTS, controller, limits, first_seed=1_000_000, **world)
     assert p_value(decoder) > PLAUSIBLE
@@ -223,12 +223,12 @@ def violations(trim: Trim, own: bool, trials: int, seed: int = 0) -> int:
 def trim_of(controller: Controller, view: StepView, plan: SpecPlan) -> Trim:
     """Drafting under the plan's stop rule, then the controller's trim."""
 
-    def trim(confidence: np.ndarray, echo: np.ndarray | None = None) -> np.ndarray:
-        own = np.zeros_like(confidence) if echo is None else echo
-        evidence = evidence_of(plan, confidence, own)
-        lens = stopped(plan, evidence)
+    def trim(confidence: np.ndarray, repeat_bonus: np.ndarray | None = None) -> np.ndarray:
+        own = np.zeros_like(confidence) if repeat_bonus is None else repeat_bonus
+        signal = signal_of(plan, confidence, own)
+        lens = stopped(plan, signal)
         told = plan.stop is not None and plan.stop.signal == "survival"
-        columns = (cut(evidence, lens), cut(own, lens)) if told else ()
+        columns = (cut(signal, lens), cut(own, lens)) if told else ()
         depth = controller.trim(view, plan, DraftView(tuple(lens.tolist()), cut(confidence, lens), *columns)).depth
         return np.minimum(np.array(depth), lens)
 
@@ -245,7 +245,7 @@ def convinced(policy: str, budget: int | None, row_s: float = ROW_S) -> Controll
     for step in range(1, 201):
         view = view_of(step, tuple(f"{step}-{i}" for i in range(BATCH)), limits)
         plan, confidence = controller.plan(view), confidences(rng)
-        lens = stopped(plan, evidence_of(plan, confidence, np.zeros_like(confidence)))
+        lens = stopped(plan, signal_of(plan, confidence, np.zeros_like(confidence)))
         shown = cut(confidence, lens)
         verified = np.array(controller.trim(view, plan, DraftView(tuple(lens.tolist()), shown)).depth)
         accepted = np.minimum(first_true(rng.random(confidence.shape) > confidence), verified)
@@ -279,11 +279,11 @@ def test_auto_never_verifies_a_token_because_it_is_that_token(budget: int | None
     for view, plan in drafting_plans(controller, limits, 3):
         trim = trim_of(controller, view, plan)
         for _ in range(150):
-            confidence, echo = confidences(rng), rng.choice([-2.0, 2.0], (BATCH, DEPTH)).astype(np.float32)
+            confidence, repeat_bonus = confidences(rng), rng.choice([-2.0, 2.0], (BATCH, DEPTH)).astype(np.float32)
             request, slot = int(rng.integers(BATCH)), int(rng.integers(DEPTH))
-            other = echo.copy()
+            other = repeat_bonus.copy()
             other[request, slot:] *= -1
-            lens, changed = trim(confidence, echo), trim(confidence, other)
+            lens, changed = trim(confidence, repeat_bonus), trim(confidence, other)
             assert (lens[request] > slot) == (changed[request] > slot)
             decided += int((lens != changed).any())
     assert decided > 0  # it does make a difference behind the token

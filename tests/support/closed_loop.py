@@ -1,12 +1,17 @@
-"""A decode loop without a model: a drafter with known acceptance, steps with known cost, any controller."""
+"""A decode loop without a model: a drafter with known acceptance, steps with known cost, any controller.
+
+This is the place to try a change of a policy: it is deterministic by seed, has no noise but the one asked for, and its
+machines are those that nobody has at hand. ``auto_scenarios`` has the situations that ``auto`` is judged by; write a
+controller, or change a setting, and run these.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
@@ -25,15 +30,51 @@ from dynaspec.contract.step import (
 LONGEST = 16
 LIMITS = Limits(draft_lens=tuple(range(LONGEST + 1)), proposers=(ProposerTraits("draft_model"),))
 TARGET_MS = ((1, 2.0), (8, 2.3), (16, 3.6), (32, 6.4), (64, 12.0), (512, 92.0))
-CALL_S, PASS_S, ROW_S, HOST_S = 0.15e-3, 0.35e-3, 0.012e-3, 0.3e-3
-COSTS = PassCosts(
-    target=tuple((rows, ms / 1e3) for rows, ms in TARGET_MS[:5]),
-    drafters=(((1, PASS_S + ROW_S), (16, PASS_S + 16 * ROW_S)),),
-)
+
+Floats = npt.NDArray[np.float64]
+Load = Callable[[int], int]
+"""Step → requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Seconds of everything. The defaults are a small pair on two CPU cores."""
+
+    rows: tuple[tuple[float, float], ...] = tuple((rows, ms / 1e3) for rows, ms in TARGET_MS)
+    """A target pass by its rows, linear between these."""
+    start: float = 0.15e-3
+    draft_pass: float = 0.35e-3
+    draft_row: float = 0.012e-3
+    host: float = 0.3e-3
+    read_in_row: float = 0.012e-3
+    """Of a token that the drafter has missed."""
+    timed: tuple[int, ...] = (1, 8, 16, 32, 64)
+    """Rows at which the host times its passes as it starts."""
+
+    def pass_s(self, rows: float) -> float:
+        at, seconds = zip(*self.rows, strict=True)
+        if rows <= at[-1]:
+            return float(np.interp(rows, at, seconds))
+        return float(seconds[-1] + (rows - at[-1]) * (seconds[-1] - seconds[-2]) / (at[-1] - at[-2]))
+
+    def costs(self, mispriced: float = 1.0) -> PassCosts:
+        """What a host would measure; ``mispriced`` multiplies what drafting takes."""
+        passes = ((1, self.draft_pass + self.draft_row), (16, self.draft_pass + 16 * self.draft_row))
+        return PassCosts(
+            target=tuple((rows, self.pass_s(rows)) for rows in self.timed),
+            drafters=(tuple((rows, mispriced * seconds) for rows, seconds in passes),),
+            first_s=(mispriced * self.start,),
+            context_s=1e-12,  # context costs nothing here
+            read_s=1e-12,
+        )
+
+
+SMALL_PAIR = Machine()
+COSTS = SMALL_PAIR.costs()
 
 
 def target_s(rows: int) -> float:
-    return float(np.interp(rows, *zip(*TARGET_MS, strict=True))) / 1e3
+    return SMALL_PAIR.pass_s(rows)
 
 
 @dataclass(slots=True)
@@ -52,12 +93,33 @@ class Trace:
     def mean_length(self, first: int, end: int) -> float:
         return float(np.mean(self.lengths[first:end]))
 
+    def goodput_of(self, first: int, end: int) -> float:
+        return sum(self.emitted[first:end]) / sum(self.seconds[first:end])
+
+
+def mean_acceptance(quality: float) -> float:
+    """Of a token, whoever drafts it."""
+    draws = _confidence(np.random.default_rng(0).normal(1.6, 2.0, 200_000))
+    return float(np.minimum(1.0, quality * draws**1.2).mean())
+
+
+def fixed_goodput(machine: Machine, requests: int, chance: float, k: int, traits: ProposerTraits) -> float:
+    """Tokens/s that drafts of always k tokens give in the long run."""
+    passes = 0 if not k else 1 if traits.passes_per_draft == "one" else k
+    idle = traits.idle_pass
+    passes = max(passes, 1) if idle else passes
+    rows = requests * (1 + k if idle and passes == 1 else passes) if passes else 0
+    seconds = machine.pass_s(requests * (1 + k)) + machine.host
+    if passes:
+        seconds += machine.start + machine.draft_pass * passes + machine.draft_row * rows
+    return requests * sum(chance**j for j in range(k + 1)) / seconds
+
 
 @dataclass(slots=True)
 class Loop:
-    """``requests`` run for ever. A token's confidence c is calibrated: it is accepted with chance quality · c^1.2."""
+    """Requests run for ever. A token's confidence c is calibrated: it is accepted with chance quality · c^1.2."""
 
-    requests: int
+    requests: int | Load
     seed: int = 0
     quality: Callable[[int, int], float] = lambda step, request: 1.0
     confidence: float | None = None
@@ -65,42 +127,54 @@ class Loop:
     noise: float = 0.1
     limits: Limits = LIMITS
     row_s: float = 0.0
-    """What a row of the target takes on top of ``target_s``."""
+    """What a row of the target takes on top of the machine's."""
+    machine: Machine = SMALL_PAIR
+    prompt: int = 0
+    """Tokens of each request that the drafter has not seen at first."""
+    whole: bool = False
+    """The host knows a step's seconds only as a whole, as vLLM does."""
+    first_id: int = 0
 
     def run(self, controller: Controller, steps: int) -> Trace:
-        rng, trace, lag = np.random.default_rng(self.seed), Trace(), [0] * self.requests
+        rng, trace, before = np.random.default_rng(self.seed), Trace(), 0
+        lag = np.zeros(0, dtype=np.int64)
         for step in range(steps):
+            count = self.requests if isinstance(self.requests, int) else self.requests(step)
+            if count != before:  # all are new
+                self.first_id += before
+                lag, before = np.full(count, self.prompt), count
             view = self._view(step, lag)
             plan = controller.plan(view)
-            confidence, right = self._draft(rng, step, plan)
-            lens = tuple(map(len, confidence))
-            trimmed = controller.trim(view, plan, DraftView(lens, confidence))
-            verified = tuple(map(min, lens, trimmed.depth))
-            accepted = tuple(_run(row[:n]) for row, n in zip(right, verified, strict=True))
-            passes = tuple(sum(n > j for n in lens) for j in range(max(lens)))
-            if passes:
-                passes = (passes[0] + sum(lag[r] for r, n in enumerate(lens) if n), *passes[1:])
-            lag = [0 if n else lag[r] + 1 for r, n in enumerate(lens)]
-            outcome = self._outcome(rng, view, plan, (lens, verified, accepted), confidence, passes)
+            lens, confidence, right = self._draft(rng, step, plan)
+            shown = tuple(tuple(row[:n]) for row, n in zip(confidence.tolist(), lens.tolist(), strict=True))
+            trimmed = controller.trim(view, plan, DraftView(tuple(lens.tolist()), shown))
+            verified = np.minimum(lens, trimmed.depth)
+            wrong = ~right | (np.arange(right.shape[1]) >= verified[:, None])
+            accepted = np.where(wrong.any(axis=1), wrong.argmax(axis=1), verified) if right.shape[1] else verified
+            read = np.where((lag > plan.probe_context) & (plan.probe_context > 0), plan.probe_context, lag)
+            outcome = self._outcome(rng, view, plan, lens, verified, accepted, shown, int(read[lens > 0].sum()))
+            caught_up = (lens > 0) & (read == lag)
+            lag = np.where(caught_up, 0, lag + accepted + 1)
             controller.observe(outcome)
             trace.emitted.append(sum(outcome.emitted))
             trace.seconds.append(outcome.step_s)
-            trace.lengths.append(sum(lens) / self.requests)
+            trace.lengths.append(float(lens.sum()) / count)
             trace.plans.append(trimmed)
         return trace
 
-    def _view(self, step: int, lag: list[int]) -> StepView:
-        many = (10**6,) * self.requests
+    def _view(self, step: int, lag: Floats | list[int]) -> StepView:
+        count = len(lag)
+        many = (10**6,) * count
         return StepView(
             step=step,
-            ids=tuple(map(str, range(self.requests))),
-            context_len=(200,) * self.requests,
+            ids=tuple(map(str, range(self.first_id, self.first_id + count))),
+            context_len=(200 + self.prompt,) * count,
             room_depth=many,
             room_nodes=many,
-            max_draft=(None,) * self.requests,
-            temperature=(0.0,) * self.requests,
-            lag=(tuple(lag),),
-            offers=(None,),
+            max_draft=(None,) * count,
+            temperature=(0.0,) * count,
+            lag=(tuple(map(int, lag)),) * len(self.limits.proposers) or ((),),
+            offers=(None,) * max(1, len(self.limits.proposers)),
             prefill_tokens=0,
             waiting=0,
             limits=self.limits,
@@ -108,80 +182,94 @@ class Loop:
 
     def _draft(
         self, rng: np.random.Generator, step: int, plan: SpecPlan
-    ) -> tuple[tuple[tuple[float, ...], ...], list[list[bool]]]:
-        shown: list[list[float]] = [[] for _ in plan.depth]
-        right: list[list[bool]] = [[] for _ in plan.depth]
-        survival = [1.0] * len(plan.depth)
-        running = [r for r, depth in enumerate(plan.depth) if depth]
-        j = 0
-        while running:
-            for r in running:
-                c = 0.05 + 0.95 / (1 + math.exp(-rng.normal(1.6, 2.0)))
-                right[r].append(bool(rng.random() < self.quality(step, r) * c**1.2))
-                shown[r].append(c if self.confidence is None else self.confidence)
-                if plan.stop is not None:
-                    survival[r] *= _chance(plan.stop, shown[r][-1], j, r)
-            if plan.stop is not None:
-                running = _still_running(plan.stop, running, survival, [row[-1] if row else 0.0 for row in shown], j)
-            j += 1
-            running = [r for r in running if plan.depth[r] > j]
-        return tuple(map(tuple, shown)), right
+    ) -> tuple[npt.NDArray[np.int64], Floats, npt.NDArray[np.bool_]]:
+        """[B] lengths; [B, longest] confidences, and whether each token is right."""
+        depth = np.array(plan.depth, dtype=np.int64)
+        longest = int(depth.max(initial=0))
+        shape = (depth.size, longest)
+        c = _confidence(rng.normal(1.6, 2.0, shape))
+        quality = np.array([self.quality(step, r) for r in range(depth.size)])
+        right = rng.random(shape) < quality[:, None] * c**1.2
+        shown = c if self.confidence is None else np.full(shape, self.confidence)
+        stops = plan.stop is not None and self.limits.proposers[0].passes_per_draft == "per_token"
+        lens = _stopped(plan.stop, depth, shown) if plan.stop is not None and stops else depth
+        return lens, shown, right
 
     def _outcome(
         self,
         rng: np.random.Generator,
         view: StepView,
         plan: SpecPlan,
-        counts: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
+        lens: npt.NDArray[np.int64],
+        verified: npt.NDArray[np.int64],
+        accepted: npt.NDArray[np.int64],
         confidence: tuple[tuple[float, ...], ...],
-        passes: tuple[int, ...],
+        read: int,
     ) -> StepOutcome:
-        lens, verified, accepted = counts
         ended: list[Ended] = [
             "none" if not n else "rejected" if a < v else "all_accepted"
-            for n, v, a in zip(lens, verified, accepted, strict=True)
+            for n, v, a in zip(lens.tolist(), verified.tolist(), accepted.tolist(), strict=True)
         ]
-        rows = self.requests + sum(verified)
-        verify_s = (target_s(rows) + self.row_s * rows) * max(0.7, rng.normal(1, self.noise))
-        draft_s = CALL_S + PASS_S * len(passes) + ROW_S * sum(passes) if passes else 0.0
+        rows, traits = int(lens.size + verified.sum()), self.limits.proposers[0] if self.limits.proposers else None
+        passes = [int((lens > j).sum()) for j in range(int(lens.max(initial=0)))]
+        if traits is not None and traits.passes_per_draft == "one":
+            passes = passes[:1]
+        read_in = read if passes else 0
+        if traits is not None and traits.idle_pass:  # over the rows of the target's pass
+            passes, read_in = [rows, *passes[1:]], 0
+        machine = self.machine
+        verify_s = (machine.pass_s(rows) + self.row_s * rows) * max(0.7, rng.normal(1, self.noise))
+        draft_s = machine.read_in_row * read_in
+        if passes:
+            draft_s += machine.start + machine.draft_pass * len(passes) + machine.draft_row * sum(passes)
+            passes[0] += read_in
+        counts = {"requested": plan.depth, "early_exit": tuple((lens < plan.depth).tolist())}
         return StepOutcome(
             plan_step=view.step,
             ids=view.ids,
             proposer=plan.proposer,
-            requested=plan.depth,
-            drafted=lens,
-            verified=verified,
-            accepted=accepted,
-            emitted=tuple(a + 1 for a in accepted),
+            drafted=tuple(lens.tolist()),
+            verified=tuple(verified.tolist()),
+            accepted=tuple(accepted.tolist()),
+            emitted=tuple((accepted + 1).tolist()),
             ended=tuple(ended),
-            early_exit=tuple(n < depth for n, depth in zip(lens, plan.depth, strict=True)),
             confidence=confidence,
-            work=Work(rows_per_pass=passes, verify_rows=rows),
-            draft_s=draft_s,
-            verify_s=verify_s,
-            step_s=draft_s + verify_s + HOST_S,
+            work=Work(rows_per_pass=tuple(passes), verify_rows=rows, kv_tokens=rows * view.context_len[0]),
+            draft_s=0.0 if self.whole else draft_s,
+            verify_s=0.0 if self.whole else verify_s,
+            step_s=draft_s + verify_s + machine.host,
+            **counts,  # type: ignore[arg-type]
         )
 
 
-def _chance(rule: StopRule, confidence: float, j: int, request: int) -> float:
-    c = min(max(confidence, 0.0025), 0.9975)
-    bias = rule.bias[min(j, len(rule.bias) - 1)] if rule.bias else 0.0
-    offset = rule.offset[request] if rule.offset else 0.0
-    return 1 / (1 + math.exp(-(rule.weight * math.log(c / (1 - c)) + bias + offset)))
+def with_traits(traits: ProposerTraits, limits: Limits = LIMITS) -> Limits:
+    """A host whose proposer has these."""
+    return replace(limits, proposers=(traits,))
 
 
-def _still_running(
-    rule: StopRule, running: list[int], survival: list[float], confidence: list[float], j: int
-) -> list[int]:
-    signal = survival if rule.signal == "survival" else confidence
-    below = rule.below[min(j, len(rule.below) - 1)]
-    left = [r for r in running if signal[r] >= below]
-    if rule.total_below:
-        total = sum(signal[r] - below for r in left)
-        if total < rule.total_below[min(j, len(rule.total_below) - 1)]:
-            return []
-    return left
+def _confidence(z: Floats) -> Floats:
+    return np.asarray(0.05 + 0.95 / (1 + np.exp(-z)))
 
 
-def _run(right: list[bool]) -> int:
-    return next((n for n, ok in enumerate(right) if not ok), len(right))
+def _stopped(rule: StopRule, depth: npt.NDArray[np.int64], shown: Floats) -> npt.NDArray[np.int64]:
+    """[B] lengths at which the rule ends drafts."""
+    lens, running, survival = depth.copy(), depth > 0, np.ones(depth.size)
+    for j in range(shown.shape[1]):
+        running &= depth > j
+        if not running.any():
+            break
+        c = np.clip(shown[:, j], 0.0025, 0.9975)
+        bias = rule.bias[min(j, len(rule.bias) - 1)] if rule.bias else 0.0
+        offset = np.array(rule.offset) if rule.offset else 0.0
+        survival /= 1 + np.exp(-(rule.weight * np.log(c / (1 - c)) + bias + offset))
+        signal = survival if rule.signal == "survival" else shown[:, j]
+        below = rule.below[min(j, len(rule.below) - 1)]
+        ends = running & (signal < below)
+        lens[ends] = j + 1
+        running &= ~ends
+        if rule.total_below:
+            going = running & (depth > j + 1)
+            if (signal - below)[going].sum() < rule.total_below[min(j, len(rule.total_below) - 1)]:
+                lens[running] = j + 1
+                running[:] = False
+    return lens

@@ -12,7 +12,7 @@ from dynaspec.control.planner import ChainPlanner
 
 
 class VaryingController:
-    """Random lengths, proposers, stop rules, KV gates, glimpses and trims, for every request and step anew; a length of
+    """Random lengths, proposers, stop rules, KV gates, probes and trims, for every request and step anew; a length of
     0 as often as not.
 
     What it does is a function of the seed and the view's step. Its trim is causal: it draws lengths without looking.
@@ -34,8 +34,8 @@ class VaryingController:
         proposer = random.integers(0, len(self._limits.proposers), size)
         self.lengths.update(plan.depth)
         gate = float(random.random()) if self._limits.can_gate and random.random() < 0.5 else 0.0
-        glimpse = int(random.integers(1, 40)) if random.random() < 0.3 else 0
-        return replace(plan, proposer=tuple(proposer.tolist()), gate_kv_below=gate, glimpse=glimpse)
+        probe_context = int(random.integers(1, 40)) if random.random() < 0.3 else 0
+        return replace(plan, proposer=tuple(proposer.tolist()), gate_kv_below=gate, probe_context=probe_context)
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
         plan = self._planner.trim(view, plan, drafts)

@@ -93,7 +93,9 @@ class Padded(Wrapped):
         tokens[:, :width] = np.where(found, drafts.tokens[:, :width], _FILLER)
         tokens[places >= lens[:, None]] = 0
         no_exit = np.zeros(lens.size, np.bool_)
-        return replace(drafts, tokens=tokens, lens=lens, confidence=None, evidence=None, echo=None, early_exit=no_exit)
+        return replace(
+            drafts, tokens=tokens, lens=lens, confidence=None, signal=None, repeat_bonus=None, early_exit=no_exit
+        )
 
 
 def lengths_when_sure(plan: SpecPlan, confidence: float) -> Ints:

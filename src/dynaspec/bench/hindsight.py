@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dynaspec.contract.step import LOGIT_RANGE
+from dynaspec.contract.signals import logits
+from dynaspec.control.estimate.acceptance import AcceptanceModel, AcceptanceSettings
+from dynaspec.control.estimate.costs import StepCosts
 
-from .passes import KnownText, StepCosts, stopped, tokens_per_second, walk
+from .passes import KnownText, stopped, tokens_per_second, walk
 from .rollout import Floats, Ints, Rollouts
 
 Signal = Callable[[Rollouts], Floats]
@@ -18,10 +20,11 @@ Signal = Callable[[Rollouts], Floats]
 _GRID = np.round(np.arange(0.0, 1.0, 0.05), 2)
 _SURVIVALS = np.round(np.arange(0.02, 0.9, 0.02), 2)
 _POSITIONS = 8
-"""Positions with a threshold, or an intercept, of their own; later ones share the last."""
+"""Positions with a threshold of their own; later ones share the last."""
 _SWEEPS = 2
-_NEWTON_STEPS = 12
-_RIDGE = 1e-2
+_SETTINGS = AcceptanceSettings(memory=1e9, surprise=1e9, request_shrinkage=1e9)
+"""Nothing is forgotten, and texts do not differ."""
+_EPOCHS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +56,22 @@ def best_threshold_per_position(texts: Sequence[KnownText], costs: StepCosts) ->
     return best
 
 
-def evidence(rollouts: Rollouts) -> Floats:
+def signal(rollouts: Rollouts) -> Floats:
     """All that the proposer knows of a token: how far its first choice is ahead, and what the text said before."""
-    return rollouts.evidence
+    return rollouts.signal
 
 
 def confidence_alone(rollouts: Rollouts) -> Floats:
-    """logit(confidence), cut to ±``LOGIT_RANGE``: what a proposer tells that has no other evidence."""
-    odds = np.clip(rollouts.confidence, 1e-12, 1 - 1e-12)
-    return np.clip(np.log(odds / (1.0 - odds)), -LOGIT_RANGE, LOGIT_RANGE)
+    """logit(confidence), cut to ±``LOGIT_RANGE``: what a proposer tells that has no other signal."""
+    return logits(rollouts.confidence)
 
 
 def best_survival(texts: Sequence[KnownText], costs: StepCosts, signal: Signal) -> Hindsight:
     """Stops where the chance that the whole draft is right falls below a threshold.
 
-    The chance is a product over the draft of σ(w · signal + bias of the position), w and biases fitted to these very
-    texts.
+    The chance is what an ``AcceptanceModel`` says that was taught with these very texts.
     """
-    weights = fit_acceptance(texts, signal)
-    chances = [_survival(signal(text.rollouts), weights) for text in texts]
+    chances = survivals(texts, signal)
     found = []
     for threshold in _SURVIVALS:
         lengths = tuple(stopped(chance, threshold) for chance in chances)
@@ -79,38 +79,31 @@ def best_survival(texts: Sequence[KnownText], costs: StepCosts, signal: Signal) 
     return max(found, key=lambda h: h.tokens_per_second)
 
 
-def fit_acceptance(texts: Sequence[KnownText], signal: Signal) -> Floats:
-    """[1 + positions] logistic weights: of the signal, then a bias a position. Newton's method with a ridge.
+def fit_acceptance(texts: Sequence[KnownText], signal: Signal) -> AcceptanceModel:
+    """Acceptance by position and signal, taught with all drafts, several times over.
 
-    Observations are the drafted tokens that a target would have tested: the right ones and the first wrong one.
+    A draft begins at every place of a text. Its right tokens are tested, and the first wrong one.
     """
-    rows, right = [], []
+    told = [signal(text.rollouts) for text in texts]
+    runs = np.concatenate([text.rollouts.runs for text in texts])
+    longest = np.concatenate([np.full(each.shape[0], each.shape[1]) for each in told])
+    # Nothing is expected of a signal before.
+    model = AcceptanceModel(_SETTINGS, weights=(1.0, 0.0, 0.0), variances=(1.0, 1.0, 1.0))
+    model.grow(1)
+    flat = np.concatenate([each.ravel() for each in told])
+    for _ in range(_EPOCHS):
+        model.observe(np.zeros_like(runs), longest, np.minimum(runs + 1, longest), np.minimum(runs, longest), flat)
+    return model
+
+
+def survivals(texts: Sequence[KnownText], signal: Signal) -> list[Floats]:
+    """For each text, the chance that a draft is right up to each token [n, longest], after ``fit_acceptance``."""
+    model, found = fit_acceptance(texts, signal), []
     for text in texts:
-        runs, told = text.rollouts.runs, signal(text.rollouts)
-        tested = np.arange(told.shape[1]) <= runs[:, None]
-        i, j = np.nonzero(tested)
-        rows.append(_features(told[i, j], j))
-        right.append(j < runs[i])
-    x, y = np.concatenate(rows), np.concatenate(right).astype(np.float64)
-    weights: Floats = np.zeros(x.shape[1])
-    for _ in range(_NEWTON_STEPS):
-        p = 1.0 / (1.0 + np.exp(-x @ weights))
-        curvature = (x * (p * (1.0 - p))[:, None]).T @ x + _RIDGE * np.eye(x.shape[1])
-        weights = weights + np.asarray(np.linalg.solve(curvature, x.T @ (y - p) - _RIDGE * weights), np.float64)
-    return weights
-
-
-def _features(told: Floats, position: Ints) -> Floats:
-    own = np.eye(_POSITIONS)[np.minimum(position, _POSITIONS - 1)]
-    return np.column_stack([told, own])
-
-
-def _survival(told: Floats, weights: Floats) -> Floats:
-    """[n, longest] chance that a draft is right up to each token."""
-    positions = np.broadcast_to(np.arange(told.shape[1]), told.shape)
-    score = _features(told.ravel(), positions.ravel()) @ weights
-    accepted = (1.0 / (1.0 + np.exp(-score))).reshape(told.shape)
-    return np.asarray(np.cumprod(accepted, axis=1), np.float64)
+        told = signal(text.rollouts)
+        slots, lens = np.zeros(len(told), dtype=np.int64), np.full(len(told), told.shape[1])
+        found.append(model.shown_survival(slots, told.ravel(), np.zeros(told.size), lens).reshape(told.shape))
+    return found
 
 
 def _by_confidence(texts: Sequence[KnownText], costs: StepCosts, thresholds: tuple[float, ...]) -> Hindsight:

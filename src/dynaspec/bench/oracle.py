@@ -10,6 +10,7 @@ from statistics import median
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.estimate.costs import StepCosts
 from dynaspec.engine.engine import Engine
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
@@ -20,8 +21,8 @@ from dynaspec.propose.calibrate import CONTEXT, Runner
 from .datasets import BenchPrompt, fit
 from .drive import Job, StepTrace, run_all
 from .engines import SharedModels, open_engine
-from .hindsight import Hindsight, best_survival, best_threshold_per_position, confidence_alone, evidence
-from .passes import Iteration, KnownText, Passes, StepCosts, Walk, fixed, monotone, oracle, tokens_per_second, walk
+from .hindsight import Hindsight, best_survival, best_threshold_per_position, confidence_alone, signal
+from .passes import Iteration, KnownText, Passes, Walk, fit_costs, fixed, oracle, tokens_per_second, walk
 from .policies import PLAIN, PolicySpec, parse_policy
 from .profiling import time_steps
 from .rollout import draft_everywhere
@@ -71,7 +72,8 @@ class SideRun:
 class Round:
     """Everything that ran in one round."""
 
-    costs: StepCosts
+    length_s: Mapping[int, float]
+    """Median seconds of a step, by the length of its draft; 0 = plain decoding."""
     runs: Mapping[str, Mapping[str, SideRun]]
     """Task → side → run."""
 
@@ -92,10 +94,14 @@ class Study:
     """Another row of the target's pass, among few."""
 
     @property
-    def costs(self) -> StepCosts:
+    def length_s(self) -> dict[int, float]:
         """Medians over the rounds."""
-        lengths = self.rounds[0].costs.seconds
-        return monotone({k: median(r.costs.seconds[k] for r in self.rounds) for k in lengths}, self.row_s)
+        return {k: median(r.length_s[k] for r in self.rounds) for k in sorted(self.rounds[0].length_s)}
+
+    @property
+    def costs(self) -> StepCosts:
+        """Of a step, by its passes and rows."""
+        return fit_costs(self.length_s, self.row_s, self.drafter_pass_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,7 @@ class TaskResult:
 ORACLE = "oracle"
 BY_POSITION = "hindsight: threshold per position"
 BY_CONFIDENCE = "hindsight: survival by confidence"
-BY_EVIDENCE = "hindsight: survival by evidence"
+BY_SIGNAL = "hindsight: survival by signal"
 
 
 def run_study(
@@ -175,7 +181,7 @@ def run_study(
         tasks=tuple(tasks),
         rounds=tuple(measured),
         sides=tuple(sides),
-        target_pass_s=median(r.costs.seconds[0] for r in measured),
+        target_pass_s=median(r.length_s[0] for r in measured),
         drafter_pass_s=counts.draft_s / counts.drafter_passes,
         left_out=len(prompts) - sum(len(task.texts) for task in tasks),
         row_s=row_s,
@@ -222,7 +228,7 @@ def _hindsights(texts: Sequence[KnownText], costs: StepCosts) -> dict[str, tuple
     found: dict[str, Hindsight] = {
         BY_POSITION: best_threshold_per_position(texts, costs),
         BY_CONFIDENCE: best_survival(texts, costs, confidence_alone),
-        BY_EVIDENCE: best_survival(texts, costs, evidence),
+        BY_SIGNAL: best_survival(texts, costs, signal),
     }
     return {
         name: tuple(walk(text, lengths) for text, lengths in zip(texts, rule.lengths, strict=True))
@@ -360,7 +366,7 @@ def _round(
     for prompt in [prompt for task in tasks for prompt in task.prompts[:_COST_PROMPTS]]:
         for k in _TIMED:
             times.setdefault(k, []).extend(ms / 1e3 for ms in time_steps(fixed_engine, [prompt], k, params))
-    return Round(monotone({k: median(seconds) for k, seconds in times.items()}), runs)
+    return Round({k: median(seconds) for k, seconds in times.items()}, runs)
 
 
 def _fixed_step_times(runs: Sequence[SideRun]) -> dict[int, list[float]]:

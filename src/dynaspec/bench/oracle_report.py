@@ -10,14 +10,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from .oracle import BY_CONFIDENCE, BY_EVIDENCE, BY_POSITION, ORACLE, Line, Study, TaskResult
+from .oracle import BY_CONFIDENCE, BY_POSITION, BY_SIGNAL, ORACLE, Line, Study, TaskResult
 from .passes import Walk
 from .policies import PLAIN
 from .provenance import provenance
 from .report import SCHEMA
 
 ACCEPTED, WASTED, NOTHING = "●", "○", "·"
-HINDSIGHT = (BY_POSITION, BY_CONFIDENCE, BY_EVIDENCE)
+HINDSIGHT = (BY_POSITION, BY_CONFIDENCE, BY_SIGNAL)
 
 
 def as_table(result: TaskResult) -> Table:
@@ -47,11 +47,11 @@ def explanation(study: Study) -> str:
     """What the figures rest on."""
     return (
         f"A target pass takes {1e3 * study.target_pass_s:.2f} ms, a drafter pass {1e3 * study.drafter_pass_s:.2f} ms; "
-        "computed: each side's steps × the median time of a step with drafts of that length, and "
-        f"{1e3 * study.row_s:.2f} ms for each token that was looked up instead. The gap is the way from "
+        "computed: each side's steps, at costs learnt from the median times of steps with drafts of one length; "
+        f"another row of the target's pass takes {1e3 * study.row_s:.2f} ms. The gap is the way from "
         "the best fixed length to the oracle, which drafts exactly to the first mismatch. Hindsight: the best rule of "
         "its kind, chosen on these very texts. It stops by the drafter's confidence in the last token, or by the "
-        "chance that the whole draft is right (survival), fitted to the confidence alone or to the evidence that auto "
+        "chance that the whole draft is right (survival), fitted to the confidence alone or to the signal that auto "
         "is told: by how much the drafter's first choice is ahead of the others, and whether the text, its prompt "
         "included, has gone on so before."
     )
@@ -94,7 +94,7 @@ def as_document(study: Study, results: Sequence[TaskResult], options: Mapping[st
         "target_pass_ms": 1e3 * study.target_pass_s,
         "drafter_pass_ms": 1e3 * study.drafter_pass_s,
         "prompts_left_out": study.left_out,
-        "step_ms": {str(k): 1e3 * s for k, s in study.costs.seconds.items()},
+        "step_ms": {str(k): 1e3 * seconds for k, seconds in study.length_s.items()},
         "tasks": {result.name: _task(study, result) for result in results},
     }
 

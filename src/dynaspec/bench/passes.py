@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from dynaspec.contract.costs import PassCosts
+from dynaspec.contract.step import ProposerTraits
+from dynaspec.contract.work import Drafting
+from dynaspec.control.estimate.costs import CostSettings, StepCosts
+
 from .rollout import Floats, Ints, Rollouts
+
+_EPOCHS = 8
+"""Times that the few lengths are taught: as medians, they are surer than single steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,43 +87,37 @@ def stopped(signal: Floats, below: npt.ArrayLike) -> Ints:
     return lengths
 
 
-@dataclass(frozen=True, slots=True)
-class StepCosts:
-    """Seconds of a step that drafts k tokens for one request, by k from 0: k drafter passes and one target pass."""
+def fit_costs(seconds: Mapping[int, float], row_s: float, pass_s: float) -> StepCosts:
+    """What the steps of one request cost, taught with those of fixed draft lengths.
 
-    seconds: Mapping[int, float]
-    row_s: float = 0.0
-    """Of a token that was looked up: another row of the target's pass."""
-
-    def of(self, k: int) -> float:
-        """Linear between the lengths measured, and beyond the last."""
-        if k in self.seconds:
-            return self.seconds[k]
-        known = sorted(self.seconds)
-        at = min(max(bisect_left(known, k), 1), len(known) - 1)
-        low, high = known[at - 1], known[at]
-        slope = (self.seconds[high] - self.seconds[low]) / (high - low)
-        return self.seconds[low] + slope * (k - low)
-
-    def total(self, steps: Sequence[Iteration]) -> float:
-        """Seconds of all of them."""
-        return sum(self.of(step.drafted - step.looked_up) + self.row_s * step.looked_up for step in steps)
-
-
-def monotone(seconds: Mapping[int, float], row_s: float = 0.0) -> StepCosts:
-    """Costs that do not fall with the draft length: the nearest in squares, by pooling neighbours that violate it.
-
-    A longer draft is never cheaper; a measurement that says so has met a busy machine.
+    Args:
+        seconds: of a step that drafts so many tokens, k drafter passes and one target pass; 0 = plain decoding.
+        row_s: of another row of the target's pass; 0 = next to nothing.
+        pass_s: of a drafter pass; 0 = not known.
     """
-    pools: list[tuple[float, list[int]]] = []
-    for k in sorted(seconds):
-        mean, members = seconds[k], [k]
-        while pools and pools[-1][0] > mean:
-            before, earlier = pools.pop()
-            mean = (before * len(earlier) + mean * len(members)) / (len(earlier) + len(members))
-            members = earlier + members
-        pools.append((mean, members))
-    return StepCosts({k: mean for mean, members in pools for k in members}, row_s)
+    curve = tuple((1 + k, seconds[0] + k * row_s) for k in sorted(seconds))
+    measured = PassCosts(curve, (((1, pass_s),) if pass_s else (),))
+    costs = StepCosts(measured, (ProposerTraits("draft_model"),), CostSettings(drift=0.0))
+    for _ in range(_EPOCHS):
+        for k in sorted(seconds):
+            costs.observe(1 + k, 0.0, 0.0, seconds[k], _drafting(k), None)
+    return costs
+
+
+def step_s(costs: StepCosts, drafted: int, looked_up: int = 0) -> float:
+    """Seconds of a step; a token that was looked up is a row of the target's pass and no drafter pass."""
+    drafting = _drafting(drafted - looked_up)
+    return costs.target_s(1 + drafted, 0.0, 0.0) + (0.0 if drafting is None else costs.draft_s(drafting))
+
+
+def total_s(steps: Iterable[Iteration], costs: StepCosts) -> float:
+    """Seconds of all of them."""
+    alike = Counter((step.drafted, step.looked_up) for step in steps)
+    return sum(count * step_s(costs, *step) for step, count in alike.items())
+
+
+def _drafting(passes: int) -> Drafting | None:
+    return Drafting(0, passes, passes) if passes else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,5 +137,5 @@ class Passes:
 
 def tokens_per_second(walks: Sequence[Walk], costs: StepCosts) -> float:
     """Of several texts one after the other."""
-    tokens = sum(Passes.of(steps).tokens for steps in walks)
-    return tokens / sum(costs.total(steps) for steps in walks)
+    steps = [step for of_text in walks for step in of_text]
+    return Passes.of(steps).tokens / total_s(steps, costs)

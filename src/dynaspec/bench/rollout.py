@@ -20,8 +20,8 @@ from dynaspec.kv.arena import Arena
 from dynaspec.kv.rows import ragged_rows
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
-from dynaspec.propose.drawing import ECHO_MATCH, ECHO_WEIGHT, ahead_on_device
-from dynaspec.propose.match import gather_evidence
+from dynaspec.propose.drawing import REPEAT_MATCH, REPEAT_WEIGHT, ahead_on_device
+from dynaspec.propose.match import gather_signal
 from dynaspec.sampling import ops
 
 Ints = npt.NDArray[np.int64]
@@ -37,8 +37,8 @@ class Rollouts:
     end."""
     confidence: Floats
     """[n, longest] largest probability of the drafter, at each of its first tokens."""
-    evidence: Floats
-    """[n, longest] what the proposer says for each of these tokens, as in ``DraftView.evidence``."""
+    signal: Floats
+    """[n, longest] what the proposer says for each of these tokens, as in ``DraftView.signal``."""
 
 
 @torch.inference_mode()
@@ -64,7 +64,7 @@ def draft_everywhere(drafter: Model, prompt: Sequence[int], continuation: Sequen
     for position in range(1, longest):
         drafts.draw(branches.extend(drafts.tokens[:, position - 1], position), position)
     runs = run_lengths(drafts.tokens[:, 0] == text[len(prompt) :])
-    return Rollouts(runs, drafts.confidence.astype(np.float64), drafts.evidence.astype(np.float64))
+    return Rollouts(runs, drafts.confidence.astype(np.float64), drafts.signal.astype(np.float64))
 
 
 def run_lengths(equal: npt.NDArray[np.bool_]) -> Ints:
@@ -140,18 +140,18 @@ class _Drafts:
         self._rows = np.arange(len(lengths), dtype=np.int64)
         self.tokens = np.zeros((len(lengths), longest), dtype=np.int64)
         self.confidence = np.zeros(self.tokens.shape, dtype=np.float32)
-        self.evidence = np.zeros(self.tokens.shape, dtype=np.float32)
-        self._echoes = np.zeros(self.tokens.shape, dtype=np.float32)
+        self.signal = np.zeros(self.tokens.shape, dtype=np.float32)
+        self._repeat_bonuses = np.zeros(self.tokens.shape, dtype=np.float32)
 
     def draw(self, logits: torch.Tensor, position: int) -> None:
         """The most probable token of each row [n, V]."""
         tokens, confidence, lead = ops.leaders(logits)
         self.tokens[:, position] = ops.to_host(tokens)
         self.confidence[:, position] = confidence.cpu().numpy()
-        if logits.device.type != "cpu":  # there the proposer does without echoes
-            self.evidence[:, position] = ahead_on_device(lead, confidence).cpu().numpy()
+        if logits.device.type != "cpu":  # there the proposer does without repeat_bonuses
+            self.signal[:, position] = ahead_on_device(lead, confidence).cpu().numpy()
             return
-        gather_evidence(
+        gather_signal(
             lead.numpy(),
             confidence.numpy(),
             LOGIT_RANGE,
@@ -161,8 +161,8 @@ class _Drafts:
             self.tokens,
             self._rows,
             position,
-            ECHO_MATCH,
-            ECHO_WEIGHT,
-            self.evidence,
-            self._echoes,
+            REPEAT_MATCH,
+            REPEAT_WEIGHT,
+            self.signal,
+            self._repeat_bonuses,
         )

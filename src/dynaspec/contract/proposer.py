@@ -61,11 +61,11 @@ class Drafts:
     """[B]"""
     confidence: npt.NDArray[np.float32] | None = None
     """[B, max depth] signal of each token; None where no proposer has one, NaN where this request's has none."""
-    evidence: npt.NDArray[np.float32] | None = None
-    """[B, max depth] what speaks for each token (``DraftView.evidence``); None or NaN = its confidence alone."""
-    echo: npt.NDArray[np.float32] | None = None
-    """[B, max depth] the part of the evidence that hangs on which token was drawn (``DraftView.echo``); None or NaN =
-    nothing."""
+    signal: npt.NDArray[np.float32] | None = None
+    """[B, max depth] what speaks for each token (``DraftView.signal``); None or NaN = its confidence alone."""
+    repeat_bonus: npt.NDArray[np.float32] | None = None
+    """[B, max depth] the part of the signal that hangs on which token was drawn (``DraftView.repeat_bonus``); None or
+    NaN = nothing."""
     q: torch.Tensor | None = None
     """[B, max depth, vocabulary] the very distributions drawn from; None for deterministic drafts."""
     parents: npt.NDArray[np.int64] | None = None

@@ -20,7 +20,7 @@ observation, not a miss. ``stopped``: the request ended inside the run. ``invali
 
 
 LOGIT_RANGE = 6.0
-"""Evidence from a drafter's probabilities is cut to ±6: one that says 0.9999 is no surer than one that says 0.997."""
+"""A signal from a drafter's probabilities is cut to ±6: one that says 0.9999 is no surer than one that says 0.997."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class ProposerTraits:
     trees: bool = False
     idle_pass: bool = False
     """The first pass runs in every step, drafts or not, over the rows of the target's pass: every step pays for it."""
-    glimpses: bool = False
-    """It honours ``SpecPlan.glimpse``."""
+    probe_context: bool = False
+    """It honours ``SpecPlan.probe_context``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ class StopRule:
     signal: Signal = "confidence"
     weight: float = 1.0
     """For ``survival``, with ``bias`` and ``offset``: the signal is the product, over the draft so far, of
-    σ(weight · evidence + bias[position] + offset[request]), the chance that all of it is accepted; see
-    ``DraftView.evidence``."""
+    σ(weight · signal + bias[position] + offset[request]), the chance that all of it is accepted; see
+    ``DraftView.signal``."""
     bias: tuple[float, ...] = ()
     """One entry a position; the last one goes on for longer drafts."""
     offset: tuple[float, ...] = ()
@@ -153,7 +153,7 @@ class SpecPlan:
     """The drafter keeps no KV of a token with confidence below this."""
     next_needs: Needs = "all"
     """What the next plan may use of ``StepView.lag`` and ``offers``; the host need not ask proposers for the rest."""
-    glimpse: int = 0
+    probe_context: int = 0
     """Of a request of which the drafter lacks more than so many tokens, it reads about as many of the latest only, to
     draft one token from them, and lacks as much afterwards. 0 = it reads all."""
 
@@ -168,8 +168,12 @@ class SpecPlan:
             self.verify_nodes,
             self.gate_kv_below,
             self.next_needs,
-            self.glimpse,
+            self.probe_context,
         )  # replace() would take five times as long, every step
+
+    def needing(self, next_needs: Needs) -> SpecPlan:
+        """The same plan, after which the next one needs that."""
+        return self if next_needs == self.next_needs else replace(self, next_needs=next_needs)
 
     def with_depth(self, depth: tuple[int, ...]) -> SpecPlan:
         """The same plan for chains of other lengths."""
@@ -188,11 +192,11 @@ class DraftView:
     length: tuple[int, ...]
     confidence: tuple[tuple[float, ...], ...]
     """For each request, the drafter's confidence in each of its tokens; empty where it has none."""
-    evidence: tuple[tuple[float, ...], ...] = ()
+    signal: tuple[tuple[float, ...], ...] = ()
     """For each request, how much speaks for each of its tokens, on the scale of a logit: all that the proposer knows
     beside the confidence. Empty (as a whole, or for a request) = logit(confidence), cut to ±``LOGIT_RANGE``."""
-    echo: tuple[tuple[float, ...], ...] = ()
-    """For each request, the part of the evidence that each token brought itself by being the one that was drawn. It may
+    repeat_bonus: tuple[tuple[float, ...], ...] = ()
+    """For each request, the part of the signal that each token brought itself by being the one that was drawn. It may
     decide what is drafted and verified behind the token, never whether the token itself is verified: that would favour
     some tokens over others. Empty (as a whole, or for a request) = nothing."""
     parents: tuple[tuple[int, ...], ...] | None = None
@@ -242,7 +246,7 @@ class StepOutcome:
     """Hosts that cannot tell drafting from verifying leave both at 0; then ``work`` explains ``step_s`` as a whole."""
     step_s: float = 0.0
     """From the beginning of its planning, or from the end of the step before if that was later."""
-    evidence: tuple[tuple[float, ...], ...] = ()
+    signal: tuple[tuple[float, ...], ...] = ()
     """See ``DraftView``."""
 
 

@@ -7,19 +7,25 @@ dynamic speculative decoding has it (vllm-project/vllm pull request 32374).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import mul
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from dynaspec.contract.signals import conditional
 from dynaspec.contract.step import StepOutcome, StepView
 
+from .estimate.acceptance import AcceptanceModel, AcceptanceSettings
 from .profile import Profile
 from .schedule import Range, joined
 
-PRIOR_WEIGHT = 1.0
-"""Observations that the profile's rate counts for beside measured ones: a position seen once is not yet known."""
-FORGETTING = 1.0 - 1.0 / 512
-"""What a step leaves of the weight of earlier observations, so that rates follow the traffic."""
+_SETTINGS = AcceptanceSettings(prior_information=0.06, memory=512.0, surprise=1e9, request_shrinkage=1e9)
+"""The profile's rate counts for about one verdict: a position seen once is not yet known. All verdicts are forgotten
+alike: to forget what surprises is to go back to the profile, which may be what is wrong. Requests do not differ."""
+_STALE = 2048
+"""Steps after which a position that no draft has reached any more is as the profile says again."""
 
 
 class Goodput:
@@ -35,7 +41,7 @@ class Goodput:
         self._profile = profile
         self._cap = cap
         self._lengths = tuple(lengths)
-        self._measured = MeasuredAcceptance(profile.acceptance_rate_per_pos) if profile.is_online else None
+        self._measured = OnlineRates(profile.acceptance_rate_per_pos) if profile.is_online else None
         self._rates = profile.acceptance_rate_per_pos
         self._best: dict[int, int] = {}
 
@@ -58,50 +64,59 @@ class Goodput:
         return {"acceptance_rate_per_pos": list(self._rates)}
 
 
-class MeasuredAcceptance:
-    """Acceptance per position from verified drafts; where there are none, a profile's.
+class OnlineRates:
+    """Acceptance per position as it is measured; where no draft has been lately, the profile's.
 
-    The rate of position j is the product a_1 … a_j of conditional ones, each from the drafts that reached the position:
-    those whose earlier tokens were all accepted and whose token there was verified. So drafts that were too short say
-    nothing about it (the Kaplan–Meier estimate of a survival with censoring). Dividing by all drafts instead would
-    count short ones as misses, and a length that was once reduced could never grow again.
+    The rate of position j is the product a_1 … a_j of conditional ones, each learnt from the drafts that reached the
+    position: those whose earlier tokens were all accepted and whose token there was verified. So drafts that were too
+    short say nothing about it. Every position has an ``AcceptanceModel`` of its own: within one, a position that no
+    draft reached would follow those before it, and leave what the profile says.
+
+    Args:
+        profile: unconditional rate per position.
     """
 
-    def __init__(self, prior: Sequence[float]) -> None:
-        """
-        Args:
-            prior: unconditional rate per position; its conditional rates hold until there are observations, and again
-                when the last one is long ago.
-        """
-        self._prior = [rate / before if before > 0.0 else 0.0 for before, rate in pairwise((1.0, *prior))]
-        self._reached = [0.0] * len(prior)
-        self._accepted = [0.0] * len(prior)
+    def __init__(self, profile: Sequence[float]) -> None:
+        self._profile = conditional(profile)
+        self._models: dict[int, AcceptanceModel] = {}
+        self._reached: dict[int, int] = {}
+        self._now = 0
         self.steps = 0
         """Observed steps in which something was drafted."""
 
     def observe(self, outcome: StepOutcome) -> None:
         """Takes in a step's verified drafts."""
-        positions = len(self._prior)
-        reached, accepted = [0] * (positions + 1), [0] * (positions + 1)
-        for length, ended in zip(outcome.accepted, outcome.ended, strict=True):
-            accepted[min(length, positions)] += 1
-            # Only a refusal says something about the next position; a draft's end or the request's does not.
-            reached[min(length + (ended in ("rejected", "invalid")), positions)] += 1
+        self._now += 1
         self.steps += any(outcome.drafted)
-        self._add(self._reached, reached)
-        self._add(self._accepted, accepted)
+        accepted = np.array(outcome.accepted, dtype=np.int64)
+        # Only a refusal says something about the next position; a draft's end or the request's does not.
+        tested = accepted + np.array([end in ("rejected", "invalid") for end in outcome.ended], dtype=np.int64)
+        for position in range(min(int(tested.max(initial=0)), len(self._profile))):
+            self._learn(position, (accepted > position)[tested > position])
+        for position in [j for j, reached in self._reached.items() if self._now - reached > _STALE]:
+            del self._models[position], self._reached[position]
 
     def rates(self) -> tuple[float, ...]:
         """Unconditional acceptance per position, non-increasing."""
-        columns = zip(self._prior, self._reached, self._accepted, strict=True)
-        return tuple(accumulate(((hit + PRIOR_WEIGHT * p) / (seen + PRIOR_WEIGHT) for p, seen, hit in columns), mul))
+        models = self._models
+        chances = (models[j].chance(0) if j in models else known for j, known in enumerate(self._profile))
+        return tuple(accumulate(chances, mul))
 
-    def _add(self, counts: list[float], ending_at: Sequence[int]) -> None:
-        """Adds a step, given how many drafts went exactly so far; a draft counts at every position up to there."""
-        so_far = 0
-        for position in range(len(counts), 0, -1):
-            so_far += ending_at[position]
-            counts[position - 1] = counts[position - 1] * FORGETTING + so_far
+    def _learn(self, position: int, right: npt.NDArray[np.bool_]) -> None:
+        """What became of the drafts that reached a position [n]."""
+        model = self._models.get(position)
+        if model is None:
+            model = self._models[position] = _model(self._profile[position])
+        one = np.ones(right.size, dtype=np.int64)
+        model.observe(one - 1, one, one, right.astype(np.int64), np.zeros(right.size))
+        self._reached[position] = self._now
+
+
+def _model(chance: float) -> AcceptanceModel:
+    """Of one position, and of all requests alike: they share a slot, which next to nothing is made of."""
+    model = AcceptanceModel(_SETTINGS, rates=(chance,), signal=False)
+    model.grow(1)
+    return model
 
 
 def schedule_of(profile: Profile, cap: int, max_batch: int) -> list[Range]:

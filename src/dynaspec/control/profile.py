@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Self, TypeGuard
 
+from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
 
 DEFAULT_WARMUP_STEPS = 10
@@ -142,6 +143,10 @@ class Profile:
             return upper
         lower = _along(self.batch_stats[sizes[at - 1]], k)
         return lower + (upper - lower) * (batch - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
+
+    def pass_costs(self) -> PassCosts:
+        """What it tells of passes: plain decoding of b requests is a pass of b rows."""
+        return PassCosts(target=tuple((batch, self.itl_ms(batch, 0) / 1e3) for batch in self.batch_stats))
 
     def best_length(self, batch: int, rates: Sequence[float], cap: int, *, among: Sequence[int] | None = None) -> int:
         """The k that maximises goodput AL(k) / ITL(batch, k), with AL(k) = 1 + Σ_{j ≤ k} rate_j; the smallest on ties.

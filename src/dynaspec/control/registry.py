@@ -11,7 +11,7 @@ from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError, IntegrityError
 from dynaspec.contract.step import Limits
 
-from .auto import AutoController, load_kernels
+from .auto import AutoController, CachedPlan, load_kernels
 from .confidence import ConfidenceStop
 from .config import SpeculativeConfig
 from .constant import Constant
@@ -104,12 +104,13 @@ def _stop(config: SpeculativeConfig, limits: Limits) -> ConfidenceStop | None:
 def _auto(config: SpeculativeConfig, host: Host) -> Controller:
     _planner(config, host.limits)
     load_kernels()
-    return AutoController(
+    controller = AutoController(
         host.limits,
         longest=config.num_speculative_tokens,
         costs=host.costs,
         warm_start=config.profile,
     )
+    return CachedPlan(controller, host.limits)
 
 
 def _constant(config: SpeculativeConfig, host: Host) -> Controller:

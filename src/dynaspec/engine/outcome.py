@@ -85,7 +85,7 @@ def build_outcome(ran: Ran, committed: Committed, step_s: float) -> StepOutcome:
         draft_s=ran.draft_s,
         verify_s=ran.verify_s,
         step_s=step_s,
-        evidence=ran.drafted.evidence,
+        signal=ran.drafted.signal,
     )
 
 

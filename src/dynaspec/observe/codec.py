@@ -19,7 +19,7 @@ from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, Ste
 T = TypeVar("T")
 
 FORMAT = "dynaspec-decision-log"
-VERSION = 1
+VERSION = 2
 """Grows when a reader of the version before would misread the file; fields may be added without."""
 OPEN_STEPS = 64
 """Planned steps that writer and reader remember until they are observed; a host gives some up without a word."""
@@ -65,13 +65,15 @@ def decode_plan(value: Mapping[str, Any], base: SpecPlan | None = None) -> SpecP
 
 def decode_drafts(value: Mapping[str, Any]) -> DraftView:
     drafts = _decoded(_DRAFTS, value)
-    _check_columns(drafts, "length", ("confidence", *(name for name in ("evidence", "echo") if getattr(drafts, name))))
+    _check_columns(
+        drafts, "length", ("confidence", *(name for name in ("signal", "repeat_bonus") if getattr(drafts, name)))
+    )
     return drafts
 
 
 def decode_outcome(value: Mapping[str, Any]) -> StepOutcome:
     outcome = _decoded(_OUTCOME, value)
-    _check_columns(outcome, "ids", (*_OUTCOME_COLUMNS, *(("evidence",) if outcome.evidence else ())))
+    _check_columns(outcome, "ids", (*_OUTCOME_COLUMNS, *(("signal",) if outcome.signal else ())))
     return outcome
 
 

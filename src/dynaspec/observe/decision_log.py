@@ -225,7 +225,7 @@ class LoggedController:
         if planned is not None and planned.ids == outcome.ids:
             del columns["ids"]
         if planned is not None and planned.drafts is not None:
-            for signal in ("confidence", "evidence"):
+            for signal in ("confidence", "signal"):
                 if getattr(planned.drafts, signal) == getattr(outcome, signal):
                     del columns[signal]
         return {"call": "observe", "step": step, "outcome": columns}

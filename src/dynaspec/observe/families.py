@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from .buckets import DRAFT_TOKENS
 from .counts import SpecCounts
+from .estimates import MODES, read_estimates
 from .family import Family, HistogramFamily, counter, counters, gauge, gauges
 from .histogram import HistogramCounts
 from .snapshot import EngineSnapshot
 
 Families = tuple[Family[EngineSnapshot], ...]
 
-GUARD_STATES = ("plain", "speculate", "probe_plain", "probe_draft")
 SKIP_REASONS = (
     *("policy", "requested_off", "no_room", "no_rows", "no_blocks"),
     *("catching_up", "drafter_length", "no_match", "proposer_fault", "other"),
@@ -43,8 +43,8 @@ def _bounded(counts: Mapping[str, int], known: Sequence[str]) -> Mapping[str, fl
 
 
 def _guard_state(snapshot: EngineSnapshot) -> Mapping[str, float]:
-    mode = snapshot.estimates.get("mode")
-    return {} if mode is None else {state: float(state == mode) for state in GUARD_STATES}
+    mode = read_estimates(snapshot.estimates).mode
+    return {} if mode is None else {state: float(state == mode) for state in MODES}
 
 
 LOAD: Families = (
@@ -162,7 +162,7 @@ CONTROL: Families = (
     gauge(
         "goodput_predicted",
         "Tokens a second that the policy expects of its latest plan; only while requests run.",
-        lambda s: s.estimates.get("goodput") if s.running else None,
+        lambda s: read_estimates(s.estimates).expected_goodput if s.running else None,
     ),
     gauge(
         "goodput_measured",

@@ -195,7 +195,7 @@ class _Decoder:
             columns.setdefault("ids", ids)
         if drafts is not None:
             columns.setdefault("confidence", drafts.confidence)
-            columns.setdefault("evidence", drafts.evidence)
+            columns.setdefault("signal", drafts.signal)
         return ObserveCall(line, step, codec.decode_outcome({**columns, "plan_step": step}))
 
     def _view(self, content: Mapping[str, Any]) -> StepView:

@@ -27,7 +27,7 @@ def nonsense(drafts: Drafts, depth: Ints, vocab_size: int) -> Bools:
     """
     _check_form(drafts, depth, vocab_size)
     tokens, lens = np.ascontiguousarray(drafts.tokens, np.int64), np.ascontiguousarray(drafts.lens, np.int64)
-    signals = map(_signal, (drafts.confidence, drafts.evidence, drafts.echo))
+    signals = map(_signal, (drafts.confidence, drafts.signal, drafts.repeat_bonus))
     bad = unusable(tokens, lens, depth, vocab_size, *signals)
     if drafts.q is not None:
         request, slot = np.nonzero(np.arange(tokens.shape[1]) < np.where(bad, 0, lens)[:, None])
@@ -47,22 +47,22 @@ def unusable(
     depth: Ints,
     vocab_size: int,
     confidence: Floats,
-    evidence: Floats,
-    echo: Floats,
+    signal: Floats,
+    repeat_bonus: Floats,
 ) -> Bools:
     """[B] drafts of another length than 0 … ``depth`` [B], or with a token or a signal that cannot be.
 
     Args:
         tokens: [B, K], of which ``lens`` [B] were drafted.
-        confidence, evidence, echo: [B, K], or empty.
+        confidence, signal, repeat_bonus: [B, K], or empty.
     """
     bad = (lens < 0) | (lens > depth)
     for r in range(lens.size):
         for j in range(min(lens[r], tokens.shape[1])):
             bad[r] |= tokens[r, j] < 0 or tokens[r, j] >= vocab_size
             bad[r] |= confidence.size > 0 and not np.isfinite(confidence[r, j])
-            bad[r] |= evidence.size > 0 and not np.isfinite(evidence[r, j])
-            bad[r] |= echo.size > 0 and not np.isfinite(echo[r, j])
+            bad[r] |= signal.size > 0 and not np.isfinite(signal[r, j])
+            bad[r] |= repeat_bonus.size > 0 and not np.isfinite(repeat_bonus[r, j])
     return bad
 
 
@@ -89,8 +89,8 @@ def _check_form(drafts: Drafts, depth: npt.NDArray[np.int64], vocab_size: int) -
         raise ProposerFault(f"drafts say that {counts} rows were processed, skipped and redone; expected integers")
     expected = {
         "confidence": (requests, width),
-        "evidence": (requests, width),
-        "echo": (requests, width),
+        "signal": (requests, width),
+        "repeat_bonus": (requests, width),
         "early_exit": (requests,),
         "q": (requests, width, vocab_size),
     }

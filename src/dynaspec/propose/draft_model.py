@@ -3,8 +3,8 @@
 It keeps its own KV in its own arena, under the target's block tables. Its first pass ingests whatever committed
 tokens it lacks; each further pass one draft token a row. Rows that stop leave the batch.
 
-It may be asked for a *glimpse* (``SpecPlan.glimpse``): one token from the latest tokens of a request, for which these
-are read as if the text began with them. Their KV lies behind the watermark, where it counts for nothing.
+For a probe it may be asked to read the latest tokens of a request only (``SpecPlan.probe_context``), as if the text
+began with them, and to draft one token. Their KV lies behind the watermark, where it counts for nothing.
 
 Under KV-write gating (``SpecPlan.gate_kv_below``) slot, position and context of a draft token come apart: see
 ``gating.py``. What was left out lies behind the watermark, and is ingested again if it is accepted.
@@ -30,9 +30,9 @@ from dynaspec.sampling.state import SamplerState
 
 from .first_choice import Choices
 from .gating import WriteGate
-from .glimpse import glimpse_from, leave_out
 from .none import no_drafts
 from .passes import DraftPasses, draft_passes
+from .probe_context import leave_out, probe_from
 from .unread import unread_rows
 from .warm_up import Chain, load_chain
 from .watermark import Watermarks
@@ -51,7 +51,7 @@ class _Ran(NamedTuple):
 class DraftModelProposer:
     """Autoregressive drafting with a model of the target's vocabulary."""
 
-    traits = ProposerTraits(name="draft_model", glimpses=True)
+    traits = ProposerTraits(name="draft_model", probe_context=True)
     needs = ProposerNeeds(kv=True)
 
     def __init__(
@@ -103,8 +103,8 @@ class DraftModelProposer:
         wanted = np.array(plan.depth, dtype=np.int64)
         depth = np.maximum(np.minimum(self._max_length - batch.lengths, wanted), 0)
         read = seen = self._marks.seen[batch.lanes]
-        if plan.glimpse:
-            read = glimpse_from(batch, depth > 0, seen, self._tables, plan.glimpse)
+        if plan.probe_context:
+            read = probe_from(batch, depth > 0, seen, self._tables, plan.probe_context)
             depth = np.where(read > seen, np.minimum(depth, 1), depth)
         lagging = batch.lengths - read > self._catch_up
         drafting = ((depth > 0) & ~lagging).nonzero()[0]
@@ -135,7 +135,7 @@ class DraftModelProposer:
             probabilistic=self._probabilistic,
         )
         gate = WriteGate(plan.gate_kv_below, index.size) if plan.gate_kv_below > 0.0 else None
-        plain = gate is None and not plan.glimpse and not catching_up.size
+        plain = gate is None and not plan.probe_context and not catching_up.size
         if plain and passes.choices is not None and self._chain is not None:
             ran = self._run_compiled(self._chain, batch, passes.choices, read)
         else:

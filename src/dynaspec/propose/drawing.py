@@ -14,13 +14,13 @@ from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 
-from .match import gather_evidence
+from .match import gather_signal
 
-ECHO_WEIGHT = 0.2
-"""Of an echo, in evidence, beside how far the first choice is ahead; what both are worth is learnt
-(``StopRule.weight``)."""
-ECHO_MATCH = 8
-"""Tokens that an echo compares at most."""
+REPEAT_WEIGHT = 0.2
+"""Weight, in the signal, of a token that goes on as the text did before, beside how far the first choice is ahead; what
+both are worth is learnt (``StopRule.weight``)."""
+REPEAT_MATCH = 8
+"""Tokens before it that are compared at most."""
 
 
 class DraftColumns:
@@ -55,8 +55,8 @@ class DraftColumns:
         self._first_choice = first_choice
         self._tokens = torch.zeros(lanes.size, width, dtype=torch.int64, device=device)
         self._confidence = torch.zeros(lanes.size, width, device=device)
-        self._evidence: torch.Tensor | None = None
-        self._echo: npt.NDArray[np.float32] | None = None
+        self._signal: torch.Tensor | None = None
+        self._repeat_bonus: npt.NDArray[np.float32] | None = None
         self._seen = ops.to_host(self._tokens)
         """The tokens as processors see them; on CPU the very same memory."""
         self._mirror = device.type != "cpu" and sampler.reads_drafts(lanes)
@@ -66,7 +66,7 @@ class DraftColumns:
         """Draws token ``position`` (0-based) of each request.
 
         The signal is the largest probability of the raw softmax, before temperature or any processor; or the drawn
-        token's, or the evidence, where the rule asks for that.
+        token's, or the signal, where the rule asks for that.
 
         Args:
             logits: [r, V] of the drafter, raw.
@@ -98,22 +98,22 @@ class DraftColumns:
             _put(self._q, requests, position, q)
         if rule is None or rule.signal != "survival":
             return confidence
-        return self._gather_evidence(lead, chance, requests, position)
+        return self._gather_signal(lead, chance, requests, position)
 
-    def _gather_evidence(self, lead: torch.Tensor, chance: torch.Tensor, requests: Ints, position: int) -> torch.Tensor:
+    def _gather_signal(self, lead: torch.Tensor, chance: torch.Tensor, requests: Ints, position: int) -> torch.Tensor:
         """[r] How far the drafter's first choice is ahead of the others, and whether the text has gone on so before.
 
         The second part reads the tokens, so on a GPU, where the host would have to wait for them, it is left out.
         """
-        if self._evidence is None:
-            self._evidence = torch.zeros_like(self._confidence)
+        if self._signal is None:
+            self._signal = torch.zeros_like(self._confidence)
         if lead.device.type != "cpu":
-            evidence = ahead_on_device(lead, chance)
-            _put(self._evidence, requests, position, evidence)
-            return evidence
-        if self._echo is None:
-            self._echo = np.zeros(self._seen.shape, np.float32)
-        gathered = gather_evidence(
+            signal = ahead_on_device(lead, chance)
+            _put(self._signal, requests, position, signal)
+            return signal
+        if self._repeat_bonus is None:
+            self._repeat_bonus = np.zeros(self._seen.shape, np.float32)
+        gathered = gather_signal(
             lead.numpy(),
             chance.numpy(),
             LOGIT_RANGE,
@@ -123,10 +123,10 @@ class DraftColumns:
             self._seen,
             requests,
             position,
-            ECHO_MATCH,
-            ECHO_WEIGHT,
-            self._evidence.numpy(),
-            self._echo,
+            REPEAT_MATCH,
+            REPEAT_WEIGHT,
+            self._signal.numpy(),
+            self._repeat_bonus,
         )
         return torch.from_numpy(gathered)
 
@@ -148,8 +148,8 @@ class DraftColumns:
         """
         drafts = cut(ops.to_host(self._tokens), requests, lengths, granted)
         drafts.confidence = self._confidence.cpu().numpy()
-        drafts.evidence = None if self._evidence is None else self._evidence.cpu().numpy()
-        drafts.echo, drafts.q = self._echo, self._q
+        drafts.signal = None if self._signal is None else self._signal.cpu().numpy()
+        drafts.repeat_bonus, drafts.q = self._repeat_bonus, self._q
         return drafts
 
 

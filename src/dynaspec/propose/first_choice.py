@@ -17,8 +17,8 @@ from dynaspec.contract.step import LOGIT_RANGE, StopRule
 from dynaspec.sampling.compiled import inlined, kernel
 from dynaspec.sampling.cpu import leaders
 
-from .drawing import ECHO_MATCH, ECHO_WEIGHT, cut
-from .match import gather_evidence
+from .drawing import REPEAT_MATCH, REPEAT_WEIGHT, cut
+from .match import gather_signal
 from .stopping import stop, survive_or_stop
 
 Float32 = npt.NDArray[np.float32]
@@ -34,14 +34,14 @@ class Choices(NamedTuple):
     texts: npt.NDArray[np.int32]
     lanes: Int64
     lengths: Int64
-    """[B] of the texts; see ``match.gather_evidence``."""
+    """[B] of the texts; see ``match.gather_signal``."""
     requests: Int64
     """[A] places in the batch."""
     tokens: Int64
     confidence: Float32
     """[B, longest] of the drafts."""
-    evidence: Float32
-    echoes: Float32
+    signal: Float32
+    repeat_bonuses: Float32
     """The same, where the rule looks at ``chance``."""
     survives: bool
     """The rule looks at ``chance`` [A], which follows from ``weight``, ``bias`` and ``offset`` [A], else at the
@@ -76,8 +76,8 @@ class FirstChoices:
             requests=requests,
             tokens=np.zeros(shape, np.int64),
             confidence=np.zeros(shape, np.float32),
-            evidence=signals[0],
-            echoes=signals[1],
+            signal=signals[0],
+            repeat_bonuses=signals[1],
             survives=survives,
             weight=rule.weight,
             bias=np.array(rule.bias or (0.0,)),
@@ -105,7 +105,7 @@ class FirstChoices:
         drafts = cut(made.tokens, made.requests, made.drafted, granted)
         drafts.confidence = made.confidence
         if made.survives:
-            drafts.evidence, drafts.echo = made.evidence, made.echoes
+            drafts.signal, drafts.repeat_bonus = made.signal, made.repeat_bonuses
         return drafts
 
 
@@ -133,7 +133,7 @@ def take_first(logits: Float32, running: Int64, done: int, choices: Choices) -> 
         choices.confidence[places[n], position] = probability[n]
     below, total_below = _at_pass(choices.below, done), _at_pass(choices.total_below, done)
     if choices.survives:
-        signal = gather_evidence(
+        signal = gather_signal(
             lead,
             probability,
             LOGIT_RANGE,
@@ -143,10 +143,10 @@ def take_first(logits: Float32, running: Int64, done: int, choices: Choices) -> 
             choices.tokens,
             places,
             position,
-            ECHO_MATCH,
-            ECHO_WEIGHT,
-            choices.evidence,
-            choices.echoes,
+            REPEAT_MATCH,
+            REPEAT_WEIGHT,
+            choices.signal,
+            choices.repeat_bonuses,
         )
         survive_or_stop(
             choices.drafted,

@@ -59,7 +59,9 @@ def longest_matches(
 
 
 @njit(cache=True, nogil=True)
-def echo(text: npt.NDArray[np.int32], length: int, draft: npt.NDArray[np.int64], position: int, max_n: int) -> float:
+def repeat_bonus(
+    text: npt.NDArray[np.int32], length: int, draft: npt.NDArray[np.int64], position: int, max_n: int
+) -> float:
     """Whether a text goes on with a drafted token where it was the same before.
 
     The text and the draft so far end in n tokens (n ≤ ``max_n``) that occurred before in it: + log2(1 + n) if this
@@ -108,7 +110,7 @@ def ahead(lead: float, confidence: float, most: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def gather_evidence(
+def gather_signal(
     lead: npt.NDArray[np.float32],
     confidence: npt.NDArray[np.float32],
     most: float,
@@ -120,10 +122,10 @@ def gather_evidence(
     position: int,
     max_n: int,
     weight: float,
-    evidence: npt.NDArray[np.float32],
-    echoes: npt.NDArray[np.float32],
+    signal: npt.NDArray[np.float32],
+    repeat_bonuses: npt.NDArray[np.float32],
 ) -> npt.NDArray[np.float32]:
-    """``ahead`` + weight · echo of token ``position`` of each of ``requests``.
+    """``ahead`` + weight · repeat_bonus of token ``position`` of each of ``requests``.
 
     Args:
         lead, confidence, most: [r] see ``ahead``.
@@ -131,7 +133,7 @@ def gather_evidence(
         lanes, lengths: [B]
         drafts: [B, > position]
         requests: [r] places in the batch.
-        evidence, echoes: [B, > position] out: the sum, and its second part.
+        signal, repeat_bonuses: [B, > position] out: the sum, and its second part.
 
     Returns:
         [r] the sum.
@@ -139,7 +141,7 @@ def gather_evidence(
     out = np.empty(requests.size, np.float32)
     for i in range(requests.size):
         r = requests[i]
-        own = np.float32(weight * echo(tokens[lanes[r]], lengths[r], drafts[r], position, max_n))
+        own = np.float32(weight * repeat_bonus(tokens[lanes[r]], lengths[r], drafts[r], position, max_n))
         out[i] = np.float32(ahead(lead[i], confidence[i], most)) + own
-        evidence[r, position], echoes[r, position] = out[i], own
+        signal[r, position], repeat_bonuses[r, position] = out[i], own
     return out

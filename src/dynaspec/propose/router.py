@@ -116,8 +116,8 @@ def merge(requests: int, parts: Sequence[tuple[Sequence[int], Drafts]]) -> Draft
         skipped |= drafts.skipped or {}
     merged.skipped = skipped
     merged.confidence = _column(merged.tokens.shape, [(keep, drafts.confidence) for keep, drafts in parts])
-    merged.evidence = _column(merged.tokens.shape, [(keep, drafts.evidence) for keep, drafts in parts])
-    merged.echo = _column(merged.tokens.shape, [(keep, drafts.echo) for keep, drafts in parts])
+    merged.signal = _column(merged.tokens.shape, [(keep, drafts.signal) for keep, drafts in parts])
+    merged.repeat_bonus = _column(merged.tokens.shape, [(keep, drafts.repeat_bonus) for keep, drafts in parts])
     merged.q = _distributions(merged.tokens.shape, parts)
     return merged
 

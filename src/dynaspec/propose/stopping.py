@@ -144,7 +144,7 @@ def survive_or_stop(
     lengths: Int64,
     rows: Int64,
     chance: Float64,
-    evidence: Floats,
+    signal: Floats,
     weight: float,
     bias: float,
     offset: Float64,
@@ -153,10 +153,10 @@ def survive_or_stop(
     total_below: float,
     together: bool,
 ) -> None:
-    """``stop`` after chance[row] *= σ(weight · evidence + bias + offset[row])."""
+    """``stop`` after chance[row] *= σ(weight · signal + bias + offset[row])."""
     values = np.empty(rows.size)
     for n in range(rows.size):
-        chance[rows[n]] /= 1.0 + np.exp(-(weight * evidence[n] + bias + offset[rows[n]]))
+        chance[rows[n]] /= 1.0 + np.exp(-(weight * signal[n] + bias + offset[rows[n]]))
         values[n] = chance[rows[n]]
     stop(lengths, rows, values, done, below, total_below, together)
 
@@ -212,8 +212,8 @@ class _SurvivalOnDevice:
         self._chance = torch.ones(rows, device=device)
         self._offset = torch.tensor(rule.offset or (0.0,) * rows, device=device)
 
-    def update(self, done: int, rows: torch.Tensor, evidence: torch.Tensor) -> torch.Tensor:
-        score = self._rule.weight * evidence + at_pass(self._rule.bias, done) + self._offset[rows]
+    def update(self, done: int, rows: torch.Tensor, signal: torch.Tensor) -> torch.Tensor:
+        score = self._rule.weight * signal + at_pass(self._rule.bias, done) + self._offset[rows]
         chance = self._chance[rows] * torch.sigmoid(score)
         self._chance[rows] = chance
         return chance

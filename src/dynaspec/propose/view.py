@@ -17,8 +17,8 @@ def draft_view(drafts: Drafts) -> DraftView:
     return DraftView(
         length=lens,
         confidence=((),) * len(lens) if drafts.confidence is None else _cut(drafts.confidence, lens),
-        evidence=() if drafts.evidence is None else _cut(drafts.evidence, lens),
-        echo=() if drafts.echo is None else _cut(drafts.echo, lens),
+        signal=() if drafts.signal is None else _cut(drafts.signal, lens),
+        repeat_bonus=() if drafts.repeat_bonus is None else _cut(drafts.repeat_bonus, lens),
     )
 
 

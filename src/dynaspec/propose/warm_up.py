@@ -13,9 +13,9 @@ from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule
 from dynaspec.model.compiled import CompiledDecoder
 
 from .check import nonsense
-from .drawing import ECHO_MATCH, ECHO_WEIGHT
+from .drawing import REPEAT_MATCH, REPEAT_WEIGHT
 from .first_choice import FirstChoices
-from .match import gather_evidence
+from .match import gather_signal
 from .ngram import NgramProposer
 from .router import Part
 from .stopping import stop_mask
@@ -39,7 +39,7 @@ def load_kernels() -> None:
         stop_mask(rule, one, torch.device("cpu")).update(1, zero, torch.ones(1))
     column = np.zeros((1, 1), np.float32)
     text = batch.tokens, zero, batch.lengths, np.zeros((1, 1), np.int64), zero
-    gather_evidence(column[0], column[0], LOGIT_RANGE, *text, 0, ECHO_MATCH, ECHO_WEIGHT, column, column.copy())
+    gather_signal(column[0], column[0], LOGIT_RANGE, *text, 0, REPEAT_MATCH, REPEAT_WEIGHT, column, column.copy())
     lookup = NgramProposer(1, 2)
     lookup.peek(batch)
     drafts = lookup.propose(batch, SpecPlan(step=0, depth=(1,), proposer=(0,), nodes=(1,)))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from dynaspec.contract.costs import Curve, PassCosts
 from dynaspec.contract.errors import ConfigError
+from dynaspec.control.estimate.costs import target_s
 from dynaspec.control.profile import Profile
 
 from .load import StepLoad
+from .traces import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +113,9 @@ class CurveCosts:
         self.name = name
         self._costs = costs
         self._overhead_s = overhead_s
-        self._target = _check_curve("target", costs.target)
+        self._target = _points(_check_curve("target", costs.target))
         drafter = costs.drafters[0] if costs.drafters else ()
-        self._drafter = _check_curve("drafter", drafter) if drafter else ()
+        self._drafter = _points(_check_curve("drafter", drafter)) if drafter else None
 
     @classmethod
     def load(cls, path: str | Path) -> CurveCosts:
@@ -143,15 +146,23 @@ class CurveCosts:
         return self._costs
 
 
-def _along(curve: Curve, rows: int) -> float:
-    """Linear along the curve; its first value before it, its last slope (never a falling one) behind it."""
-    if rows <= curve[0][0] or len(curve) == 1:
-        return curve[0][1]
-    at = min(bisect_right(curve, (rows, math.inf)), len(curve) - 1)
-    (low, before), (high, after) = curve[at - 1], curve[at]
-    if rows > high:
-        return after + max(0.0, after - before) * (rows - high) / (high - low)
-    return before + (after - before) * (rows - low) / (high - low)
+_Points = tuple[Floats, Floats]
+"""(rows [m], seconds [m]) as ``target_s`` takes them."""
+
+
+def _points(curve: Curve) -> _Points:
+    """The curve with its first value from one row on, and its last slope (never a falling one) behind its end."""
+    rows, seconds = (np.array(column, dtype=np.float64) for column in zip(*curve, strict=True))
+    slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]) if rows.size > 1 else 0.0
+    before = rows[:1] > 1.0
+    return (
+        np.concatenate([np.ones(1)[before], rows, rows[-1:] + 1.0]),
+        np.concatenate([seconds[:1][before], seconds, seconds[-1:] + max(0.0, slope)]),
+    )
+
+
+def _along(points: _Points, rows: int) -> float:
+    return float(target_s(*points, max(rows, 1)))
 
 
 def _check_curve(name: str, curve: Curve) -> Curve:

@@ -13,13 +13,16 @@ import numpy as np
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import StepOutcome, StepView
+from dynaspec.control.estimate.acceptance import AcceptanceModel, AcceptanceSettings
 from dynaspec.observe.log_reader import read_log
 
 from .traces import Floats, Trace, build_trace, runs_of
 
 _KEYS = ("prompt_tokens", "runs", "confidence", "stray", "max_tokens", "arrival_s")
-_SHRINK = 8.0
-"""A request's own acceptance counts as much as the others' once it has so many observations."""
+_SETTINGS = AcceptanceSettings(memory=1e9, surprise=1e9, request_shrinkage=4.0)
+"""Nothing is forgotten. A request's own acceptance counts as much as the others' once it has some eight verdicts."""
+_EPOCHS = 2
+"""In the last, requests are held against an average that is known by then."""
 
 
 def load_trace(path: str | Path, rng: np.random.Generator) -> Trace:
@@ -106,11 +109,10 @@ def from_decision_logs(paths: Sequence[str | Path], rng: np.random.Generator) ->
         ConfigError: no readable decision log, or none with a verified draft.
     """
     requests = list(chain.from_iterable(_requests(path) for path in paths))
-    known = list(chain.from_iterable(request.verdicts.values() for request in requests))
-    if not known:
+    if not any(request.verdicts for request in requests):
         names = ", ".join(map(str, paths))
         raise ConfigError(f"{names}: no draft was verified; expected a log of an engine that speculates")
-    return _Filler(requests, known, rng).trace()
+    return _Filler(requests, rng).trace()
 
 
 @dataclass(slots=True)
@@ -164,10 +166,9 @@ def _take_in_draft(request: _Seen, position: int, outcome: StepOutcome, i: int) 
 class _Filler:
     """Draws what a log does not know."""
 
-    def __init__(self, requests: Sequence[_Seen], known: Sequence[bool], rng: np.random.Generator) -> None:
+    def __init__(self, requests: Sequence[_Seen], rng: np.random.Generator) -> None:
         self._requests = requests
         self._rng = rng
-        self._rate = (sum(known) + 1) / (len(known) + 2)
         pairs = [(r.verdicts[at], value) for r in requests for at, value in r.confidence.items()]
         self._pools = {
             verdict: np.array([value for found, value in pairs if found == verdict]) for verdict in (True, False)
@@ -177,7 +178,9 @@ class _Filler:
 
     def trace(self) -> Trace:
         output = np.array([request.length for request in self._requests], dtype=np.int64)
-        accepted = np.concatenate([self._verdicts(request) for request in self._requests])
+        rates = _acceptance([list(request.verdicts.values()) for request in self._requests]).tolist()
+        known = zip(self._requests, rates, strict=True)
+        accepted = np.concatenate([self._verdicts(request, rate) for request, rate in known])
         signals = len(self._everything) > 0
         limit = np.array([request.max_tokens for request in self._requests], dtype=np.int64)
         return build_trace(
@@ -189,9 +192,7 @@ class _Filler:
             stray=self._draw(self._strays, len(accepted)) if signals else None,
         )
 
-    def _verdicts(self, request: _Seen) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        hits, known = sum(request.verdicts.values()), len(request.verdicts)
-        rate = (hits + _SHRINK * self._rate) / (known + _SHRINK)
+    def _verdicts(self, request: _Seen, rate: float) -> np.ndarray[Any, np.dtype[np.bool_]]:
         accepted = self._rng.random(request.length) < rate
         for at, verdict in request.verdicts.items():
             if at < request.length:
@@ -210,6 +211,25 @@ class _Filler:
 
     def _draw(self, pool: Floats, size: int) -> Floats:
         return self._rng.choice(pool if len(pool) else self._everything, size)
+
+
+def _acceptance(verdicts: Sequence[Sequence[bool]]) -> Floats:
+    """[requests] chance that a token of each is accepted, wherever it stands in a draft, from its verdicts.
+
+    They are taught in turns, one of each request after the other, so that no request is learnt before the average is.
+    """
+    size = np.array([len(of_one) for of_one in verdicts], dtype=np.int64)
+    request = np.repeat(np.arange(size.size), size)
+    order = np.argsort(np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size), kind="stable")
+    right = np.fromiter(chain.from_iterable(verdicts), dtype=np.int64, count=int(size.sum()))[order]
+    model = AcceptanceModel(_SETTINGS, signal=False)
+    model.grow(size.size)
+    for _ in range(_EPOCHS):
+        for slot in range(size.size):
+            model.admit(slot, None)
+        one = np.ones_like(right)
+        model.observe(request[order], one, one, right, np.zeros(right.size))
+    return np.asarray(1.0 / (1.0 + np.exp(-model.biases()[0] - model.offsets(np.arange(size.size)))), dtype=np.float64)
 
 
 def _line(trace: Trace, i: int) -> dict[str, Any]:

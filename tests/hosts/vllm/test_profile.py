@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dynaspec.bench.recommend.signal import gather
+
 from dynaspec.bench.datasets import FittedPrompts
 from dynaspec.bench.profile_hosts import LOG, on_vllm
 from dynaspec.bench.profiling import Grid
-from dynaspec.bench.recommend.evidence import gather
 from dynaspec.contract.sampling_params import SamplingParams
 from hosts.vllm.engines import MODELS
 
@@ -35,6 +36,6 @@ def test_profile(tmp_path: Path) -> None:
     assert {size: list(row) for size, row in profile.batch_stats.items()} == {1: [0, 1, 3], 2: [0, 1, 3]}
     first, second, third = profile.acceptance_rate_per_pos
     assert 1 > first >= second >= third > 0
-    evidence = gather([tmp_path / LOG])
-    assert (evidence.backend, evidence.longest) == ("vllm", 3)
-    assert evidence.model == str(MODELS / "target")
+    signal = gather([tmp_path / LOG])
+    assert (signal.backend, signal.longest) == ("vllm", 3)
+    assert signal.model == str(MODELS / "target")

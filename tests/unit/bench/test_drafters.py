@@ -101,7 +101,7 @@ class Telling:
 
     def propose(self, batch, plan):
         signal = np.full((1, 2), 0.5, dtype=np.float32)
-        return Drafts(np.ones((1, 2), np.int64), np.array([2]), confidence=signal, evidence=signal)
+        return Drafts(np.ones((1, 2), np.int64), np.array([2]), confidence=signal, signal=signal)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -109,7 +109,7 @@ def test_of_tokens_that_fill_up_nothing_is_said(depth):
     drafts = Padded(Telling()).propose(None, plan((depth,), None))
     assert drafts.lens.tolist() == [depth]
     assert drafts.confidence is None
-    assert drafts.evidence is None
+    assert drafts.signal is None
 
 
 def test_padded_lookups_are_always_full(tiny, expected):

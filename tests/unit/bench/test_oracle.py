@@ -61,7 +61,7 @@ def test_summary(study, tmp_path):
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(report.as_table(results[2]))
     shown = console.export_text()
-    for name in ("threshold per position", "survival by confidence", "survival by evidence"):
+    for name in ("threshold per position", "survival by confidence", "survival by signal"):
         assert f"hindsight: {name} " in shown
     plot_iterations(results[0], sides, tmp_path / "i.png")
     plot_speeds(results, tmp_path / "s.png", "title")

@@ -50,11 +50,11 @@ def test_drafts_from_every_position_are_those_from_each(drafter):
     random = np.random.default_rng(0)
     prompt, text = random.integers(1, 320, 21).tolist(), random.integers(1, 320, 30).tolist()
     whole = draft_everywhere(drafter, prompt, text, 6)
-    assert whole.confidence.shape == whole.evidence.shape == (30, 6)
+    assert whole.confidence.shape == whole.signal.shape == (30, 6)
     for i in (0, 10, 11, 12, 29):
         alone = draft_everywhere(drafter, [*prompt, *text[:i]], [text[i]], 6)
         assert alone.confidence[0].tolist() == whole.confidence[i].tolist()
-        assert alone.evidence[0].tolist() == whole.evidence[i].tolist()
+        assert alone.signal[0].tolist() == whole.signal[i].tolist()
         assert int(alone.runs[0]) == min(1, int(whole.runs[i]))
 
 
@@ -63,29 +63,29 @@ def test_signals_are_those_of_the_proposer(drafter):
     said = proposed(drafter, [5, 6, 7], 12).tokens[0].tolist()
     prompt, text = [5, 6, 7, *said], [9, 5, 6, 7, *said[:8], *np.random.default_rng(0).integers(1, 320, 8).tolist()]
     rollouts = draft_everywhere(drafter, prompt, text, 8)
-    echoes = set()
+    repeat_bonuses = set()
     for i in range(len(text)):
         drafts = proposed(drafter, [*prompt, *text[:i]], 8)
-        assert drafts.evidence is not None
+        assert drafts.signal is not None
         assert drafts.confidence is not None
-        assert drafts.echo is not None
-        assert rollouts.evidence[i].tolist() == drafts.evidence[0].tolist()
+        assert drafts.repeat_bonus is not None
+        assert rollouts.signal[i].tolist() == drafts.signal[0].tolist()
         assert rollouts.confidence[i].tolist() == drafts.confidence[0].tolist()
         run = drafts.tokens[0, : len(text) - i] == text[i : i + 8]
         assert min(int(rollouts.runs[i]), 8) == int(np.cumprod(run).sum())
-        echoes |= set(np.sign(drafts.echo[0]).tolist())
-    assert echoes == {-1.0, 0.0, 1.0}
+        repeat_bonuses |= set(np.sign(drafts.repeat_bonus[0]).tolist())
+    assert repeat_bonuses == {-1.0, 0.0, 1.0}
 
 
 def test_a_lead_counts_up_to_a_limit_only(drafter, monkeypatch):
-    """One token is all that is drafted: a text without it has no echo of the first, and the others echo that."""
+    """One token is all that is drafted: a text without it repeats nothing at first, and the others repeat that."""
     sure = torch.zeros(1, VOCAB)
     sure[0, 31] = 50.0
     monkeypatch.setattr(drafter, "logits", lambda hidden: sure.repeat(len(hidden), 1))
     rollouts = draft_everywhere(drafter, [1, 2, 3], [4, 5], 3)
-    assert rollouts.evidence[:, 0].tolist() == [LOGIT_RANGE] * 2
-    assert rollouts.evidence[:, 1].tolist() == [LOGIT_RANGE] * 2
-    assert rollouts.evidence[:, 2] == pytest.approx(LOGIT_RANGE + 0.2 * np.log2(2.0))
+    assert rollouts.signal[:, 0].tolist() == [LOGIT_RANGE] * 2
+    assert rollouts.signal[:, 1].tolist() == [LOGIT_RANGE] * 2
+    assert rollouts.signal[:, 2] == pytest.approx(LOGIT_RANGE + 0.2 * np.log2(2.0))
 
 
 def test_a_text_that_does_not_fit(drafter):

@@ -14,12 +14,12 @@ def known(
     equal: Sequence[bool],
     confidence: Floats | None = None,
     max_tokens: int | None = None,
-    evidence: Floats | None = None,
+    signal: Floats | None = None,
 ) -> KnownText:
-    """Without other signals the drafter is sure of everything, and has no evidence for anything."""
+    """Without other signals the drafter is sure of everything, and has no signal for anything."""
     n = len(equal)
     if confidence is None:
         confidence = np.ones((n, 4))
-    if evidence is None:
-        evidence = np.zeros(confidence.shape)
-    return KnownText(Rollouts(run_lengths(np.array(equal)), confidence, evidence), max_tokens or n)
+    if signal is None:
+        signal = np.zeros(confidence.shape)
+    return KnownText(Rollouts(run_lengths(np.array(equal)), confidence, signal), max_tokens or n)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from operator import mul
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 from dynaspec.contract.controller import Controller, Explains
-from dynaspec.control.goodput import MeasuredAcceptance, schedule_of
+from dynaspec.contract.signals import conditional
+from dynaspec.contract.step import StepOutcome
+from dynaspec.control.goodput import OnlineRates, schedule_of
 from dynaspec.control.profile import Profile
 from unit.control.seam import H100_PROFILE, ONLINE_PROFILE, Fate, accepted, controller, limits, outcome, rejected, view
 
@@ -109,35 +112,59 @@ class TestOnline:
         assert plan.stop.below[0] == 0.4
 
 
-class TestMeasuredAcceptance:
+def learnt(profile: Sequence[float], *outcomes: StepOutcome) -> list[float]:
+    """Conditional acceptance per position after these steps."""
+    measured = OnlineRates(profile)
+    for each in outcomes:
+        measured.observe(each)
+    return conditional(measured.rates())
+
+
+class TestOnlineRates:
     def test_each_position_is_measured_on_the_drafts_that_reached_it(self) -> None:
-        measured = MeasuredAcceptance((0.5,) * 3)
-        # Reached by 3, 3 and 1 (one draft ended early, one was rejected there): accepted 3, 2, 1.
-        measured.observe(outcome(0, a=accepted(3), b=accepted(2), c=rejected(3, after=1)))
-        conditional = [(3 + 0.5) / 4, (2 + 1.0) / 4, (1 + 1.0) / 2]
-        assert measured.rates() == pytest.approx(tuple(accumulate(conditional, mul)))
+        # Reached by 30, 30 and 10 (of three, one draft ended early, one was rejected there): accepted 30, 20, 10.
+        steps = [outcome(i, a=accepted(3), b=accepted(2), c=rejected(3, after=1)) for i in range(10)]
+        first, second, third = learnt((0.5, 0.25, 0.125), *steps)
+        assert first == pytest.approx(30.5 / 31, abs=0.05)
+        assert second == pytest.approx(20.5 / 31, abs=0.05)
+        assert third == pytest.approx(10.5 / 11, abs=0.05)
+
+    def test_drafts_that_ended_before_a_position_say_nothing_about_it(self) -> None:
+        seen = [outcome(i, a=accepted(3), b=rejected(3, after=2)) for i in range(5)]
+        short = [outcome(i, a=accepted(1), b=rejected(3)) for i in range(5, 500)]
+        before, after = learnt((0.5, 0.25, 0.125), *seen), learnt((0.5, 0.25, 0.125), *seen, *short)
+        assert after[1:] == pytest.approx(before[1:])
+        assert after[0] == pytest.approx(0.5, abs=0.05)
+        assert before[0] > 0.8
+
+    def test_a_position_seen_once_is_not_yet_known(self) -> None:
+        assert 0.5 < learnt((0.5,), outcome(0, a=accepted(1)))[0] < 0.8
+        assert 0.2 < learnt((0.5,), outcome(0, a=rejected(1)))[0] < 0.5
 
     def test_a_request_that_ended_inside_its_draft_is_no_rejection(self) -> None:
-        measured, other = MeasuredAcceptance((0.5,) * 3), MeasuredAcceptance((0.5,) * 3)
-        measured.observe(replace(outcome(0, a=rejected(3, after=1)), ended=("stopped",)))
-        other.observe(outcome(0, a=accepted(1)))
-        assert measured.rates() == other.rates()
+        stopped = replace(outcome(0, a=rejected(3, after=1)), ended=("stopped",))
+        assert learnt((0.5,) * 3, stopped) == learnt((0.5,) * 3, outcome(0, a=accepted(1)))
 
     def test_a_grammars_refusal_is_a_rejection(self) -> None:
-        measured, other = MeasuredAcceptance((0.5,) * 3), MeasuredAcceptance((0.5,) * 3)
-        measured.observe(replace(outcome(0, a=rejected(3, after=1)), ended=("invalid",)))
-        other.observe(outcome(0, a=rejected(3, after=1)))
-        assert measured.rates() == other.rates()
+        refused = replace(outcome(0, a=rejected(3, after=1)), ended=("invalid",))
+        assert learnt((0.5,) * 3, refused) == learnt((0.5,) * 3, outcome(0, a=rejected(3, after=1)))
 
     def test_longer_drafts_than_the_profile_has_positions(self) -> None:
-        measured = MeasuredAcceptance((0.5, 0.25))
-        measured.observe(outcome(0, a=accepted(9), b=rejected(9, after=5)))
-        assert measured.rates() == pytest.approx((2.5 / 3, (2.5 / 3) ** 2))
+        longer = outcome(0, a=accepted(9), b=rejected(9, after=5))
+        assert learnt((0.5, 0.25), longer) == learnt((0.5, 0.25), outcome(0, a=accepted(2), b=accepted(2)))
+
+    def test_positions_far_back_are_told_apart(self) -> None:
+        """More of them than a model of all positions has."""
+        steps = [outcome(i, a=accepted(12) if i % 2 else rejected(12, after=10)) for i in range(100)]
+        rates = learnt([0.7**j for j in range(1, 13)], *steps)
+        assert rates[9] > 0.95
+        assert rates[10] == pytest.approx(0.5, abs=0.05)
+        assert rates[11] > 0.95
 
     def test_it_finds_the_truth_although_lengths_vary(self) -> None:
         rng = np.random.default_rng(5)
         truth = (0.9, 0.6, 0.8, 0.5)
-        measured = MeasuredAcceptance((0.2, 0.1, 0.05, 0.01))
+        measured = OnlineRates((0.2, 0.1, 0.05, 0.01))
         for step in range(1500):
             fates = {}
             for request in "abcdefgh":
@@ -149,11 +176,27 @@ class TestMeasuredAcceptance:
         assert measured.rates() == pytest.approx(tuple(accumulate(truth, mul)), abs=0.05)
 
     def test_a_position_that_the_profile_rules_out_is_believed_once_seen(self) -> None:
-        measured = MeasuredAcceptance((0.5, 0.0, 0.0))
+        measured = OnlineRates((0.5, 0.0, 0.0))
         assert measured.rates() == (0.5, 0.0, 0.0)
         for step in range(50):
             measured.observe(outcome(step, a=accepted(3)))
         assert measured.rates()[2] > 0.8
+
+    @pytest.mark.parametrize("wrong", [0.05, 0.95])
+    def test_a_profile_that_is_wrong_is_found_out(self, wrong: float) -> None:
+        fate = rejected(1) if wrong > 0.5 else accepted(1)
+        assert abs(learnt((wrong,), *(outcome(i, a=fate) for i in range(40)))[0] - wrong) > 0.8
+
+    def test_what_is_not_reached_for_long_is_as_the_profile_says_again(self) -> None:
+        measured = OnlineRates((0.7, 0.5))
+        for step in range(20):
+            measured.observe(outcome(step, a=rejected(2, after=1)))
+        assert conditional(measured.rates())[1] < 0.1
+        for step in range(3000):
+            measured.observe(outcome(step, a=accepted(1)))
+        first, second = conditional(measured.rates())
+        assert first > 0.95
+        assert second == pytest.approx(0.5 / 0.7)
 
 
 class TestScheduleOf:

@@ -9,7 +9,7 @@ from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import DraftView, Limits, ProposerTraits
 from dynaspec.control import POLICIES, build_controller, registry
-from dynaspec.control.auto import AutoController
+from dynaspec.control.auto import CachedPlan
 from dynaspec.control.config import MAX_DRAFT_TOKENS, Policy, SpeculativeConfig
 from dynaspec.control.profile import Profile
 from dynaspec.control.resolve import POLICIES as POLICY_NAMES
@@ -114,7 +114,7 @@ class TestAuto:
         host = limits()
         config = SpeculativeConfig(model="m", num_speculative_tokens=3)
         made = build_controller(config, host, seed=1, costs=PassCosts(target=((1, 0.01), (8, 0.011))))
-        assert isinstance(made, AutoController)
+        assert isinstance(made, CachedPlan)
         assert max(made.plan(view("abcd", host)).depth) <= 3
 
     def test_the_off_switch_and_its_estimates_reach_through(self) -> None:

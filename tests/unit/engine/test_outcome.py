@@ -22,8 +22,8 @@ def test_outcomes_tell_the_evidence_that_decided(overlapped: bool, drafter: str 
     assert all(guard.enabled for guard in rig.guards)
     stopped = 0
     for outcome in rig.controller.outcomes:
-        assert len(outcome.evidence) in (0, len(outcome.ids))
-        for i, row in enumerate(outcome.evidence):
+        assert len(outcome.signal) in (0, len(outcome.ids))
+        for i, row in enumerate(outcome.signal):
             assert len(row) == (outcome.drafted[i] if outcome.proposer[i] == 0 else 0)
             assert len(row) == len(outcome.confidence[i])
             survival = np.cumprod(1 / (1 + np.exp(-0.7 * np.array(row))))
@@ -31,14 +31,14 @@ def test_outcomes_tell_the_evidence_that_decided(overlapped: bool, drafter: str 
             assert not (row and outcome.early_exit[i]) or survival[-1] < 0.6 + 1e-6
             stopped += outcome.early_exit[i]
         if any(n and p == 0 for n, p in zip(outcome.drafted, outcome.proposer, strict=True)):
-            assert outcome.evidence
+            assert outcome.signal
     assert stopped > 0
 
 
 def test_without_a_rule_that_reads_it_there_is_no_evidence() -> None:
     rig = Rig((4, 0, 3), "draft_model", stop=StopRule((0.3,)))
     rig.run([request(f"r{i}", prompt(size, i)) for i, size in enumerate(SIZES)])
-    assert {outcome.evidence for outcome in rig.controller.outcomes} == {()}
+    assert {outcome.signal for outcome in rig.controller.outcomes} == {()}
 
 
 def test_how_runs_of_drafts_ended() -> None:

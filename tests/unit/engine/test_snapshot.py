@@ -9,7 +9,7 @@ import pytest
 
 from dynaspec import SamplingParams
 from dynaspec.engine.engine import Engine
-from dynaspec.observe.families import GUARD_STATES
+from dynaspec.observe.estimates import MODES
 from support.checkpoints import Pair
 from support.engines import open_llm
 from support.faulty import RaisingProposer
@@ -162,8 +162,8 @@ def test_what_auto_believes(tiny: Pair, tmp_path: Path) -> None:
         found = llm._engine.snapshot()
     assert found.policy == "auto"
     assert found.longest_draft > 0
-    assert found.estimates["goodput"] > 0.0
-    assert found.estimates["mode"] in GUARD_STATES
+    assert found.estimates["expected_tokens"] > 0.0 < found.estimates["expected_step_s"]
+    assert found.estimates["mode"] in MODES
     assert found.proposers == {"draft_model": True, "ngram": True}
 
 

@@ -28,7 +28,7 @@ def snapshot(**values: Any) -> EngineSnapshot:
         "longest_draft": 5,
         "prefix_cache_queries": 400,
         "prefix_cache_hits": 100,
-        "estimates": {"mode": "speculate", "goodput": 123.5},
+        "estimates": {"mode": "speculate", "expected_tokens": 15.4375, "expected_step_s": 0.125},
         "proposers": {"draft_model": True, "ngram": False},
     }
     return EngineSnapshot(**busy | values)

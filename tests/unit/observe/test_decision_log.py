@@ -99,7 +99,7 @@ def make_outcome(step: int, drafts: DraftView, ids: Sequence[str] = ("a", "b")) 
         ended=tuple("rejected" if n else "none" for n in drafts.length),
         early_exit=(False,) * len(ids),
         confidence=tuple(tuple(row) for row in drafts.confidence),
-        evidence=drafts.evidence,
+        signal=drafts.signal,
         work=Work(rows_per_pass=(2, 1), verify_rows=5, kv_tokens=60, kv_skipped=1),
         draft_s=0.1 + 0.2,
         verify_s=1e-5,
@@ -132,14 +132,14 @@ def one_step(logged: LoggedController, inner: Scripted, step: int = 1) -> StepOu
 
 def test_a_step_comes_back_as_it_was(path: Path) -> None:
     def story(logged: LoggedController, inner: Scripted) -> None:
-        inner.believed = {"mode": "speculate", "goodput": np.float32(0.5), "acceptance": np.array([0.5, 0.25])}
+        inner.believed = {"mode": "speculate", "plain_goodput": np.float32(0.5), "acceptance": np.array([0.5, 0.25])}
         one_step(logged, inner)
         logged.forget(["a"])
         logged.forget([])
 
     plan, trim, observe, forget = record(path, story)
     assert plan == PlanCall(3, 1, make_view(1), make_plan(1, 4, 2, stop=StopRule((0.25,) * 4)), plan.estimates)
-    assert plan.estimates == {"mode": "speculate", "goodput": 0.5, "acceptance": [0.5, 0.25]}
+    assert plan.estimates == {"mode": "speculate", "plain_goodput": 0.5, "acceptance": [0.5, 0.25]}
     assert isinstance(trim, TrimCall)
     assert trim.plan == plan.plan
     assert trim.view == plan.view
@@ -154,36 +154,36 @@ def test_what_is_the_same_is_written_once(path: Path) -> None:
     assert [line.get("call") for line in lines] == [None, "limits", *["plan", "trim", "observe"] * 2]
     assert not {"view", "granted"} & lines[3].keys()
     assert lines[3]["trimmed"] == {"depth": [2, 1], "nodes": [2, 1]}
-    assert lines[3]["drafts"]["evidence"] == [[6.0, 1 / 7, -2.5], []]
-    assert not {"ids", "confidence", "evidence"} & lines[4]["outcome"].keys()
+    assert lines[3]["drafts"]["signal"] == [[6.0, 1 / 7, -2.5], []]
+    assert not {"ids", "confidence", "signal"} & lines[4]["outcome"].keys()
 
 
-def test_evidence_that_changed_after_drafting_is_the_outcomes(path: Path) -> None:
+def test_a_signal_that_changed_after_drafting_is_the_outcomes(path: Path) -> None:
     """Whatever the outcome says stands, also that it has none."""
     drafts = DraftView((2, 0), ((0.9, 0.5), ()), ((1.5, -1.0), ()))
-    told = (drafts.evidence, (), ((2.5, -1.0), ()))
+    told = (drafts.signal, (), ((2.5, -1.0), ()))
 
     def story(logged: LoggedController, inner: Scripted) -> None:
-        for step, evidence in enumerate(told):
+        for step, signal in enumerate(told):
             inner.answer = make_plan(step, 2, 0)
             logged.plan(make_view(step))
             logged.trim(make_view(step), inner.answer, drafts)
-            logged.observe(replace(make_outcome(step, drafts), evidence=evidence))
+            logged.observe(replace(make_outcome(step, drafts), signal=signal))
 
     calls = record(path, story)
-    assert [call.drafts.evidence for call in calls if isinstance(call, TrimCall)] == [drafts.evidence] * 3
-    assert [call.outcome.evidence for call in calls if isinstance(call, ObserveCall)] == list(told)
+    assert [call.drafts.signal for call in calls if isinstance(call, TrimCall)] == [drafts.signal] * 3
+    assert [call.outcome.signal for call in calls if isinstance(call, ObserveCall)] == list(told)
 
 
-def test_logs_from_before_there_was_evidence_are_read(path: Path) -> None:
+def test_signals_that_are_left_out_are_empty(path: Path) -> None:
     record(path, lambda logged, inner: one_step(logged, inner) and None)
     old = path.read_text("ascii").replace(json.dumps([[6.0, 1 / 7, -2.5], []], separators=(",", ":")), "null")
-    assert old.count(',"evidence":null') == 1
-    path.write_text(old.replace(',"evidence":null', ""), "ascii")
+    assert old.count(',"signal":null') == 1
+    path.write_text(old.replace(',"signal":null', ""), "ascii")
     _, trim, observe, *_ = read_calls(path)
     assert isinstance(trim, TrimCall)
     assert isinstance(observe, ObserveCall)
-    assert trim.drafts.evidence == observe.outcome.evidence == ()
+    assert trim.drafts.signal == observe.outcome.signal == ()
     assert observe.outcome.confidence == ((0.9, 0.5, 0.1), (1 / 3,))
 
 
@@ -202,7 +202,7 @@ def anything(draw: st.DrawFn) -> tuple[StepView, SpecPlan, SpecPlan, DraftView, 
         return tuple(draw(st.lists(values, min_size=size, max_size=size)))
 
     counts, flags = st.integers(0, 2**40), st.booleans()
-    confidence, evidence = (column(st.lists(numbers, max_size=3).map(tuple)) for _ in range(2))
+    confidence, signal = (column(st.lists(numbers, max_size=3).map(tuple)) for _ in range(2))
     rule = st.builds(
         StopRule,
         below=st.lists(numbers, max_size=3).map(tuple),
@@ -236,8 +236,8 @@ def anything(draw: st.DrawFn) -> tuple[StepView, SpecPlan, SpecPlan, DraftView, 
     drafts = DraftView(
         column(counts),
         confidence,
-        draw(st.sampled_from([(), evidence])),
-        echo=draw(st.sampled_from([(), evidence])),
+        draw(st.sampled_from([(), signal])),
+        repeat_bonus=draw(st.sampled_from([(), signal])),
         parents=draw(st.none() | st.just(column(st.lists(counts, max_size=2).map(tuple)))),
     )
     result = StepOutcome(
@@ -246,7 +246,7 @@ def anything(draw: st.DrawFn) -> tuple[StepView, SpecPlan, SpecPlan, DraftView, 
         ended=column(st.sampled_from(["none", "rejected", "all_accepted", "stopped", "invalid"])),
         early_exit=column(flags),
         confidence=draw(st.sampled_from([confidence, ((),) * size])),
-        evidence=draw(st.sampled_from([(), evidence, ((),) * size])),
+        signal=draw(st.sampled_from([(), signal, ((),) * size])),
         work=Work(tuple(draw(st.lists(counts, max_size=3))), draw(counts), draw(counts), draw(counts), draw(counts)),
         draft_s=draw(numbers),
         verify_s=draw(numbers),
@@ -264,14 +264,14 @@ def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, step: Any, sa
 
     def story(logged: LoggedController, inner: Scripted) -> None:
         inner.answer = planned
-        inner.believed = {"goodput": float("nan"), "thresholds": [float("inf")]}
+        inner.believed = {"plain_goodput": float("nan"), "stop_below": [float("inf")]}
         logged.plan(seen)
         logged.trim(seen, granted, drafts)
         logged.observe(result)
 
     calls = record(tmp_path_factory.mktemp("log") / "log.jsonl", story)
     expected = [
-        PlanCall(3, seen.step, seen, planned, {"goodput": float("nan"), "thresholds": [float("inf")]}),
+        PlanCall(3, seen.step, seen, planned, {"plain_goodput": float("nan"), "stop_below": [float("inf")]}),
         TrimCall(4, seen.step, seen, granted, drafts, planned),
         ObserveCall(5, seen.step, result),
     ]
@@ -534,11 +534,11 @@ def test_columns_of_different_lengths(path: Path) -> None:
         list(read_calls(path))
 
 
-def test_evidence_for_other_requests(path: Path) -> None:
+def test_signals_of_other_requests(path: Path) -> None:
     record(path, one_step)
     told = json.dumps([[6.0, 1 / 7, -2.5], []], separators=(",", ":"))
     path.write_text(path.read_text("ascii").replace(told, "[[6.0]]"), "ascii")
-    with pytest.raises(ConfigError, match="line 4: evidence has 1 entries but length has 2; expected as many"):
+    with pytest.raises(ConfigError, match="line 4: signal has 1 entries but length has 2; expected as many"):
         list(read_calls(path))
 
 

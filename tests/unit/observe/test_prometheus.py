@@ -10,9 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.samples import Sample
 
 import dynaspec
-from dynaspec.control.auto.guard import Mode
 from dynaspec.observe import SpecCounts
-from dynaspec.observe.families import ENGINE_FAMILIES, FAULTS, GUARD_STATES, SKIP_REASONS, draft_lengths
+from dynaspec.observe.families import ENGINE_FAMILIES, FAULTS, SKIP_REASONS, draft_lengths
 from dynaspec.observe.prometheus import FamilyCollector, render
 from dynaspec.observe.snapshot import EngineSnapshot
 from dynaspec.propose.guard import Fault
@@ -105,16 +104,21 @@ def test_faults_by_kind() -> None:
     assert faults == {("raised",): 1, ("nonsense",): 0, ("overrun",): 0, ("other",): 1}
 
 
-def test_the_guard_is_in_one_state() -> None:
-    assert get_args(Mode) == GUARD_STATES
+def test_the_policy_is_in_one_mode() -> None:
     states = values(snapshot(), "guard_state")
     assert states == {("plain",): 0, ("speculate",): 1, ("probe_plain",): 0, ("probe_draft",): 0}
-    assert values(snapshot(estimates={}), "guard_state") == {}, "other policies have no guard"
+    assert values(snapshot(estimates={}), "guard_state") == {}, "other policies have no modes"
 
 
 def test_goodput_is_told_only_while_requests_run() -> None:
     assert values(snapshot(running=0), "goodput_predicted") == {}
     assert values(snapshot(estimates={}), "goodput_predicted") == {}
+
+
+@pytest.mark.parametrize("seconds", [0.0, -0.05, float("nan"), float("inf"), None, "fast"])
+def test_a_goodput_that_cannot_be_is_not_told(seconds: object) -> None:
+    expected = {"mode": "speculate", "expected_tokens": 5.0, "expected_step_s": seconds}
+    assert values(snapshot(estimates=expected), "goodput_predicted") == {}
 
 
 def test_proposers_and_policy() -> None:

@@ -56,11 +56,11 @@ def plan(
     *depth: int,
     stop: StopRule | None = None,
     gate: float = 0.0,
-    glimpse: int = 0,
+    probe_context: int = 0,
     proposer: Sequence[int] | None = None,
 ) -> SpecPlan:
     owners = (0,) * len(depth) if proposer is None else tuple(proposer)
-    return SpecPlan(1, depth, owners, depth, stop, gate_kv_below=gate, glimpse=glimpse)
+    return SpecPlan(1, depth, owners, depth, stop, gate_kv_below=gate, probe_context=probe_context)
 
 
 def block_tables(num_blocks: int = 40, lanes: int = 4, size: int = BLOCK) -> BlockTables:

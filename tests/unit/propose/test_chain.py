@@ -75,7 +75,7 @@ def test_drafts_and_kv_are_those_of_single_passes(model: Model, rule: StopRule |
     for depth, accepted in STEPS:
         whole = compiled.step(depth, rule, accepted)
         parts = single.step(depth, rule, accepted)
-        for name in ("tokens", "lens", "confidence", "evidence", "echo", "early_exit"):
+        for name in ("tokens", "lens", "confidence", "signal", "repeat_bonus", "early_exit"):
             mine, other = getattr(whole, name), getattr(parts, name)
             assert (mine is None) == (other is None)
             if mine is not None:
@@ -102,5 +102,5 @@ def test_only_what_python_need_not_look_at_is_one_call(model: Model, monkeypatch
     calls.clear()
     view = batch(*desk.texts, tables=desk.tables)
     desk.proposer.propose(view, plan(1, 1, 0, 0, gate=0.5))
-    desk.proposer.propose(view, plan(1, 1, 0, 0, glimpse=8))
+    desk.proposer.propose(view, plan(1, 1, 0, 0, probe_context=8))
     assert not calls

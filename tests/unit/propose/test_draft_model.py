@@ -39,12 +39,12 @@ class Desk:
     def seat(self, lane: int, params: SamplingParams) -> None:
         self.sampler.add(lane, params, seed=lane, n_index=0, eos_token_ids=(), bad_words=(), prompt=())
 
-    def propose(self, *depth: int, stop: StopRule | None = None, gate: float = 0.0, glimpse: int = 0) -> Drafts:
+    def propose(self, *depth: int, stop: StopRule | None = None, gate: float = 0.0, probe_context: int = 0) -> Drafts:
         for lane, k in enumerate(depth):
             assert self.tables.try_grow(lane, len(self.texts[lane]) + k)
         self.model.reads.clear()
         self.model.rows.clear()
-        return self.proposer.propose(self.batch(), plan(*depth, stop=stop, gate=gate, glimpse=glimpse))
+        return self.proposer.propose(self.batch(), plan(*depth, stop=stop, gate=gate, probe_context=probe_context))
 
     def batch(self) -> Batch:
         return batch(*self.texts, tables=self.tables)
@@ -233,8 +233,8 @@ def test_evidence_is_how_far_ahead_the_token_is_and_what_the_text_has_said_befor
     desk = Desk(6, 40, 9, temperature=temperature)
     desk.texts[0] = [3, 4, 5, 3, 4, 5]
     drafts = desk.propose(5, 3, 0, stop=SURVIVAL)
-    assert drafts.evidence is not None
-    assert drafts.evidence.dtype == np.float32
+    assert drafts.signal is not None
+    assert drafts.signal.dtype == np.float32
     seen = []
     for i, n in enumerate(drafts.lens.tolist()):
         for j in range(n):
@@ -242,9 +242,9 @@ def test_evidence_is_how_far_ahead_the_token_is_and_what_the_text_has_said_befor
             first, second = raw_scores(text).topk(2).values.tolist()
             over_all = raw_scores(text).softmax(-1).max().logit().clamp(-LOGIT_RANGE, LOGIT_RANGE).item()
             ahead = (min(first - second, LOGIT_RANGE) + over_all) / 2
-            echo = heard(text, int(drafts.tokens[i, j]))
-            seen.append(echo)
-            assert drafts.evidence[i, j] == pytest.approx(ahead + 0.2 * echo, abs=1e-4)
+            repeat_bonus = heard(text, int(drafts.tokens[i, j]))
+            seen.append(repeat_bonus)
+            assert drafts.signal[i, j] == pytest.approx(ahead + 0.2 * repeat_bonus, abs=1e-4)
     assert len(seen) == 8
     assert any(seen)
 
@@ -254,15 +254,15 @@ def test_a_lead_counts_up_to_a_limit_only() -> None:
     desk.texts[0] = list(range(20))  # nothing is said twice
     desk.model.logits = lambda hidden: torch.eye(VOCAB)[[31]] * 50.0  # type: ignore[method-assign]
     drafts = desk.propose(1, stop=SURVIVAL)
-    assert drafts.evidence is not None
-    assert drafts.evidence.tolist() == [[LOGIT_RANGE]]
+    assert drafts.signal is not None
+    assert drafts.signal.tolist() == [[LOGIT_RANGE]]
     assert drafts.confidence is not None
     assert drafts.confidence[0, 0] > 0.9999
 
 
 @pytest.mark.parametrize("stop", [None, StopRule((0.0,)), StopRule((0.0,), signal="token_prob")])
 def test_evidence_is_gathered_only_for_a_rule_that_reads_it(stop: StopRule | None) -> None:
-    assert Desk(20).propose(3, stop=stop).evidence is None
+    assert Desk(20).propose(3, stop=stop).signal is None
 
 
 @pytest.mark.parametrize("below", [0.3, 0.6, 0.9])
@@ -270,13 +270,13 @@ def test_survival_stops_by_the_evidence_told(below: float) -> None:
     desk = Desk(20, 5, 9)
     rule = StopRule((below,), signal="survival", weight=0.8, bias=(0.5, -0.5), offset=(0.0, 1.0, -1.0))
     drafts = desk.propose(6, 6, 6, stop=rule)
-    assert drafts.evidence is not None
+    assert drafts.signal is not None
     lens = []
-    for row, offset in zip(drafts.evidence.tolist(), rule.offset, strict=True):
+    for row, offset in zip(drafts.signal.tolist(), rule.offset, strict=True):
         score = 0.8 * np.array(row) + np.array([0.5, *[-0.5] * 5]) + offset
         fell = np.cumprod(1 / (1 + np.exp(-score))) < below
         lens.append(int(fell.argmax()) + 1 if fell.any() else 6)
-    # Behind a draft's end its evidence is 0, which changes nothing of where it ended.
+    # Behind a draft's end its signal is 0, which changes nothing of where it ended.
     assert drafts.lens.tolist() == lens
     assert drafts.early_exit is not None
     assert drafts.early_exit.tolist() == [n < 6 for n in lens]

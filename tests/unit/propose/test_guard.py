@@ -42,7 +42,7 @@ class Faulty:
             tokens=np.ones((size, width), dtype=np.int64),
             lens=lens,
             confidence=np.full((size, width), 0.5, dtype=np.float32),
-            evidence=np.full((size, width), -2.5, dtype=np.float32),
+            signal=np.full((size, width), -2.5, dtype=np.float32),
             q=torch.full((size, width, VOCAB), 1 / VOCAB),
             early_exit=np.zeros(size, dtype=np.bool_),
         )
@@ -123,13 +123,13 @@ def _nan_confidence(drafts: Drafts) -> None:
 
 
 def _nan_evidence(drafts: Drafts) -> None:
-    assert drafts.evidence is not None
-    drafts.evidence[1, 1] = np.nan
+    assert drafts.signal is not None
+    drafts.signal[1, 1] = np.nan
 
 
 def _infinite_evidence(drafts: Drafts) -> None:
-    assert drafts.evidence is not None
-    drafts.evidence[1, 0] = np.inf
+    assert drafts.signal is not None
+    drafts.signal[1, 0] = np.inf
 
 
 def _nan_q(drafts: Drafts) -> None:
@@ -159,8 +159,8 @@ def test_nonsense_in_a_row_costs_that_request_its_speculation(spoil: Callable[[D
 def test_padding_may_hold_anything() -> None:
     def spoil(drafts: Drafts) -> None:
         assert drafts.confidence is not None
-        assert drafts.evidence is not None
-        drafts.tokens[0, 1:], drafts.confidence[0, 1:], drafts.evidence[0, 1:] = -5, np.nan, np.nan
+        assert drafts.signal is not None
+        drafts.tokens[0, 1:], drafts.confidence[0, 1:], drafts.signal[0, 1:] = -5, np.nan, np.nan
 
     desk = Desk(spoil)
     assert desk.propose(1, 3, 3).lens.tolist() == [1, 3, 3]
@@ -169,7 +169,7 @@ def test_padding_may_hold_anything() -> None:
 
 def test_signals_are_no_must() -> None:
     def spoil(drafts: Drafts) -> None:
-        drafts.confidence = drafts.evidence = None
+        drafts.confidence = drafts.signal = None
 
     desk = Desk(spoil)
     assert desk.propose(1, 3, 3).lens.tolist() == [1, 3, 3]
@@ -214,8 +214,8 @@ def _confidence_short(drafts: Drafts) -> None:
 
 
 def _evidence_narrow(drafts: Drafts) -> None:
-    assert drafts.evidence is not None
-    drafts.evidence = drafts.evidence[:, :1]
+    assert drafts.signal is not None
+    drafts.signal = drafts.signal[:, :1]
 
 
 def _early_exit_short(drafts: Drafts) -> None:

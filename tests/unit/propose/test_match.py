@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaspec.propose.drawing import ahead_on_device
-from dynaspec.propose.match import ahead, echo, gather_evidence, longest_match
+from dynaspec.propose.match import ahead, gather_signal, longest_match, repeat_bonus
 
 
 def oracle(text: list[int], min_n: int, max_n: int, wanted: int) -> tuple[int, int]:
@@ -53,7 +53,7 @@ def test_a_text_that_never_repeats_has_no_match() -> None:
 
 
 def heard(text: list[int], token: int, max_n: int) -> float:
-    """What ``echo`` says of a text (committed and drafted tokens alike) and the next token, from its definition."""
+    """What ``repeat_bonus`` says of a text, drafted tokens too, and the next token, from its definition."""
     found = [
         (n, end)
         for n in range(1, max_n + 1)
@@ -88,15 +88,19 @@ def test_an_echo_is_what_the_text_did_before(texts: list[list[int]], max_n: int,
         ]
         for most in (9, 1)
     )
-    evidence, echoed, weight = np.zeros(drafts.shape, np.float32), np.zeros(drafts.shape, np.float32), 0.25
-    found = gather_evidence(
-        lead, confidence, 6.0, tokens, lanes, lengths, drafts, requests, position, max_n, weight, evidence, echoed
+    signal, echoed, weight = np.zeros(drafts.shape, np.float32), np.zeros(drafts.shape, np.float32), 0.25
+    found = gather_signal(
+        lead, confidence, 6.0, tokens, lanes, lengths, drafts, requests, position, max_n, weight, signal, echoed
     )
-    echoes = [heard([*texts[r], *drafted[r][:position]], drafted[r][position], max_n) for r in requests.tolist()]
-    assert echoed[requests, position].tolist() == pytest.approx([weight * e for e in echoes], rel=1e-5, abs=1e-5)
+    repeat_bonuses = [
+        heard([*texts[r], *drafted[r][:position]], drafted[r][position], max_n) for r in requests.tolist()
+    ]
+    assert echoed[requests, position].tolist() == pytest.approx(
+        [weight * e for e in repeat_bonuses], rel=1e-5, abs=1e-5
+    )
     surest = [ahead(*pair, 6.0) for pair in zip(lead.tolist(), confidence.tolist(), strict=True)]
-    expected = [by + weight * e for by, e in zip(surest, echoes, strict=True)]
-    assert found.tolist() == evidence[requests, position].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    expected = [by + weight * e for by, e in zip(surest, repeat_bonuses, strict=True)]
+    assert found.tolist() == signal[requests, position].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,7 @@ def test_ahead_is_the_mean_of_two_log_odds(lead: float, confidence: float, expec
 
 
 def one_echo(text: list[int], drafted: list[int], max_n: int = 8) -> float:
-    return float(echo(np.array(text, np.int32), len(text), np.array(drafted), len(drafted) - 1, max_n))
+    return float(repeat_bonus(np.array(text, np.int32), len(text), np.array(drafted), len(drafted) - 1, max_n))
 
 
 def test_an_echo_is_a_yes_a_no_or_nothing() -> None:

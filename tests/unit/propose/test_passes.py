@@ -46,7 +46,7 @@ def sampler(temperature: float = 0.0) -> SamplerState:
 
 
 def texts() -> Batch:
-    """Four that repeat themselves now and then, so that there are echoes."""
+    """Four that repeat themselves now and then, so that there are repeat_bonuses."""
     rng = np.random.default_rng(3)
     return batch(*(rng.integers(0, 4, size).tolist() for size in (40, 25, 60, 33)))
 
@@ -81,8 +81,8 @@ def test_one_call_gives_what_its_parts_give(rule: StopRule | None, seed: int) ->
     assert whole.early_exit.tolist() == parts.early_exit.tolist()
     for mine, other in (
         (whole.confidence, parts.confidence),
-        (whole.evidence, parts.evidence),
-        (whole.echo, parts.echo),
+        (whole.signal, parts.signal),
+        (whole.repeat_bonus, parts.repeat_bonus),
     ):
         assert (mine is None) == (other is None)
         if mine is not None and other is not None:

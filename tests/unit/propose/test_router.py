@@ -29,9 +29,9 @@ class Stub:
     needs = ProposerNeeds()
 
     def __init__(
-        self, token: int, *, q: bool = False, confidence: float | None = None, evidence: float | None = None
+        self, token: int, *, q: bool = False, confidence: float | None = None, signal: float | None = None
     ) -> None:
-        self.token, self.q, self.confidence, self.evidence = token, q, confidence, evidence
+        self.token, self.q, self.confidence, self.signal = token, q, confidence, signal
         self.batches: list[DecodeBatch] = []
         self.plans: list[SpecPlan] = []
         self.calls: list[tuple[Any, ...]] = []
@@ -55,7 +55,7 @@ class Stub:
             tokens=tokens,
             lens=lens,
             confidence=None if self.confidence is None else np.full(shape, self.confidence, dtype=np.float32),
-            evidence=None if self.evidence is None else np.full(shape, self.evidence, dtype=np.float32),
+            signal=None if self.signal is None else np.full(shape, self.signal, dtype=np.float32),
             q=torch.full((*shape, VOCAB), 1 / VOCAB) if self.q else None,
             early_exit=lens > 2,
             rows_per_pass=tuple([int((lens > j).sum()) for j in range(shape[1])]) if self.q else (),
@@ -109,19 +109,19 @@ def test_confidence_is_missing_where_a_proposer_has_none() -> None:
 
 def test_evidence_is_missing_where_a_proposer_has_none() -> None:
     everyone, granted = batch([1], [2], [3]), plan(3, 1, 2, proposer=(1, 0, 0))
-    one = router(Stub(3, confidence=0.5, evidence=-1.5), Stub(5)).propose(everyone, granted)
-    assert one.evidence is not None
-    assert np.isnan(one.evidence[0]).all()
-    assert one.evidence[1, 0] == -1.5
-    assert one.evidence[2, :2].tolist() == [-1.5, -1.5]
-    assert one.evidence.dtype == np.float32
+    one = router(Stub(3, confidence=0.5, signal=-1.5), Stub(5)).propose(everyone, granted)
+    assert one.signal is not None
+    assert np.isnan(one.signal[0]).all()
+    assert one.signal[1, 0] == -1.5
+    assert one.signal[2, :2].tolist() == [-1.5, -1.5]
+    assert one.signal.dtype == np.float32
     assert one.lens.tolist() == [3, 1, 2]  # what was missing before merging only is no fault
-    both = router(Stub(3, evidence=-1.5), Stub(5, evidence=4.0)).propose(everyone, granted)
-    assert both.evidence is not None
-    assert [both.evidence[i, :n].tolist() for i, n in enumerate((3, 1, 2))] == [[4.0] * 3, [-1.5], [-1.5] * 2]
+    both = router(Stub(3, signal=-1.5), Stub(5, signal=4.0)).propose(everyone, granted)
+    assert both.signal is not None
+    assert [both.signal[i, :n].tolist() for i, n in enumerate((3, 1, 2))] == [[4.0] * 3, [-1.5], [-1.5] * 2]
     assert both.confidence is None
     for stubs in ((Stub(3, confidence=0.5), Stub(5)), (Stub(3), Stub(5))):
-        assert router(*stubs).propose(everyone, granted).evidence is None
+        assert router(*stubs).propose(everyone, granted).signal is None
 
 
 def test_one_that_drafts_alone_gets_the_batch_as_it_is() -> None:

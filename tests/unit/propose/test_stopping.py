@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 def lengths(
     rule: StopRule | None, depth: Sequence[int], signals: Sequence[Sequence[float]]
 ) -> tuple[list[int], list[int]]:
-    """(final lengths, rows of each pass) where row i shows ``signals[i]`` pass after pass: confidences, or evidence."""
+    """(final lengths, rows of each pass) where row i shows ``signals[i]`` pass after pass: confidences, or signal."""
     mask = stop_mask(rule, np.array(depth, dtype=np.int64), CPU)
     running, rows = np.arange(len(depth)), []
     for done in range(1, max(depth) + 1):
@@ -90,10 +90,10 @@ def survival(below: tuple[float, ...], weight: float = 1.0, scope: str = "reques
     return StopRule(below, scope, "survival", weight, **calibration)  # type: ignore[arg-type]
 
 
-def chance(rule: StopRule, evidence: Sequence[float], row: int) -> float:
-    """The signal after the whole of ``evidence``, from its definition."""
+def chance(rule: StopRule, signal: Sequence[float], row: int) -> float:
+    """The signal after the whole of ``signal``, from its definition."""
     total = 1.0
-    for j, x in enumerate(evidence):
+    for j, x in enumerate(signal):
         bias = rule.bias[min(j, len(rule.bias) - 1)] if rule.bias else 0.0
         offset = rule.offset[row] if rule.offset else 0.0
         total *= 1 / (1 + np.exp(-(rule.weight * x + bias + offset)))
@@ -122,21 +122,21 @@ class _DeviceMask(stopping._OnDevice):
 
 
 @pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
-@pytest.mark.parametrize("evidence", [-1e30, -100.0, 100.0, 1e30])
+@pytest.mark.parametrize("signal", [-1e30, -100.0, 100.0, 1e30])
 @pytest.mark.parametrize("weight", [0.0, 1.0, 500.0])
-def test_evidence_of_any_size_is_a_number_like_others(evidence: float, weight: float, device: bool) -> None:
+def test_evidence_of_any_size_is_a_number_like_others(signal: float, weight: float, device: bool) -> None:
     rule, granted = survival((0.5,), weight=weight, bias=(0.3,)), np.array([4])
     mask = _DeviceMask(rule, granted, CPU) if device else stop_mask(rule, granted, CPU)
     for done in range(1, 5):
-        mask.update(done, np.array([0]), torch.tensor([evidence]))
+        mask.update(done, np.array([0]), torch.tensor([signal]))
         if not mask.running(done).size:
             break
     # σ(0.3)² < ½
-    assert mask.lengths().tolist() == [2 if weight == 0.0 else 4 if evidence > 0 else 1]
+    assert mask.lengths().tolist() == [2 if weight == 0.0 else 4 if signal > 0 else 1]
 
 
 def test_evidence_counts_beyond_what_a_confidence_can_say() -> None:
-    """The rule takes what it is given: whoever has the evidence has cut it, or has not."""
+    """The rule takes what it is given: whoever has the signal has cut it, or has not."""
     rule = survival((0.5,), bias=(-7.0,))
     assert lengths(rule, [3], [[6.5] * 3])[0] == [1]
     assert lengths(rule, [3], [[9.0] * 3])[0] == [3]

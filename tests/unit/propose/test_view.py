@@ -16,15 +16,15 @@ EVIDENCE = np.array([[NAN] * 3, [9.0] * 3, [1.5, -2.5, 6.0]], dtype=np.float32)
 
 
 def test_signals_are_cut_to_the_drafts() -> None:
-    view = draft_view(replace(DRAFTS, confidence=CONFIDENCE, evidence=EVIDENCE))
+    view = draft_view(replace(DRAFTS, confidence=CONFIDENCE, signal=EVIDENCE))
     assert view.length == (2, 0, 3)
     assert view.confidence == ((0.5, 0.25), (), ())
-    assert view.evidence == ((), (), (1.5, -2.5, 6.0))
+    assert view.signal == ((), (), (1.5, -2.5, 6.0))
 
 
 def test_a_proposer_may_have_either_both_or_none() -> None:
     assert draft_view(DRAFTS).confidence == ((), (), ())
-    assert draft_view(DRAFTS).evidence == ()
-    only = draft_view(replace(DRAFTS, evidence=EVIDENCE))
-    assert (only.confidence, only.evidence) == (((), (), ()), ((), (), (1.5, -2.5, 6.0)))
-    assert draft_view(replace(DRAFTS, confidence=CONFIDENCE)).evidence == ()
+    assert draft_view(DRAFTS).signal == ()
+    only = draft_view(replace(DRAFTS, signal=EVIDENCE))
+    assert (only.confidence, only.signal) == (((), (), ()), ((), (), (1.5, -2.5, 6.0)))
+    assert draft_view(replace(DRAFTS, confidence=CONFIDENCE)).signal == ()

@@ -234,12 +234,12 @@ async def test_a_long_queue_is_cut_and_its_length_said(engine):
     assert (len(now["requests"]), now["requests_total"]) == (50, 80)
 
 
-async def test_numbers_that_json_has_not_become_null(engine):
-    engine.now = snapshot(
-        running=1, estimates={"proposers": {"d": {"acceptance": [float("nan")]}}}, proposers={"d": True}
-    )
-    now = (await first_event(make_state(engine)))["now"]
-    assert now["drafters"][0]["acceptance"] == [None]
+async def test_numbers_that_cannot_be_are_not_sent(engine):
+    wrong = {"acceptance": [0.5, float("nan"), -0.2, 1.5], "cost": {"pass_s": -1.82, "row_s": float("nan")}}
+    engine.now = snapshot(running=1, estimates={"proposers": {"d": wrong}}, proposers={"d": True, "e": True})
+    drafters = (await first_event(make_state(engine)))["now"]["drafters"]
+    assert drafters[0] == {"name": "d", "on": True, "acceptance": [0.5, None, None, None], "cost": {}}
+    assert drafters[1] == {"name": "e", "on": True, "acceptance": [], "cost": {}}
 
 
 async def test_who_hangs_up_is_no_longer_looked_for(engine):

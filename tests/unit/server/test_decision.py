@@ -2,82 +2,184 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dynaspec.observe.counts import SpecCounts
+from dynaspec.observe.estimates import MODES
 from dynaspec.server.dashboard.decision import Decision, explain
 from support.snapshots import snapshot
 
-BELIEVED: dict[str, Any] = {
+EXPECTED: dict[str, Any] = {
     "mode": "speculate",
-    "plain_goodput": 1000.0,
-    "plain_correction": 1.1,
-    "speculation_goodput": 2000.0,
-    "speculation_correction": 0.97,
-    "lambda": 1950.0,
-    "thresholds": [0.27, 0.214, 0.08, 0.07],
-    "pace": 1.0,
+    "expected_tokens": 6.2,
+    "expected_step_s": 0.0124,
+    "plain_goodput": 1100.0,
+    "draft_goodput": 1940.0,
+    "plain_measured_over_expected": 1.1,
+    "draft_measured_over_expected": 0.97,
+    "token_price_s": 1 / 1950,
+    "stop_below": [0.27, 0.214, 0.08, 0.07],
+    "stop_all_below": [0.1, 0.1],
+    "host_s": 0.0002,
+    "speed_factor": 1.0,
+    "change_steps": 0.5,
+    "probe_budget_steps": 1.2,
+    "last_probe": None,
+    "target_curve": [[1.0, 0.001]],
+    "proposers": {},
 }
+PROBE = {"mode": "draft", "steps": 4, "cost_steps": 0.62, "steps_ago": 1200}
 BUSY = SpecCounts(steps=9, drafts=10, draft_tokens=40, accepted=28, emitted=38)
 
 
 def said(
-    recent: SpecCounts = BUSY, running: int = 2, believed: dict[str, Any] | None = None, **fields: Any
+    recent: SpecCounts = BUSY, running: int = 2, expected: dict[str, Any] | None = None, **fields: Any
 ) -> Decision:
-    estimates = BELIEVED | (believed or {})
+    estimates = EXPECTED | (expected or {})
     return explain(snapshot(running=running, **({"estimates": estimates} | fields)), recent)
 
 
-def test_that_drafting_pays_is_said_with_both_expectations() -> None:
+def plain_text(sentence: str) -> str:
+    return sentence.replace("\u00a0", " ")
+
+
+def test_which_is_faster_is_said_with_both_expectations() -> None:
     decision = said(goodput=1900.0)
-    assert decision.headline == "Drafting pays: 1,940 tokens/s expected against 1,100 plain."
+    assert plain_text(decision.headline) == (
+        "Drafting is expected to be 76 % faster than plain decoding: 1,940 tokens/s against 1,100."
+    )
     assert decision.mode == "speculating"
-    assert (decision.plain_per_s, decision.drafting_per_s) == pytest.approx((1100.0, 1940.0))
+    assert (decision.plain_per_s, decision.drafting_per_s) == (1100.0, 1940.0)
     assert decision.measured_per_s == 1900.0
-    assert decision.token_value_ms == pytest.approx(0.5128, abs=1e-4)
+    assert decision.token_price_ms == pytest.approx(0.5128, abs=1e-4)
 
 
 def test_why_is_said_in_sentences() -> None:
-    worth, thresholds, correction, pace = said(believed={"pace": 1.35}).reasons
-    assert worth == (
-        "A token is worth 0.513\u00a0ms (λ = 1,950 tokens/s): each further draft token must bring in what it costs."
+    step, price, stop, deviation, factor, probe = said(expected={"speed_factor": 1.35, "last_probe": PROBE}).reasons
+    assert step == "The latest step was expected to emit 6.2 tokens and take 12.4\u00a0ms."
+    assert price == (
+        "One more token is worth 0.513\u00a0ms: a draft token is added only if it is expected to bring in more than it "
+        "costs."
     )
-    assert thresholds == (
+    assert stop == (
         "A draft ends when the chance that all of it is accepted falls below 27\u00a0% after one token, "
         "21\u00a0% after two, 8.0\u00a0% after three."
     )
-    assert correction == "Plain steps bring 10\u00a0% more than predicted, which is allowed for."
-    assert pace == "Passes take 1.35 times what they took at start-up."
+    assert deviation == "Plain steps gave 10\u00a0% more tokens/s than predicted; the comparison allows for that."
+    assert factor == "Steps take 35\u00a0% more time than at start-up."
+    assert probe == (
+        "The last probe tried drafting for 4 steps; it ended 1,200 steps ago and cost the time of 0.6 steps."
+    )
 
 
 @pytest.mark.parametrize(
-    ("believed", "mode", "headline"),
+    ("expected", "mode", "headline"),
     [
         (
-            {"mode": "plain", "speculation_goodput": 900.0},
+            {"mode": "plain", "draft_goodput": 873.0},
             "plain",
-            "Plain decoding is faster: 1,100 tokens/s against 873 expected with drafts.",
+            "Plain decoding is expected to be 26 % faster than drafting: 1,100 tokens/s against 873.",
         ),
-        ({"mode": "plain", "speculation_goodput": 0.0}, "plain", "Plain decoding: no draft is expected to pay."),
         (
-            {"speculation_goodput": 1000.0},
-            "speculating",
-            "Drafting is given a chance: 970 tokens/s expected against 1,100 plain.",
+            {"mode": "plain", "draft_goodput": 1200.0},
+            "plain",
+            "Plain decoding for now. Drafting is expected to be 9.1 % faster than plain decoding: 1,200 tokens/s "
+            "against 1,100.",
         ),
-        ({"mode": "probe_plain"}, "probing", "Trying a plain step: does drafting still pay?"),
-        ({"mode": "probe_draft"}, "probing", "Trying short drafts: do they pay by now?"),
+        ({"mode": "plain", "draft_goodput": 0.0}, "plain", "Plain decoding: nothing can be drafted."),
+        (
+            {"mode": "plain", "draft_goodput": None},
+            "plain",
+            "Plain decoding: what drafting would bring is not known yet.",
+        ),
+        (
+            {"draft_goodput": 970.0},
+            "speculating",
+            "Drafting for now. Plain decoding is expected to be 13 % faster than drafting: 1,100 tokens/s against 970.",
+        ),
+        (
+            {"draft_goodput": 1101.0},
+            "speculating",
+            "Drafting and plain decoding are expected to be equally fast: 1,100 tokens/s.",
+        ),
+        (
+            {"draft_goodput": 3080.0},
+            "speculating",
+            "Drafting is expected to be 2.8 times as fast as plain decoding: 3,080 tokens/s against 1,100.",
+        ),
+        ({"mode": "probe_plain"}, "probing", "Probing plain decoding: is drafting still faster?"),
+        ({"mode": "probe_draft"}, "probing", "Probing drafting: is it faster by now?"),
         ({"plain_goodput": 0.0}, "speculating", "Drafting, while the first steps show what it brings."),
     ],
 )
-def test_each_mode_has_its_words(believed: dict[str, Any], mode: str, headline: str) -> None:
-    decision = said(believed=believed)
-    assert (decision.mode, decision.headline) == (mode, headline)
+def test_each_mode_has_its_words(expected: dict[str, Any], mode: str, headline: str) -> None:
+    decision = said(expected=expected)
+    assert (decision.mode, plain_text(decision.headline)) == (mode, headline)
+
+
+def test_during_a_probe_the_comparison_is_the_first_reason() -> None:
+    first = said(expected={"mode": "probe_plain"}).reasons[0]
+    assert plain_text(first).startswith("Drafting is expected to be 76 % faster than plain decoding")
+
+
+@pytest.mark.parametrize(("mode", "draft_goodput"), [("plain", 1200.0), ("speculate", 1000.0)])
+def test_why_the_slower_mode_goes_on_is_said(mode: str, draft_goodput: float) -> None:
+    expected = {"mode": mode, "draft_goodput": draft_goodput}
+    assert said(expected=expected).reasons[0] == (
+        "Changing over costs about 0.5 steps: it waits until the advantage is confirmed and large enough."
+    )
+    assert "Changing" not in " ".join(said(expected=expected | {"change_steps": 0.0}).reasons)
+
+
+@pytest.mark.parametrize(
+    ("probe", "sentence"),
+    [
+        (
+            {"mode": "plain", "cost_steps": -0.4, "steps_ago": 1},
+            "The last probe tried plain decoding for 4 steps; it ended 1 step ago and gained the time of 0.4 steps.",
+        ),
+        (
+            {"steps": 1, "cost_steps": -0.01, "steps_ago": 0},
+            "The last probe tried drafting for 1 step; it ended just now and cost next to nothing.",
+        ),
+    ],
+)
+def test_what_the_last_probe_cost(probe: dict[str, Any], sentence: str) -> None:
+    assert said(expected={"last_probe": PROBE | probe}).reasons[-1] == sentence
+
+
+@pytest.mark.parametrize(
+    ("stop_below", "sentence"),
+    [
+        ([0.3, 0.0, 0.2], "A draft ends when the chance that all of it is accepted falls below 30 % after one token, "
+         "20 % after three."),
+        ([0.3, 1.2], "A draft ends when the chance that all of it is accepted falls below 30 % after one token. It "
+         "ends after 2 tokens at the latest."),
+        ([0.0, 0.0, float("inf")], "A draft ends after 3 tokens."),
+        ([1.0], "A draft ends after one token."),
+    ],
+)  # fmt: skip
+def test_where_drafts_end(stop_below: list[float], sentence: str) -> None:
+    ends = [plain_text(reason) for reason in said(expected={"stop_below": stop_below}).reasons if "ends" in reason]
+    assert ends == [sentence]
+
+
+@pytest.mark.parametrize("stop_below", [[], [0.0, 0.0], [float("nan"), -0.5]])
+def test_drafts_that_nothing_ends(stop_below: list[float]) -> None:
+    assert not any("draft ends" in reason for reason in said(expected={"stop_below": stop_below}).reasons)
+
+
+def test_steps_that_are_faster_than_at_start_up() -> None:
+    assert "Steps take 30\u00a0% less time than at start-up." in said(expected={"speed_factor": 0.7}).reasons
 
 
 def test_a_draft_is_not_said_to_end_where_none_is_made() -> None:
-    assert not any("A draft ends" in reason for reason in said(believed={"mode": "plain"}).reasons)
+    assert not any("A draft ends" in reason for reason in said(expected={"mode": "plain"}).reasons)
 
 
 def test_an_engine_without_requests_is_idle_once_the_last_steps_are_past() -> None:
@@ -99,11 +201,11 @@ def test_drafters_that_failed_are_said_to_be_off_only_when_all_are() -> None:
     )
 
 
-def test_a_policy_that_weighs_nothing_is_described_by_what_it_did() -> None:
+def test_a_policy_that_compares_nothing_is_described_by_what_it_did() -> None:
     decision = said(policy="elastic", estimates={"acceptance": 0.7, "draft_confidence_threshold": 0.4}, goodput=80.0)
     assert decision.headline == "The policy “elastic” drafts 4.0 tokens at a time; 2.8 are accepted."
     assert decision.reasons[:2] == (
-        "It believes that 70\u00a0% of the draft tokens are accepted.",
+        "It expects 70\u00a0% of the draft tokens to be accepted.",
         "A draft ends where the drafter's confidence falls below 0.40.",
     )
     assert (decision.plain_per_s, decision.drafting_per_s, decision.measured_per_s) == (None, None, 80.0)
@@ -112,9 +214,24 @@ def test_a_policy_that_weighs_nothing_is_described_by_what_it_did() -> None:
     )
 
 
-@pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), "fast", None, True, [1.0]])
-def test_estimates_that_are_no_numbers_are_left_out(nonsense: object) -> None:
-    wrong = dict.fromkeys(("lambda", "pace", "plain_goodput", "speculation_goodput", "thresholds"), nonsense)
-    decision = said(believed=wrong | {"plain_correction": 1.0, "thresholds": nonsense})
+NONSENSE = st.sampled_from([float("nan"), float("inf"), -float("inf"), -1.82, "fast", None, True, [1.0], {}])
+
+
+@given(wrong=st.dictionaries(st.sampled_from([name for name in EXPECTED if name != "mode"]), NONSENSE), data=st.data())
+def test_estimates_that_cannot_be_are_left_out(wrong: dict[str, Any], data: st.DataObject) -> None:
+    mode = data.draw(st.sampled_from(MODES))
+    for name in ("stop_below", "last_probe"):
+        if data.draw(st.booleans()):
+            wrong[name] = [wrong.get(name)] if name == "stop_below" else PROBE | {"cost_steps": wrong.get(name)}
+    decision = said(expected=wrong | {"mode": mode})
+    words = " ".join((decision.headline, *decision.reasons))
+    assert not re.search(r"[-−–]\d|nan|inf\b|None|λ|ν|[Tt]rue", words)
+    for number in (decision.plain_per_s, decision.drafting_per_s, decision.token_price_ms):
+        assert number is None or number > 0.0
+
+
+def test_without_numbers_nothing_is_said_of_them() -> None:
+    decision = explain(snapshot(running=2, estimates={"mode": "speculate"}), BUSY)
     assert decision.headline == "Drafting, while the first steps show what it brings."
-    assert (decision.plain_per_s, decision.drafting_per_s, decision.token_value_ms) == (None, None, None)
+    assert decision.reasons == ()
+    assert (decision.plain_per_s, decision.drafting_per_s, decision.token_price_ms) == (None, None, None)

@@ -70,14 +70,14 @@ def test_latencies_are_those_of_the_minute_not_of_the_last_second_nor_of_all_tim
 
 
 def test_expectations_are_drawn_beside_what_was_measured() -> None:
-    believed = {
+    expected = {
         "mode": "speculate",
-        "plain_goodput": 100.0,
-        "plain_correction": 1.1,
-        "speculation_goodput": 300.0,
-        "speculation_correction": 0.9,
+        "plain_goodput": 110.0,
+        "plain_measured_over_expected": 1.1,
+        "draft_goodput": 270.0,
+        "draft_measured_over_expected": 0.9,
     }
-    now = snapshot(AFTER, running=1, goodput=250.0, estimates=believed)
+    now = snapshot(AFTER, running=1, goodput=250.0, estimates=expected)
     drawn = point([Moment(0.0, snapshot(BEFORE)), Moment(1.0, now)])
     assert (drawn.plain_per_s, drawn.drafting_per_s, drawn.measured_per_s) == pytest.approx((110.0, 270.0, 250.0))
 

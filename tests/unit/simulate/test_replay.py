@@ -83,11 +83,11 @@ def test_a_log_of_auto_holds_evidence(tiny: Pair, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     decode(tiny, path, CONFIGS["auto"], overlapped=False)
     trims = [call.drafts for call in read_calls(path) if isinstance(call, TrimCall)]
-    assert any(any(drafts.evidence) for drafts in trims)
+    assert any(any(drafts.signal) for drafts in trims)
     apart = [
         abs(e - math.log(c / (1 - c)))
         for drafts in trims
-        for said, known in zip(drafts.confidence, drafts.evidence, strict=bool(drafts.evidence))
+        for said, known in zip(drafts.confidence, drafts.signal, strict=bool(drafts.signal))
         for c, e in zip(said, known, strict=True)
         if 0.0 < c < 1.0
     ]

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dynaspec.control.estimate.acceptance import POSITIONS, AcceptanceModel, AcceptanceSettings
+
 from .data import Flags, Floats, Ints, Verdicts
 
-PRIOR = 2.0
-"""Verdicts that the overall rate counts for at every position, so that a rare position is not 0 or 1 by chance."""
 BINS = 10
+_WHOLE_LOG = AcceptanceSettings(memory=1e9, surprise=1e9)
+"""Nothing is forgotten."""
+_EPOCHS = 2
+"""In the last, requests are held against an average that is known by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +23,6 @@ class ByPosition:
 
     tested: Ints
     accepted: Ints
-
-    @property
-    def overall(self) -> float:
-        return float(self.accepted.sum() / self.tested.sum()) if self.tested.sum() else 0.0
-
-    def smoothed(self, length: int) -> Floats:
-        """[length] rates, drawn a little towards the overall one; behind the last position tested, that one's."""
-        rates = (self.accepted + PRIOR * self.overall) / (self.tested + PRIOR)
-        last = rates[-1] if rates.size else 0.0
-        return np.concatenate([rates, np.full(max(0, length - rates.size), last)])[:length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +47,31 @@ def by_position(tests: Verdicts) -> ByPosition:
         tested=np.bincount(tests.position, minlength=size),
         accepted=np.bincount(tests.position[tests.accepted], minlength=size),
     )
+
+
+def learn_acceptance(tests: Verdicts, requests: int) -> AcceptanceModel:
+    """Acceptance by position and request, of all of the log alike; a request's slot is its index.
+
+    Args:
+        requests: how many there are.
+    """
+    first = np.flatnonzero(tests.position == 0)
+    length = np.diff(first, append=tests.position.size)
+    right = np.add.reduceat(tests.accepted, first, dtype=np.int64) if first.size else first
+    model = AcceptanceModel(_WHOLE_LOG, signal=False)
+    model.grow(requests)
+    for _ in range(_EPOCHS):
+        for slot in range(requests):
+            model.admit(slot, None)
+        model.observe(tests.request[first], length, length, right, np.zeros(tests.position.size))
+    return model
+
+
+def chances(model: AcceptanceModel, requests: Ints, length: int) -> Floats:
+    """[n, length] conditional acceptance by position, for each of these requests [n]."""
+    biases = model.biases()[np.minimum(np.arange(length), POSITIONS - 1)]
+    logit = biases[None, :] + model.offsets(requests)[:, None]
+    return np.asarray(1.0 / (1.0 + np.exp(-logit)), dtype=np.float64)
 
 
 def calibrate(predicted: Floats, accepted: Flags) -> Calibration | None:

@@ -2,8 +2,8 @@
 
 Known: how many drafted tokens would have been accepted, as far as the draft went or up to the first rejection. Not
 known: what lies behind a draft that was accepted whole, or where nothing was drafted. There the log's conditional
-acceptance by position stands in, made more or less strict for each request by how often it was rejected. Steps are
-taken as a sample of all places in the text, though another policy's steps would begin elsewhere.
+acceptance by position and request stands in. Steps are taken as a sample of all places in the text, though another
+policy's steps would begin elsewhere.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .acceptance import ByPosition
-from .costs import StepCosts, StepWork, recorded_work
+from .acceptance import chances, learn_acceptance
+from .costs import LogCosts, StepWork, recorded_work
 from .data import UNKNOWN, Flags, Floats, LogData, most_used_proposer
 
 LONGEST = 32
 """Beyond this no fixed length is tried and the oracle drafts no further."""
-PRIOR_REJECTIONS = 4.0
-"""Rejections as expected that every request starts with: few tests must not make it special."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class _Imagined:
     extrapolated: float
 
 
-def alternatives(data: LogData, rates: ByPosition, costs: StepCosts) -> list[Alternative]:
+def alternatives(data: LogData, costs: LogCosts) -> list[Alternative]:
     """Plain decoding, fixed lengths that the host can run, the oracle, the policy itself.
 
     All are priced by ``costs``, the policy itself too, so that they compare; empty without decoding steps. Without
@@ -56,8 +54,8 @@ def alternatives(data: LogData, rates: ByPosition, costs: StepCosts) -> list[Alt
     """
     if not data.rows.step.size:
         return []
-    lengths = [k for k in data.limits.draft_lens if _tried(k)] if rates.tested.sum() else []
-    known, guessed = _survival(data, rates, max(lengths, default=0))
+    lengths = [k for k in data.limits.draft_lens if _tried(k)] if data.verdicts.position.size else []
+    known, guessed = _survival(data, max(lengths, default=0))
     own = _Imagined(recorded_work(data), float(data.rows.emitted.sum()), float(data.rows.drafted.sum()), 0.0)
     found = [_alternative("plain decoding", 0, data, costs, _fixed(data, known, guessed, 0))]
     found.extend(_alternative(f"fixed {k}", k, data, costs, _fixed(data, known, guessed, k)) for k in lengths)
@@ -72,30 +70,19 @@ def _tried(length: int) -> bool:
     return 0 < length <= LONGEST and (length <= 8 or length % 4 == 0)
 
 
-def _survival(data: LogData, rates: ByPosition, longest: int) -> tuple[Floats, Floats]:
+def _survival(data: LogData, longest: int) -> tuple[Floats, Floats]:
     """[N, longest] twice: the chance that a draft is right up to each position, and the part of it that is a guess.
 
-    Accepted tokens are certain, what follows a rejection is impossible, and the rest is the product of the rates.
+    Accepted tokens are certain, what follows a rejection is impossible, and the rest is the product of what was learnt.
     """
     rows, slots = data.rows, np.arange(longest)
-    misses = 1 - rates.smoothed(longest)
-    conditional = 1 - np.minimum(1.0, strictness(data, rates)[rows.request][:, None] * misses[None, :])
+    conditional = chances(learn_acceptance(data.verdicts, len(data.requests)), rows.request, longest)
     right = slots[None, :] < rows.accepted[:, None]
     conditional[right] = 1.0
     conditional[~right & rows.closed[:, None]] = 0.0
     survival = np.cumprod(conditional, axis=1, dtype=np.float64)
     guessed: Floats = np.where(right, 0.0, survival)
     return survival, guessed
-
-
-def strictness(data: LogData, rates: ByPosition) -> Floats:
-    """[requests] rejections of each request for one that its tested positions would make expect; 1 with no tests."""
-    misses, tests = 1 - rates.smoothed(rates.tested.size), data.verdicts
-    size = len(data.requests)
-    seen = np.bincount(tests.request[~tests.accepted], minlength=size)
-    expected = np.bincount(tests.request, weights=misses[tests.position], minlength=size)
-    ratio: Floats = (seen + PRIOR_REJECTIONS) / (expected + PRIOR_REJECTIONS)
-    return ratio
 
 
 def _most(data: LogData, longest: int) -> Floats:
@@ -111,7 +98,9 @@ def _fixed(data: LogData, survival: Floats, guessed: Floats, length: int) -> _Im
     depth = _most(data, length)
     mask = np.arange(survival.shape[1])[None, :] < depth[:, None]
     passes = _largest(data, depth)
-    return _imagined(data, depth, passes, float((survival * mask).sum()), float((guessed * mask).sum()))
+    return _imagined(
+        data, depth, np.minimum(passes, 1.0), passes, float((survival * mask).sum()), float((guessed * mask).sum())
+    )
 
 
 def _oracle(data: LogData, survival: Floats, guessed: Floats) -> _Imagined:
@@ -121,41 +110,43 @@ def _oracle(data: LogData, survival: Floats, guessed: Floats) -> _Imagined:
     survival, guessed = survival * mask, guessed * mask
     nobody = np.ones((data.steps.number.size, longest))
     np.multiply.at(nobody, data.rows.step, 1 - survival)
-    passes = (1 - nobody).sum(axis=1)
-    return _imagined(data, survival.sum(axis=1), passes, float(survival.sum()), float(guessed.sum()))
+    passes = 1 - nobody
+    return _imagined(
+        data, survival.sum(axis=1), passes[:, 0], passes.sum(axis=1), float(survival.sum()), float(guessed.sum())
+    )
 
 
-def _imagined(data: LogData, depth: Floats, passes: Floats, right: float, guessed: float) -> _Imagined:
+def _imagined(data: LogData, depth: Floats, drafts: Floats, passes: Floats, right: float, guessed: float) -> _Imagined:
     """
     Args:
         depth: [N] tokens drafted and verified.
+        drafts: [S] chance that anything is drafted.
         passes: [S] passes of an autoregressive drafter.
         right: drafted tokens accepted.
     """
     rows, done = data.rows, recorded_work(data)
     size = data.steps.number.size
-    drafting = _summed(data, depth > 0)
-    kind = _passes_per_draft(data)
-    drafted_rows = {"none": np.zeros(size), "one": drafting, "per_token": _summed(data, depth)}[kind]
-    all_passes = {"none": np.zeros(size), "one": np.minimum(drafting, 1), "per_token": passes}[kind]
+    kind, none = _passes_per_draft(data), np.zeros(size)
+    drawn = {"none": none, "one": _summed(data, depth > 0), "per_token": _summed(data, depth)}[kind]
     # Besides one row a token, drafters take in what they have not seen: as often as they did.
-    drafted = float(rows.drafted.sum())
-    extra = max(1.0, float(done.draft_rows.sum()) / drafted) if drafted and kind == "per_token" else 1.0
+    before = float(done.drawn.sum())
+    read_in = float(done.read_in.sum()) / before if before and kind == "per_token" else 0.0
     work = StepWork(
-        requests=done.requests,
-        drafting=drafting,
-        passes=all_passes,
-        draft_rows=extra * drafted_rows,
-        verify_rows=done.requests + _summed(data, depth),
-        kv_tokens=(done.kv_tokens + _summed(data, (depth - rows.verified) * rows.context)).clip(min=0),
-        kv_read=done.kv_read,
+        verify_rows=_summed(data, np.ones_like(depth)) + _summed(data, depth),
         prefill_rows=done.prefill_rows,
+        kv_read=done.kv_read,
+        kv_tokens=(done.kv_tokens + _summed(data, (depth - rows.verified) * rows.context)).clip(min=0),
+        # Where a model has drafted as well, its drafts are priced, and lookups beside it are free.
+        drafts=none if kind == "none" and done.passes.any() else drafts,
+        passes={"none": none, "one": drafts, "per_token": passes}[kind],
+        drawn=drawn,
+        read_in=read_in * drawn,
     )
     emitted = rows.step.size + right
     return _Imagined(work, emitted, float(depth.sum()), guessed / emitted)
 
 
-def _alternative(name: str, length: int | None, data: LogData, costs: StepCosts, imagined: _Imagined) -> Alternative:
+def _alternative(name: str, length: int | None, data: LogData, costs: LogCosts, imagined: _Imagined) -> Alternative:
     """For the tokens that were emitted: fewer or more decoding steps, and the same prefill."""
     decoding = data.steps.requests > 0
     without = replace(imagined.work, prefill_rows=np.zeros(decoding.size))

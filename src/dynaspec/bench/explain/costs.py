@@ -1,80 +1,64 @@
-"""What a step of given work costs, fitted to the recorded steps."""
+"""What a step of given work costs, learnt from the recorded steps."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import combinations
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dynaspec.contract.costs import Curve, PassCosts
+from dynaspec.contract.step import ProposerTraits
+from dynaspec.contract.work import Drafting, runs_model
+from dynaspec.control.estimate.costs import CostSettings, StepCosts, target_s
 
-from .data import Floats, LogData, most_used_proposer
+from .data import Flags, Floats, LogData, most_used_proposer
 
-HUBER = 1.345
-"""Residuals beyond this many standard deviations count less: the usual choice."""
-NORMAL = 1.4826
+_WHOLE_LOG = CostSettings(drift=0.0)
+"""One price for all of it: the speed factor does not follow the moment."""
+_EPOCHS = 3
+_BEGINNINGS = 2
+_DISTURBED = 0.3
+"""A step whose logarithm of measured over learnt seconds is beyond this was disturbed, and teaches nothing."""
+_DEVIATIONS = 3.0
+"""The same in standard deviations, where that is more."""
+_NORMAL = 1.4826
 """Standard deviations in a median absolute one, for normal errors."""
-EXACT = 0.01
-"""Relative errors below this are none: else steps that are all alike would outweigh every other one."""
-ROUNDS = 12
-_CONTEXT = 256.0
-"""KV entries that the rows of passes measured at start-up see, where they see any."""
+_UNKNOWN = (ProposerTraits("unknown"),)
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """[n] The work of steps, whether done or imagined."""
+    """[n] The work of steps, whether done or imagined; see ``LogCosts.drafter``."""
 
-    requests: Floats
-    drafting: Floats
-    passes: Floats
-    draft_rows: Floats
     verify_rows: Floats
-    kv_tokens: Floats
-    kv_read: Floats
     prefill_rows: Floats
-
-    def units(self) -> dict[str, Floats]:
-        """[n] of everything that may cost time.
-
-        The first rows of a target pass often cost more than later ones, so they are also counted up to each knot:
-        prices ≥ 0 then make a curve that flattens. A request's KV is read once, and each of its rows computed with it.
-        """
-        rows = self.verify_rows + self.prefill_rows
-        return {
-            "step": np.ones_like(rows),
-            "request": self.requests,
-            "drafting request": self.drafting,
-            "drafter pass": self.passes,
-            "drafter row": self.draft_rows,
-            "target row": rows,
-            **{f"target row, up to {knot}": np.minimum(rows, knot) for knot in KNOTS},
-            "KV entry of a request": self.kv_read,
-            "KV entry of a row": self.kv_tokens,
-            "prefill row": self.prefill_rows,
-        }
-
-
-KNOTS = (4, 16, 64)
-_ROWS = ("target row", *(f"target row, up to {knot}" for knot in KNOTS))
-_TARGET = ("step", *_ROWS, "KV entry of a request", "KV entry of a row")
-_DRAFT = ("drafter pass", "drafter row", "drafting request")
-_REST = ("step", "request", "prefill row")
-_WHOLE = (*_TARGET, "drafter pass", "drafter row")
-"""For hosts that measure steps only."""
+    kv_read: Floats
+    """Σ over the requests of their KV entries."""
+    kv_tokens: Floats
+    """Σ over the target's rows of the KV entries that each sees."""
+    drafts: Floats
+    """1 where the drafter drafts; a chance in imagined steps."""
+    passes: Floats
+    """Of the drafter."""
+    drawn: Floats
+    """Rows that a token is drawn from."""
+    read_in: Floats
+    """Rows on top of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepCosts:
-    """What steps cost by their work."""
+class LogCosts:
+    """What a log's steps cost by their work."""
 
-    seconds: Mapping[str, float]
-    """Of one unit of each work, ≥ 0; see ``StepWork.units``."""
+    steps: StepCosts
+    drafter: int
+    """Index of the proposer whose drafts are priced: of those that run a model, if any has, the one used most. What
+    others draft beside it takes nothing that counts."""
+    rows: int
+    """Most rows of a target pass in the log."""
     error: float
-    """Median of |fitted / measured − 1| over steps."""
+    """Median of |learnt / measured − 1| over steps."""
     plain_steps: int
     """Decoding steps without any drafted token, which the price of plain decoding rests on."""
     profiled: bool
@@ -82,113 +66,123 @@ class StepCosts:
 
     def price(self, work: StepWork) -> Floats:
         """[n] seconds"""
-        units = work.units()
-        total = np.zeros_like(work.requests)
-        for name, seconds in self.seconds.items():
-            total += seconds * units[name]
-        return total
+        costs = self.steps
+        rows, place = np.unique(np.maximum(work.verify_rows + work.prefill_rows, 1.0), return_inverse=True)
+        passes = np.array([target_s(costs.knots, costs.curve, each) for each in rows.tolist()])
+        start, one, row, read_in = costs.draft_terms(self.drafter)
+        total = passes[place] + costs.host_s + costs.read_s * work.kv_read + costs.seen_s * work.kv_tokens
+        total += start * work.drafts + one * work.passes + row * work.drawn + read_in * work.read_in
+        return np.asarray(total, dtype=np.float64)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Of one more of each work."""
+        costs = self.steps
+        seen = [1.0, *costs.knots[(costs.knots > 1.0) & (costs.knots < self.rows)].tolist(), float(self.rows)]
+        passes = {f"target pass over {rows:.0f} rows": target_s(costs.knots, costs.curve, rows) for rows in seen}
+        start, one, row, read_in = costs.draft_terms(self.drafter)
+        return {
+            **passes,
+            "KV entry of a request": costs.read_s,
+            "KV entry of a row": costs.seen_s,
+            "step, beside passes": costs.host_s,
+            "draft": start,
+            "drafter pass": one,
+            "drafter row": row,
+            "drafter row that is only read in": read_in,
+        }
 
 
 def recorded_work(data: LogData) -> StepWork:
     """[S] What the steps of the log did."""
-    return StepWork(*(getattr(data.steps, field.name).astype(np.float64) for field in fields(StepWork)))
+    steps, rows = data.steps, data.rows
+    kinds = [traits.passes_per_draft for traits in data.limits.proposers or _UNKNOWN]
+    # Of several proposers, those that run no model draw no rows.
+    kind = np.array([*kinds, "per_token"])[np.minimum(rows.proposer, len(kinds))]
+    tokens = np.where(kind == "per_token", rows.drafted, (kind == "one") & (rows.drafted > 0))
+    size = steps.number.size
+    drawn = np.minimum(np.bincount(rows.step, weights=tokens, minlength=size), steps.draft_rows)
+    own = (rows.drafted > 0) & (rows.proposer == _drafter(data))
+    return StepWork(
+        verify_rows=steps.verify_rows.astype(np.float64),
+        prefill_rows=steps.prefill_rows.astype(np.float64),
+        kv_read=steps.kv_read.astype(np.float64),
+        kv_tokens=steps.kv_tokens.astype(np.float64),
+        drafts=np.maximum(steps.passes > 0, np.bincount(rows.step, weights=own, minlength=size) > 0).astype(np.float64),
+        passes=steps.passes.astype(np.float64),
+        drawn=drawn,
+        read_in=(steps.draft_rows - drawn).astype(np.float64),
+    )
 
 
-def fit_costs(data: LogData) -> StepCosts | None:
-    """Nonnegative least squares of relative errors, robust against single slow steps; None without any time.
+def fit_costs(data: LogData) -> LogCosts | None:
+    """Teaches the log's steps, several times over; None without any time.
 
-    Drafting, verification and the rest are fitted apart, which tells them apart even where their work always goes
-    together. Points of a start-up profile (``costs`` in the header) are joined to the measured passes.
+    Where the host timed it, drafting is taught apart, which tells it from the rest even where their work always goes
+    together. Learning begins with the start-up profile (``costs`` in the header), and again without the steps that
+    turned out to have been disturbed. Where there is no such profile, it begins some times more with what was learnt of
+    the passes that the log has, so that others are priced by a straight line from these.
     """
     steps, work = data.steps, recorded_work(data)
     measured = steps.step_s > 0
     if not measured.any():
         return None
-    target, drafter = _profile(data)
-    if steps.verify_s.any():
-        seconds = Counter(_fit(_DRAFT, [(work, steps.draft_s), drafter]))
-        seconds.update(_fit(_TARGET, [(work, steps.verify_s), *target]))
-        rest = (steps.step_s - steps.draft_s - steps.verify_s).clip(min=0)
-        seconds.update(_fit(_REST, [(work, rest)]))
-    else:
-        seconds = Counter(_fit(_WHOLE, [(work, steps.step_s), *target]))
-    plain = int(((steps.requests > 0) & (steps.verify_rows <= steps.requests)).sum())
-    costs = StepCosts(seconds, error=0.0, plain_steps=plain, profiled=target[0][1].size > 0)
-    error = np.median(np.abs(costs.price(work)[measured] / steps.step_s[measured] - 1))
-    return replace(costs, error=float(error))
+    rows = work.verify_rows + work.prefill_rows
+    profile = data.header.costs or PassCosts()
+    found = LogCosts(
+        steps=_taught(data, work, profile, measured),
+        drafter=_drafter(data),
+        rows=int(rows.max(initial=1.0)),
+        error=0.0,
+        plain_steps=int(((steps.requests > 0) & (steps.verify_rows <= steps.requests)).sum()),
+        profiled=bool(profile.target),
+    )
+    usual = measured & ~_disturbed(steps.step_s, found.price(work), measured)
+    costs = _taught(data, work, profile, usual)
+    for _ in range(0 if profile.target else _BEGINNINGS):
+        costs = _taught(data, work, replace(profile, target=_seen(costs, rows[usual & (rows > 0)])), usual)
+    found = replace(found, steps=costs)
+    error = np.median(np.abs(found.price(work)[measured] / steps.step_s[measured] - 1))
+    return replace(found, error=float(error))
 
 
-def nonnegative_least_squares(x: Floats, y: Floats) -> Floats:
-    """The b ≥ 0 that minimises |x·b − y|², by trying every set of columns; of equals, the one with fewer.
-
-    Args:
-        x: [n, m] with few columns.
-        y: [n]
-    """
-    columns = x.shape[1]
-    best, best_error = np.zeros(columns), float(y @ y)
-    gram, moment = x.T @ x, x.T @ y
-    for size in range(1, columns + 1):
-        for chosen in map(list, combinations(range(columns), size)):
-            solution = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], moment[chosen], rcond=1e-10)[0]
-            if solution.min() < 0:
-                continue
-            error = float(((x[:, chosen] @ solution - y) ** 2).sum())
-            if error < best_error - 1e-9 * float(y @ y):
-                best, best_error = np.zeros(columns), error
-                best[chosen] = solution
-    return best
+def _taught(data: LogData, work: StepWork, profile: PassCosts, of: Flags) -> StepCosts:
+    """The cost model after these steps."""
+    steps, drafter = data.steps, _drafter(data)
+    # A pass that runs in any case is told from the target's here: an engine without a drafter does without it.
+    proposers = [replace(traits, idle_pass=False) for traits in data.limits.proposers or _UNKNOWN]
+    costs = StepCosts(profile, proposers, _WHOLE_LOG)
+    apart = bool(steps.verify_s.any())
+    columns = (
+        *(work.verify_rows + work.prefill_rows, work.kv_read, work.kv_tokens),
+        *(work.drafts, work.passes, work.drawn, work.read_in, steps.step_s, steps.draft_s),
+    )
+    lines = [tuple(line) for line in np.column_stack(columns)[of].tolist()]
+    for _ in range(_EPOCHS):
+        for rows, read, seen, drafts, passes, drawn, read_in, step_s, draft_s in lines:
+            drafting = Drafting(drafter, int(passes), int(drawn), int(read_in)) if drafts else None
+            own_s = draft_s if apart and drafting else 0.0
+            costs.observe(int(rows), read, seen, step_s - own_s, drafting, draft_s if apart else None)
+    return costs
 
 
-def _fit(names: Sequence[str], measured: Sequence[tuple[StepWork, Floats]]) -> dict[str, float]:
-    """Seconds a unit of each work named.
-
-    Columns are scaled for the solver's sake, rows so that relative errors count. Where works always went together, the
-    one named first gets the price.
-    """
-    columns = [[work.units()[name] for name in names] for work, _ in measured]
-    x = np.vstack([np.column_stack(units) for units in columns])
-    y = np.concatenate([seconds for _, seconds in measured])
-    if not (y > 0).any():
-        return {}
-    scale = np.abs(x).max(axis=0)
-    scale[scale == 0] = 1.0
-    x, weight = x / scale, 1 / (y + float(np.median(y[y > 0])))
-    found, robust = np.zeros(len(names)), np.ones_like(y)
-    for _ in range(ROUNDS):
-        root = np.sqrt(robust) * weight
-        found = nonnegative_least_squares(x * root[:, None], y * root)
-        residual = np.abs(x @ found - y) * weight
-        spread = max(EXACT, HUBER * NORMAL * float(np.median(residual)))
-        robust = np.minimum(1.0, spread / residual.clip(min=spread))
-    return dict(zip(names, (found / scale).tolist(), strict=True))
+def _seen(costs: StepCosts, rows: Floats) -> Curve:
+    """What was learnt of passes over about as many rows as those of steps [n]."""
+    near = np.clip(2.0 ** np.round(np.log2(rows)), rows.min(initial=np.inf), rows.max(initial=1.0))
+    return tuple((int(each), target_s(costs.knots, costs.curve, each)) for each in np.unique(near).tolist())
 
 
-Passes = tuple[StepWork, Floats]
-"""[n] Work of passes, and their seconds."""
-
-
-def _profile(data: LogData) -> tuple[list[Passes], Passes]:
-    """Target's and drafter's passes measured at start-up; none without a profile.
-
-    A log of one draft length does not tell what a row takes for a KV entry from what its request takes. Start-up does:
-    of each pass there is one without context, one in which all rows are of one request, and one of as many requests.
-    """
-    costs = data.header.costs or PassCosts()
-    rows, seconds = _columns(costs.target)
-    none = np.zeros_like(rows)
-    target = []
-    for context in (0.0, _CONTEXT) if costs.context_s or costs.read_s else (0.0,):
-        for requests in (np.ones_like(rows), rows)[: 1 + (context > 0)]:
-            seen, read = context * rows, context * requests
-            work = StepWork(none, none, none, none, verify_rows=rows, kv_tokens=seen, kv_read=read, prefill_rows=none)
-            target.append((work, seconds + costs.context_s * seen + costs.read_s * read))
+def _drafter(data: LogData) -> int:
+    models = [i for i, traits in enumerate(data.limits.proposers) if runs_model(traits)]
     used = most_used_proposer(data)
-    rows, seconds = _columns(costs.drafters[used] if used < len(costs.drafters) else ())
-    one, none = np.ones_like(rows), np.zeros_like(rows)
-    return target, (StepWork(none, rows, one, rows, none, none, none, none), seconds)
+    if used in models or not models or not data.steps.passes.any():
+        return min(used, max(0, len(data.limits.proposers) - 1))
+    return max(models, key=lambda i: int((data.rows.drafted * (data.rows.proposer == i)).sum()))
 
 
-def _columns(curve: Curve) -> tuple[Floats, Floats]:
-    rows, seconds = np.array(curve, dtype=np.float64).reshape(-1, 2).T
-    return rows, seconds
+def _disturbed(seconds: Floats, learnt: Floats, measured: Flags) -> Flags:
+    """[n] Steps that took so much longer than others of the same work that something else went on."""
+    off = np.log(seconds, out=np.zeros_like(seconds), where=measured) - np.log(learnt)
+    off -= np.median(off[measured])
+    spread = _NORMAL * float(np.median(np.abs(off[measured])))
+    return np.asarray(measured & (off > max(_DISTURBED, _DEVIATIONS * spread)))

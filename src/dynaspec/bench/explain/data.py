@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import LOGIT_RANGE, Limits, SpecPlan, StepOutcome, StepView
+from dynaspec.observe.estimates import Estimates, Mode, Probe, ProposerEstimates, read_estimates
 from dynaspec.observe.log_reader import Header, Record, read_header, read_log
 
 Ints = npt.NDArray[np.int64]
@@ -47,11 +48,26 @@ class Steps:
     draft_s: Floats
     verify_s: Floats
     step_s: Floats
-    predicted_s: Floats
-    """What the controller expected, as are the next three; NaN where it does not say."""
-    predicted_emitted: Floats
-    goodput: Floats
+    expected_s: Floats
+    """The controller's, as are the next ones; NaN where it does not say."""
+    expected_tokens: Floats
+    """Over all requests."""
     plain_goodput: Floats
+    """Tokens/s expected of plain decoding."""
+    draft_goodput: Floats
+    """The same with drafts; 0 = nothing could be drafted."""
+    token_price_s: Floats
+    """Seconds that one more token was worth."""
+
+    @property
+    def expected_goodput(self) -> Floats:
+        """[S] tokens/s"""
+        return self.expected_tokens / self.expected_s
+
+    @property
+    def expected_speedup(self) -> Floats:
+        """[S] Goodput with drafts over that of plain decoding; NaN where one of them is not known."""
+        return np.where(self.draft_goodput > 0.0, self.draft_goodput, np.nan) / self.plain_goodput
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +123,9 @@ class LogData:
     modes: tuple[str, ...]
     """[S] What the controller called each decision; empty where it does not say."""
     reasons: tuple[str, ...]
-    """[S]"""
+    """[S] Those that the controller gave in words; empty where it gave none."""
+    probes: tuple[Probe, ...]
+    """Probes that began and ended within the log, in order."""
     given_up: int
     """Steps that were planned and never committed."""
 
@@ -162,6 +180,7 @@ def load_all(paths: Sequence[Path]) -> LogData:
         verdicts=Verdicts(*_columns(collected.verdicts, Verdicts)),
         modes=tuple(collected.modes),
         reasons=tuple(collected.reasons),
+        probes=tuple(collected.probes),
         given_up=collected.given_up,
     )
 
@@ -170,6 +189,25 @@ def most_used_proposer(data: LogData) -> int:
     """Index into ``Limits.proposers``; the first one where nothing was drafted."""
     used = data.rows.proposer[data.rows.drafted > 0]
     return int(np.bincount(used).argmax()) if used.size else 0
+
+
+class _Probes:
+    """The probes of one log, of which every step names the last one only."""
+
+    def __init__(self) -> None:
+        self.found: list[Probe] = []
+        self._mode: Mode | None = None
+
+    def add(self, estimates: Estimates) -> None:
+        """The next step."""
+        ended = self._mode in ("probe_plain", "probe_draft") and estimates.mode != self._mode
+        self._mode = estimates.mode
+        if estimates.last_probe is None:
+            return
+        if ended:
+            self.found.append(estimates.last_probe)
+        elif self.found:
+            self.found[-1] = estimates.last_probe  # the steps after a probe may still change what it cost
 
 
 class _Collected:
@@ -183,22 +221,28 @@ class _Collected:
         self.verdicts: list[tuple[float, ...]] = []
         self.modes: list[str] = []
         self.reasons: list[str] = []
+        self.probes: list[Probe] = []
         self.given_up = 0
 
     def add_all(self, records: Iterable[Record]) -> None:
+        """One log."""
+        probes = _Probes()
         for record in records:
             self.limits = record.view.limits
+            estimates = read_estimates(record.estimates)
+            probes.add(estimates)
             if record.outcome is None:
                 self.given_up += 1
             else:
-                self._add(record, record.outcome)
+                self._add(record, record.outcome, estimates)
+        self.probes.extend(probes.found)
 
-    def _add(self, record: Record, outcome: StepOutcome) -> None:
-        estimates, work = record.estimates, outcome.work
+    def _add(self, record: Record, outcome: StepOutcome, estimates: Estimates) -> None:
+        work = outcome.work
         context = dict(zip(record.view.ids, record.view.context_len, strict=True))
-        self._add_rows(record, outcome)
-        self.modes.append(str(estimates.get("mode", "")))
-        self.reasons.append(str(estimates.get("reason", "")))
+        self._add_rows(record, outcome, estimates)
+        self.modes.append(_text(record.estimates.get("mode")))
+        self.reasons.append(_text(record.estimates.get("reason")))
         self.steps.append(
             (
                 record.step,
@@ -215,14 +259,15 @@ class _Collected:
                 outcome.draft_s,
                 outcome.verify_s,
                 outcome.step_s,
-                _number(estimates, "predicted_step_s"),
-                _number(estimates, "predicted_emitted"),
-                _number(estimates, "goodput"),
-                _plain_goodput(estimates, len(outcome.ids)),
+                _known(estimates.expected_step_s),
+                _known(estimates.expected_tokens),
+                _known(estimates.plain_goodput),
+                _known(estimates.draft_goodput),
+                _known(estimates.token_price_s),
             )
         )
 
-    def _add_rows(self, record: Record, outcome: StepOutcome) -> None:
+    def _add_rows(self, record: Record, outcome: StepOutcome, estimates: Estimates) -> None:
         view, plan = record.view, record.plan
         place = {request: i for i, request in enumerate(view.ids)}
         for i, request in enumerate(outcome.ids):
@@ -243,16 +288,18 @@ class _Collected:
                     outcome.ended[i] in ("rejected", "stopped", "invalid"),
                 )
             )
-            self._add_verdicts(record, outcome, i, at)
+            self._add_verdicts(record, outcome, estimates, i, at)
 
-    def _add_verdicts(self, record: Record, outcome: StepOutcome, i: int, at: int | None) -> None:
+    def _add_verdicts(self, record: Record, outcome: StepOutcome, estimates: Estimates, i: int, at: int | None) -> None:
         tested = outcome.accepted[i] + (outcome.ended[i] in ("rejected", "invalid"))
         index, confidence = self.requests[outcome.ids[i]], outcome.confidence[i]
-        evidence = outcome.evidence[i] if outcome.evidence else ()
-        expected = _expectation(record.plan, record.estimates, at)
+        signal = outcome.signal[i] if outcome.signal else ()
+        proposers, proposer = record.view.limits.proposers, outcome.proposer[i]
+        name = proposers[proposer].name if 0 <= proposer < len(proposers) else ""
+        expected = _expectation(record.plan, estimates.proposers.get(name), at)
         for j in range(tested):
             c = confidence[j] if j < len(confidence) else np.nan
-            e = evidence[j] if j < len(evidence) else _logit(c)
+            e = signal[j] if j < len(signal) else _logit(c)
             self.verdicts.append(
                 (index, j, j < outcome.accepted[i], c, np.nan if expected is None else expected.of(e, j))
             )
@@ -260,34 +307,32 @@ class _Collected:
 
 @dataclass(frozen=True, slots=True)
 class _Expectation:
-    """σ(weight · evidence + bias[position] + offset): what the controller made of the evidence for a token."""
+    """σ(weight · signal + bias[position] + offset): the chance that a token is accepted, by its signal."""
 
     weight: float
     bias: tuple[float, ...]
     offset: float
 
-    def of(self, evidence: float, position: int) -> float:
+    def of(self, signal: float, position: int) -> float:
         bias = self.bias[min(position, len(self.bias) - 1)] if self.bias else 0.0
-        return float(1 / (1 + np.exp(-(self.weight * evidence + bias + self.offset))))
+        return float(1 / (1 + np.exp(-(self.weight * signal + bias + self.offset))))
 
 
 def _logit(confidence: float) -> float:
-    """The evidence that a confidence alone is."""
+    """The signal of a token of which only the confidence is known, see ``DraftView.signal``."""
     clipped = min(max(confidence, 1e-6), 1 - 1e-6)
     return float(np.clip(np.log(clipped / (1 - clipped)), -LOGIT_RANGE, LOGIT_RANGE))
 
 
-def _expectation(plan: SpecPlan, estimates: Mapping[str, Any], at: int | None) -> _Expectation | None:
-    """As the stop rule has it; else as the estimates do."""
+def _expectation(plan: SpecPlan, proposer: ProposerEstimates | None, at: int | None) -> _Expectation | None:
+    """As the stop rule has it; else as the estimates of the proposer do."""
     stop = plan.stop
     if stop is not None and stop.signal == "survival":
         offset = stop.offset[at] if at is not None and at < len(stop.offset) else 0.0
         return _Expectation(stop.weight, stop.bias, offset)
-    survival = estimates.get("survival")
-    if not isinstance(survival, dict) or not isinstance(survival.get("weight"), int | float):
+    if proposer is None or proposer.signal is None:
         return None
-    bias = survival.get("bias")
-    return _Expectation(float(survival["weight"]), tuple(map(float, bias)) if isinstance(bias, list) else (), 0.0)
+    return _Expectation(proposer.signal.weight, proposer.signal.bias, 0.0)
 
 
 def _known_before(view: StepView, at: int | None, proposer: int) -> tuple[int, int, int, int]:
@@ -300,15 +345,12 @@ def _known_before(view: StepView, at: int | None, proposer: int) -> tuple[int, i
     return view.context_len[at], view.room_depth[at], UNKNOWN if wish is None else wish, offer
 
 
-def _number(estimates: Mapping[str, Any], name: str) -> float:
-    value = estimates.get(name)
-    return float(value) if isinstance(value, int | float) and np.isfinite(value) else np.nan
+def _known(number: float | None) -> float:
+    return np.nan if number is None else number
 
 
-def _plain_goodput(estimates: Mapping[str, Any], requests: int) -> float:
-    """As the controller says it, or by what it thinks a plain step takes."""
-    said, seconds = _number(estimates, "plain_goodput"), _number(estimates, "plain_step_s")
-    return requests / seconds if np.isnan(said) and seconds > 0 else said
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
 
 
 def _columns(rows: list[tuple[float, ...]], kind: type[Steps] | type[Rows] | type[Verdicts]) -> list[npt.NDArray[Any]]:

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from .acceptance import ByPosition, Calibration
 from .alternatives import Alternative
-from .costs import StepCosts, recorded_work
+from .costs import LogCosts, recorded_work
 from .data import Floats, Ints, LogData
 from .svg import BLUE, FAINT, GOLD, GREEN, GREY, INK, LENGTHS, RED, as_svg, legend, new_figure, tidy
 
@@ -94,12 +94,16 @@ def goodput(data: LogData) -> str:
     """What the controller expected, beside what came of it."""
     steps = data.steps
     at, bins = _bins(data, POINTS)
-    both = np.isfinite(steps.predicted_s) & (steps.step_s > 0)
+    both = np.isfinite(steps.expected_s) & (steps.step_s > 0)
     figure = new_figure(9.2, 3.3)
     left, *right = figure.subplots(1, 2, width_ratios=(2, 1)) if both.any() else [figure.subplots()]
     time, tokens = (np.bincount(bins, weights=column, minlength=at.size) for column in (steps.step_s, steps.emitted))
     _curve(left, at, _ratio(tokens, time), "measured", BLUE)
-    expected = (("expected", steps.goodput, GOLD), ("expected of plain decoding", steps.plain_goodput, GREY))
+    expected = (
+        ("expected", steps.expected_goodput, GOLD),
+        ("if drafting", np.where(steps.draft_goodput > 0.0, steps.draft_goodput, np.nan), GREEN),
+        ("if plain", steps.plain_goodput, GREY),
+    )
     for name, column, colour in expected:
         if np.isfinite(column).any():
             _curve(left, at, _mean(column, bins, at.size), name, colour)
@@ -108,7 +112,7 @@ def goodput(data: LogData) -> str:
     left.set_ylim(bottom=0)
     left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for ax in right:
-        _against(ax, 1e3 * steps.predicted_s[both], 1e3 * steps.step_s[both], "Step time", "expected, ms")
+        _against(ax, 1e3 * steps.expected_s[both], 1e3 * steps.step_s[both], "Step time", "expected, ms")
     return as_svg(figure, "Goodput and step time, expected by the controller and measured")
 
 
@@ -146,7 +150,7 @@ def _reliability(ax: Axes, confidence: Calibration | None, estimate: Calibration
     legend(ax, loc="lower right", bbox_to_anchor=None, ncols=1)
 
 
-def step_times(data: LogData, costs: StepCosts) -> str:
+def step_times(data: LogData, costs: LogCosts) -> str:
     """Where a step's time goes by the tokens verified a request, and how well the fitted costs explain it."""
     figure = new_figure(9.2, 3.4)
     left, right = figure.subplots(1, 2, width_ratios=(2, 1))

@@ -14,10 +14,15 @@ from dynaspec.contract.errors import ConfigError
 from . import figures, page, words
 from .acceptance import ByPosition, Calibration, by_position, calibrate
 from .alternatives import Alternative, alternatives
-from .costs import StepCosts, fit_costs
+from .costs import LogCosts, fit_costs
 from .data import LogData, load
 from .reasons import reasons
 from .svg import BLUE, GOLD, GREY
+
+_GOODPUTS = (
+    "Expected: of the steps as they were planned. If drafting, if plain: of either, whichever was chosen; corrected by "
+    "what such steps gave before."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,7 @@ class Analysis:
     """What was found in a log."""
 
     data: LogData
-    costs: StepCosts | None
+    costs: LogCosts | None
     """None: the host measured no times."""
     rates: ByPosition
     confidence: Calibration | None
@@ -43,7 +48,7 @@ class Analysis:
     def summary(self) -> list[str]:
         """The log in a few paragraphs."""
         data = self.data
-        parts = (words.overview(data), words.decisions(data), words.verdict(self.found))
+        parts = (words.overview(data), words.decisions(data), words.expectations(data), words.verdict(self.found))
         return [" ".join(sentences) for sentences in parts if sentences]
 
 
@@ -60,7 +65,7 @@ def analyse(path: Path) -> Analysis:
         rates=rates,
         confidence=calibrate(data.verdicts.confidence, data.verdicts.accepted),
         estimate=calibrate(data.verdicts.estimate, data.verdicts.accepted),
-        found=() if costs is None else tuple(alternatives(data, rates, costs)),
+        found=() if costs is None else tuple(alternatives(data, costs)),
     )
 
 
@@ -138,7 +143,7 @@ def _lengths(data: LogData) -> str:
     )
 
 
-def _comparison(analysis: Analysis, costs: StepCosts) -> str:
+def _comparison(analysis: Analysis, costs: LogCosts) -> str:
     rows = [
         (
             one.name,
@@ -160,17 +165,18 @@ def _comparison(analysis: Analysis, costs: StepCosts) -> str:
 
 def _goodput(analysis: Analysis) -> str:
     data = analysis.data
-    predicted = np.isfinite(data.steps.predicted_s) & (data.steps.step_s > 0)
-    if predicted.any():
-        ratio = data.steps.predicted_s[predicted] / data.steps.step_s[predicted]
+    expected = np.isfinite(data.steps.expected_s) & (data.steps.step_s > 0)
+    if expected.any():
+        ratio = data.steps.expected_s[expected] / data.steps.step_s[expected]
         said = (
             f"The controller's expected step time was off by {100 * np.median(np.abs(ratio - 1)):.0f} % in the median."
         )
-    elif np.isfinite(data.steps.goodput).any():
+    elif np.isfinite(data.steps.plain_goodput).any() or np.isfinite(data.steps.draft_goodput).any():
         said = "The controller expects a goodput, but says no step time."
     else:
-        said = "This controller predicts neither goodput nor step time, so there is only what was measured."
-    return page.section("Goodput", page.paragraphs([said]), page.figure(figures.goodput(data)))
+        said = "This controller expects neither a goodput nor a step time, so there is only what was measured."
+    drawn = page.figure(figures.goodput(data), _GOODPUTS if np.isfinite(data.steps.plain_goodput).any() else "")
+    return page.section("Goodput", page.paragraphs([said]), drawn)
 
 
 def _acceptance(analysis: Analysis) -> str:
@@ -191,7 +197,7 @@ def _acceptance(analysis: Analysis) -> str:
     return page.section("Acceptance", page.paragraphs(said), page.figure(drawn, caption))
 
 
-def _time(data: LogData, costs: StepCosts) -> str:
+def _time(data: LogData, costs: LogCosts) -> str:
     steps = data.steps
     draft, verify = float(steps.draft_s.sum()), float(steps.verify_s.sum())
     rest = max(0.0, float(steps.step_s.sum()) - draft - verify)
@@ -201,7 +207,7 @@ def _time(data: LogData, costs: StepCosts) -> str:
         "Where time went",
         page.split(parts) if data.split else page.paragraphs([words.whole_steps(data)]),
         page.figure(figures.step_times(data, costs), "Left: decoding steps without prefill; the mean of each length."),
-        page.details("Fitted costs", page.table(("one more", "ms"), rows)),
+        page.details("Fitted costs", page.table(("", "ms"), rows)),
     )
 
 

@@ -9,15 +9,23 @@ import numpy as np
 
 from .acceptance import Calibration
 from .alternatives import Alternative
-from .costs import StepCosts
-from .data import EMBEDDED, LogData
-from .reasons import DRAFTED
+from .costs import LogCosts
+from .data import EMBEDDED, LogData, Steps
+from .reasons import DRAFTED, step_reason
 
 CLEARLY = 0.02
 """Differences of speed below this share are called none."""
 SPOKEN_FOR = 0.2
 """Most of its tokens that may be extrapolated for the summary to speak of an alternative."""
 
+_FEWEST_STEPS = 0.05
+"""Costs of probes below this many steps are called none."""
+_MODES = {
+    "plain": "plain decoding",
+    "speculate": "drafting",
+    "probe_plain": "probes of plain decoding",
+    "probe_draft": "probes of drafting",
+}
 _ENGINES = {"vllm": "vLLM", "transformers": "Transformers"}
 
 
@@ -86,16 +94,94 @@ def decisions(data: LogData) -> list[str]:
     modes = Counter(mode for mode in data.modes if mode)
     if not modes:
         return []
-    shares = ", ".join(f"{mode} {_percent(count / len(data.modes))}" for mode, count in modes.most_common())
+    shares = ", ".join(f"{_mode(mode)} {_percent(count / len(data.modes))}" for mode, count in modes.most_common())
     lines = [f"By its own account the controller's steps were: {shares}."]
-    said = Counter(zip(data.modes, data.reasons, strict=True))
+    said = Counter((mode, step_reason(data, step)) for step, mode in enumerate(data.modes))
     for mode, _ in modes.most_common(3):
         reasons = [(why, count) for (of, why), count in said.most_common() if of == mode and why]
         if reasons:
             why, count = reasons[0]
-            often = "always" if len(reasons) == 1 else f"most often ({_percent(count / modes[mode])})"
-            lines.append(f"Its reason for “{mode}” was {often}: {why}.")
+            often = "always" if count == modes[mode] else f"most often ({_percent(count / modes[mode])})"
+            lines.append(f"Its reason for {_mode(mode)} was {often}: {why}.")
     return lines
+
+
+def expectations(data: LogData) -> list[str]:
+    """What the controller expected of its steps, and what its probes cost."""
+    lines = [*_expected_steps(data.steps), *_expected_speedup(data.steps)]
+    prices = data.steps.token_price_s[np.isfinite(data.steps.token_price_s)]
+    if prices.size:
+        lines.append(
+            f"One more token was worth {_duration(float(np.median(prices)))} in the median: a draft token was added "
+            "only if it was expected to bring in more than it cost."
+        )
+    return [*lines, *_probes(data)]
+
+
+def _expected_steps(steps: Steps) -> list[str]:
+    """Tokens of the mean step, as expectations are means; seconds of the median one, as some steps are disturbed."""
+    lines, known = [], np.isfinite(steps.expected_tokens)
+    if known.any():
+        expected, emitted = steps.expected_tokens[known].mean(), steps.emitted[known].mean()
+        lines.append(f"On average a step was expected to emit {expected:,.2f} tokens and emitted {emitted:,.2f}.")
+    known = np.isfinite(steps.expected_s)
+    if known.any():
+        expected, took = (float(np.median(seconds[known])) for seconds in (steps.expected_s, steps.step_s))
+        measured = f" and took {_duration(took)}" if took > 0.0 else ""
+        lines.append(f"The median step was expected to take {_duration(expected)}{measured}.")
+    return lines
+
+
+def _expected_speedup(steps: Steps) -> list[str]:
+    """Which of drafting and plain decoding was expected to be faster, and by how much."""
+    lines, ratio = [], steps.expected_speedup
+    ratio = ratio[np.isfinite(ratio)]
+    drafting, plain = ratio[ratio > 1.0], ratio[(ratio > 0.0) & (ratio < 1.0)]
+    if drafting.size:
+        lines.append(
+            f"Drafting was expected to be faster than plain decoding in "
+            f"{_part(drafting.size, ratio.size)}, by {_percent(float(np.median(drafting)) - 1.0)} in the median."
+        )
+    if plain.size:
+        lines.append(
+            f"Plain decoding was expected to be faster than drafting in "
+            f"{_part(plain.size, ratio.size)}, by {_percent(float(np.median(1.0 / plain)) - 1.0)} in the median."
+        )
+    nothing = int((steps.draft_goodput == 0.0).sum())
+    if nothing:
+        lines.append(f"Nothing could be drafted in {_count(nothing, 'step')}.")
+    return lines
+
+
+def _part(number: int, whole: int) -> str:
+    """So many of all steps."""
+    return (
+        f"all {_count(whole, 'step')}" if number == whole else f"{_percent(number / whole)} of {_count(whole, 'step')}"
+    )
+
+
+def _probes(data: LogData) -> list[str]:
+    """How many probes ended, what they cost together, and what the last one cost."""
+    if not data.probes:
+        return []
+    drafting = sum(probe.mode == "draft" for probe in data.probes)
+    kinds = ((drafting, "drafting"), (len(data.probes) - drafting, "plain decoding"))
+    named = " and ".join(f"{_count(number, 'probe')} of {mode}" for number, mode in kinds if number)
+    cost, last = sum(probe.cost_steps for probe in data.probes), data.probes[-1]
+    share = f", {_percent(cost / len(data.modes))} of all" if cost >= _FEWEST_STEPS else ""
+    lines = [
+        f"{named} ended in the log; {'it' if len(data.probes) == 1 else 'together they'} {_probe_cost(cost)}{share}."
+    ]
+    if len(data.probes) > 1:
+        mode = "drafting" if last.mode == "draft" else "plain decoding"
+        lines.append(f"The last one tried {mode} for {_count(last.steps, 'step')} and {_probe_cost(last.cost_steps)}.")
+    return lines
+
+
+def _probe_cost(steps: float) -> str:
+    if abs(steps) < _FEWEST_STEPS:
+        return "cost next to nothing"
+    return f"{'cost' if steps > 0 else 'gained'} the time of {abs(steps):,.1f} steps"
 
 
 def verdict(found: Sequence[Alternative]) -> list[str]:
@@ -125,7 +211,7 @@ def verdict(found: Sequence[Alternative]) -> list[str]:
     return lines
 
 
-def caveats(data: LogData, costs: StepCosts, found: Sequence[Alternative]) -> list[str]:
+def caveats(data: LogData, costs: LogCosts, found: Sequence[Alternative]) -> list[str]:
     """What these estimates rest on."""
     lines = [
         "Estimates, not measurements. Step costs are fitted to the recorded work and seconds; the median step is off "
@@ -166,6 +252,11 @@ def reasons_line(found: Counter[str]) -> str:
     return f"{without:,} of {total:,} cases (a request in a step) had no draft verified."
 
 
+def _mode(name: str) -> str:
+    """A mode as it is called in sentences."""
+    return _MODES.get(name, f"“{name}”")
+
+
 def _compared(own: Alternative, other: Alternative) -> str:
     change = other.tokens_per_s / own.tokens_per_s - 1
     if abs(change) < CLEARLY:
@@ -183,6 +274,12 @@ def _closed(share: float) -> str:
 def _percent(share: float) -> str:
     digits = 1 if 0 < share < 0.1 or 0.99 < share < 1 else 0
     return f"{100 * share:.{digits}f}\u00a0%"  # a line must not end before the sign
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 1.0:
+        return f"{seconds:,.{0 if seconds >= 100.0 else 1}f}\u00a0s"
+    return f"{1e3 * seconds:.3g}\u00a0ms" if seconds >= 1e-4 else f"{1e6 * seconds:.3g}\u00a0µs"
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,366 +1,214 @@
 """How long to draft and how much to verify, by what a token is worth in seconds.
 
-At the best possible goodput λ* every further token must bring at least λ* tokens a second of its own: with ν = 1/λ the
-seconds that a token is worth, a draft slot pays if its chance to be accepted times ν exceeds the seconds it costs
-(Dinkelbach's method for ratios; optimal stopping as in the classical monotone case: chances only fall along a draft).
-Everything here rests on what is known before drafting, or on confidences that come before the token they decide about.
+At the best possible goodput λ every further token must bring λ tokens a second of its own: with ν = 1/λ, the token
+price, a slot pays if its survival times ν exceeds the seconds it costs (Dinkelbach's method for ratios). Survivals fall
+along a draft, so a sort by what slots bring for a row keeps every draft whole. Everything here rests on what is known
+before drafting, or, in the trim, on signals that come before the token they decide about.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from .parts import row_on_the_way_s, row_s, rows_s
+from ..estimate.costs import row_price_s, target_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-@njit(cache=True, nogil=True)
-def _chance(bias: Floats, offset: float, position: int) -> float:
-    """Of a slot, given that all before it were accepted."""
-    return float(1.0 / (1.0 + np.exp(-(bias[min(position, bias.size - 1)] + offset))))
+class Slots(NamedTuple):
+    """What a proposer could draft in a step, and at what price. B requests."""
+
+    survival: Floats
+    """[B, longest] chance that a slot and all before it are accepted."""
+    cap: Ints
+    """[B] longest draft of each request."""
+    row_s: Floats
+    """[B] seconds of a drafted token: in the drafter, and of what its row sees of the context in the target."""
+    read_s: Floats
+    """[B] seconds of what the drafter has to read of a request first, as far as this step pays for it."""
+    start_s: float
+    """Of a draft, whoever it is for."""
+    pass_s: float
+    one_pass: bool
+    """One pass for the whole draft, else one for each token."""
+
+
+class Target(NamedTuple):
+    """The target's pass in a step: the curve of ``StepCosts``, and its rows without drafts."""
+
+    knots: Floats
+    curve: Floats
+    rows: float
 
 
 @njit(cache=True, nogil=True)
-def hopeful(bias: Floats, variance: Floats, deviations: float) -> Floats:
-    """The biases if they are so many standard deviations better than estimated."""
-    out = np.empty(bias.size)
-    for j in range(bias.size):
-        out[j] = bias[j] + deviations * np.sqrt(variance[j])
-    return out
-
-
-def reading_s(price: float, lag: float, room: float, horizon: float) -> float:
-    """Seconds that reading what a drafter lacks of a request takes, as a share of each step that is left to it.
+def reading(
+    lag: Ints, room: Ints, cap: Ints, read_in_s: float, pay_off: float, context: int
+) -> tuple[Ints, Floats, Floats]:
+    """What it takes to draft for requests of which the drafter lacks ``lag`` [B] tokens.
 
     Args:
-        price: seconds for each of the ``lag`` tokens.
-        room: tokens that the request still has, of which a step emits two or so.
-        horizon: most steps.
-    """
-    return price * lag / min(max(room / 2.0, 1.0), horizon)
-
-
-_reading_s = njit(cache=True, nogil=True)(reading_s)
-
-
-@njit(cache=True, nogil=True)
-def chain_depths(
-    bias: Floats,
-    variance: Floats,
-    optimism: float,
-    offsets: Floats,
-    places: Ints,
-    cap: Ints,
-    runnable: npt.NDArray[np.bool_],
-    lag: Ints,
-    room: Ints,
-    horizon: float,
-    context: Ints,
-    value: float,
-    draft: Floats,
-    single_pass: bool,
-    target: Floats,
-    base_rows: float,
-    depth: Ints,
-    worth: Floats,
-) -> tuple[float, float, float, float, float]:
-    """Draft lengths for a proposer that needs a pass for each token, or one for all.
-
-    Pass j runs for the requests whose slot j pays for its own rows; the passes are as many as bring most in sum.
-    Reading what the drafter lacks of a request is paid off over the steps that it has left.
-
-    Args:
-        bias, variance, offsets: of the acceptance model without a feature.
-        optimism: standard deviations by which acceptance may be better than estimated.
-        places: [B] of the requests in ``offsets``.
-        cap: [B] longest draft of each request.
-        runnable: [longest + 1] draft lengths that the host can run.
-        lag: [B] committed tokens that the drafter lacks.
-        room: [B] tokens that each request still has.
-        horizon: most steps to pay off what is read in.
-        context: [B] KV entries that a row of each request sees.
-        value: seconds that a token is worth.
-        draft, target: parts of the costs, see ``StepCosts``.
-        base_rows: rows of the target pass without drafts.
-        depth: [B] out, the lengths.
-        worth: [B] out, seconds that drafting for each request brings, its share of the passes paid.
+        room: [B] tokens that each request still has, of which a step with drafts emits two, about.
+        cap: [B] longest drafts.
+        read_in_s: seconds of a token that is read in.
+        pay_off: most steps over which it is paid off.
+        context: > 0: reads so many tokens only, to draft one from them.
 
     Returns:
-        Accepted tokens hoped for, and expected at the best estimate; seconds of drafting; target rows and KV entries
-        on top.
+        [B] longest drafts; seconds to read what is lacking; as far as one step pays for it.
     """
-    requests = cap.size
-    hoped_bias = hopeful(bias, variance, optimism)
-    call, each = draft[0] + draft[4], draft[1]
-    if single_pass:
-        call, each = call + each, 0.0
-    longest = 0
-    reach, gain, lag_s = np.ones(requests), np.zeros(requests), np.empty(requests)
-    running, paid = np.empty(requests, np.bool_), np.zeros(requests, np.int64)
-    for r in range(requests):
-        longest = max(longest, cap[r])
-        depth[r], worth[r] = 0, 0.0
-        running[r] = cap[r] > 0
-        lag_s[r] = _reading_s(draft[3], lag[r], room[r], horizon)
-        gain[r] = -lag_s[r]
-    profit, best_profit, passes, unpaid = -call, 0.0, 0, 0.0
-    rows = base_rows
-    for j in range(longest):
-        count = 0
-        for r in range(requests):
-            running[r] = running[r] and cap[r] > j
-            count += running[r]
-        if count == 0:
-            break
-        row = rows_s(target, rows, rows + count) / count  # of all that this pass drafts, tiles begun by some included
-        for r in range(requests):
-            if running[r]:
-                reach[r] *= _chance(hoped_bias, offsets[places[r]], j)
-                gain[r] += reach[r] * value - draft[2] - row - target[target.size - 1] * context[r]
-        unpaid += each
-        if runnable[j + 1]:  # what was gained since the last length that can run decides
-            for r in range(requests):
-                if running[r] and gain[r] <= 0.0:
-                    running[r] = False
-                    count -= 1
-            for r in range(requests):
-                if running[r]:
-                    worth[r] += gain[r] - unpaid / count
-                    profit += gain[r]
-                    gain[r], paid[r] = 0.0, j + 1
-            profit -= unpaid
-            unpaid = 0.0
-            if profit > best_profit:
-                best_profit, passes = profit, j + 1
-                depth[:] = paid
-        rows += count
-    if passes == 0:
-        return 0.0, 0.0, 0.0, 0.0, 0.0
-    drafted, seen, ingesting = 0.0, 0.0, 0.0
-    for r in range(requests):
-        drafted += depth[r]
-        seen += depth[r] * context[r]
-        ingesting += lag_s[r] if depth[r] else 0.0
-    hoped = expected_tokens(hoped_bias, offsets, places, depth)
-    expected = expected_tokens(bias, offsets, places, depth)
-    return hoped, expected, call + each * passes + draft[2] * drafted + ingesting, drafted, seen
-
-
-@njit(cache=True, nogil=True)
-def match_feature(match: int, position: int) -> float:
-    """What speaks for token ``position`` of a draft that was found by so long a match: log₂ of half the tokens that
-    agree if all before it are right, for they are part of the match then."""
-    return float(np.log2(max(match + position, 1) / 2.0))
-
-
-@njit(cache=True, nogil=True)
-def match_features(match: Ints, lens: Ints) -> Floats:
-    """[N] ``match_feature`` of all drafted tokens, one request after the other; match, lens [B]."""
-    out = np.empty(lens.sum())
-    n = 0
-    for r in range(lens.size):
-        for j in range(lens[r]):
-            out[n] = match_feature(match[r], j)
-            n += 1
-    return out
-
-
-@njit(cache=True, nogil=True)
-def lookup_depths(
-    weight: float,
-    bias: Floats,
-    variance: Floats,
-    optimism: float,
-    offsets: Floats,
-    places: Ints,
-    offers: Ints,
-    cap: Ints,
-    context: Ints,
-    value: float,
-    instead: Floats,
-    target: Floats,
-    base_rows: float,
-    depth: Ints,
-    worth: Floats,
-) -> tuple[float, float, float, float]:
-    """Draft lengths for a proposer that costs next to nothing but the target's rows.
-
-    Args:
-        weight: of the match in the acceptance model, see ``match_feature``; for the others see ``chain_depths``.
-        offers: [B, 2] tokens that agree where the draft was found, 0 = none was; and tokens that follow there.
-        instead: [B] seconds that something else would bring each request; it gets nothing here if that is more.
-        depth, worth: [B] out.
-
-    Returns:
-        Accepted tokens hoped for, and expected at the best estimate; target rows and KV entries on top.
-    """
-    hoped_bias = hopeful(bias, variance, optimism)
-    hoped, expected, rows, seen = 0.0, 0.0, base_rows, 0.0
+    most, seconds, share = cap.copy(), np.empty(cap.size), np.empty(cap.size)
     for r in range(cap.size):
-        depth[r], worth[r] = 0, 0.0
-        reach, likely, hoped_here, expected_here = 1.0, 1.0, 0.0, 0.0
-        match = offers[r, 0]
-        for j in range(min(cap[r], offers[r, 1]) if match else 0):
-            price = row_s(target, rows + j) + target[target.size - 1] * context[r]
-            shift = weight * match_feature(match, j) + offsets[places[r]]
-            reach *= _chance(hoped_bias, shift, j)
-            if reach * value <= price:
-                break
-            likely *= _chance(bias, shift, j)
-            worth[r] += reach * value - price
-            hoped_here, expected_here = hoped_here + reach, expected_here + likely
-            depth[r] = j + 1
-        if worth[r] <= instead[r]:
-            depth[r], worth[r] = 0, 0.0
-        else:
-            hoped, expected = hoped + hoped_here, expected + expected_here
-            rows, seen = rows + depth[r], seen + depth[r] * context[r]
-    return hoped, expected, rows - base_rows, seen
+        if 0 < context < lag[r]:
+            most[r] = min(cap[r], 1)
+        seconds[r] = read_in_s * (min(lag[r], context) if context else lag[r])
+        share[r] = seconds[r] / min(max(room[r] / 2.0, 1.0), pay_off)
+    return most, seconds, share
 
 
 @njit(cache=True, nogil=True)
-def merge_depths(
-    found: Ints, lookup: int, agreed: Ints, granted: Ints, value: float, row: float, parts: Floats, owner: Ints
-) -> tuple[int, float]:
-    """Gives the requests without a match to the model, if its passes pay for those alone.
+def fill(price: float, slots: Slots, levels: Ints, uniform: bool, target: Target) -> Ints:
+    """[B] The draft lengths that bring most with one proposer at a token price; at least one token, if there is room.
+
+    For each number of passes the slots are taken in order of what they bring for a row, as many as bring most on this
+    cost curve, whatever its shape.
 
     Args:
-        found: [B] lengths that a lookup drafts, and out: the lengths of all.
-        lookup: its index among the proposers.
-        agreed: [B] lengths expected of the model; 0 throughout = it does not draft.
-        granted: [B] most that it may draft.
-        value: seconds that a token is worth.
-        row: seconds that a target row takes.
-        parts: [3] accepted tokens expected of the model, its target rows, seconds of its passes, for all requests.
-        owner: [B] the model's requests' proposers, and out: everyone's.
-
-    Returns:
-        Requests that lookups draft for; share of the model's drafts that is left, 0 if it does not draft.
+        price: seconds that a token is worth, ν.
+        levels: lengths that can run, ascending, above 0.
+        uniform: all lengths must be alike.
     """
-    rest, total, count = 0.0, 0.0, 0
-    for r in range(found.size):
-        total += agreed[r]
-        if found[r]:
-            owner[r] = lookup
-            count += 1
-        else:
-            rest += agreed[r]
-    kept = rest / total if total else 0.0
-    if kept * (parts[0] * value - parts[1] * row) <= parts[2]:
-        return count, 0.0
-    for r in range(found.size):
-        if not found[r]:
-            found[r] = granted[r]
-    return count, kept
+    knots, curve, base = target
+    cap, requests, depth = slots.cap, slots.cap.size, np.zeros(slots.cap.size, np.int64)
+    # [B, L] What the slots from one length that can run to the next bring, and which of them there can be.
+    value, width = np.zeros((requests, levels.size)), levels.astype(np.float64)
+    width[1:] -= levels[:-1]
+    able = cap.reshape(-1, 1) >= levels.reshape(1, -1)
+    for i in range(levels.size):
+        for j in range(levels[i] - int(width[i]), min(levels[i], slots.survival.shape[1])):
+            value[:, i] += slots.survival[:, j] * price - slots.row_s
+    # A request that brings less than reading it takes is left out; one drafts in any case.
+    row = row_price_s(knots, curve, base, float(requests))
+    brings = np.where(able, np.maximum(value - row * width, 0.0), 0.0).sum(axis=1) - slots.read_s
+    first = np.argmax(np.where(able[:, 0], brings, -np.inf))
+    if not able[first, 0]:
+        return depth
+    for r in range(requests):
+        if brings[r] < 0.0 and r != first and not uniform:
+            able[r, :] = False
+    if uniform:  # an item is a length of all
+        value[0, :], width = value.sum(axis=0), width * requests
+        for i in range(levels.size):
+            able[0, i] = able[:, i].all()
+        value, able = value[:1, :], able[:1, :]
+    items = np.argwhere(able)
+    worth = np.array([value[r, i] / width[i] for r, i in items])
+    items = items[np.argsort(-worth, kind="mergesort")]
+    best, passes, count = -np.inf, 0, 0
+    for d in range(1, levels.size + 1):
+        overhead = slots.start_s + slots.pass_s * (1 if slots.one_pass else levels[d - 1])
+        gain, filled, n = target_s(knots, curve, base) - overhead, base, 0
+        for r, i in items:
+            if i >= d:
+                continue
+            gain, filled, n = gain + value[r, i], filled + width[i], n + 1
+            if n > 1 and value[r, i] <= 0.0:
+                break
+            if gain - target_s(knots, curve, filled) > best:
+                best, passes, count = gain - target_s(knots, curve, filled), d, n
+        following = np.where(able[:, d], np.maximum(value[:, d], 0.0), 0.0).sum() if d < levels.size else 0.0
+        if following <= (
+            0.0 if slots.one_pass else slots.pass_s * (levels[d] - levels[d - 1] if d < levels.size else 0)
+        ):
+            break
+    for r, i in items:
+        if i < passes and count > 0:
+            count -= 1
+            if uniform:
+                depth[:] = np.maximum(depth, levels[i])
+            else:
+                depth[r] = max(depth[r], levels[i])
+    return depth
 
 
 @njit(cache=True, nogil=True)
-def expected_tokens(bias: Floats, offsets: Floats, places: Ints, depth: Ints) -> float:
-    """Accepted tokens expected of drafts of ``depth`` [B]; arguments as for ``chain_depths``."""
-    tokens = 0.0
+def weigh(
+    price: float, slots: Slots, depth: Ints, runs: npt.NDArray[np.bool_], target: Target
+) -> tuple[float, float, Floats]:
+    """What drafts of these lengths bring and take beyond plain decoding.
+
+    Args:
+        depth: [B]
+        runs: [B] requests whose drafts take the passes that ``slots`` prices; the others' are looked up.
+
+    Returns:
+        Tokens expected to be accepted; seconds; [B] seconds that each request's slots bring, less those of their rows.
+    """
+    seconds = target_s(target.knots, target.curve, target.rows + depth.sum())
+    seconds -= target_s(target.knots, target.curve, target.rows)
+    each, passes, tokens, worth = seconds / max(1, depth.sum()), (depth * runs).max(), 0.0, np.zeros(depth.size)
+    if passes:
+        seconds += slots.start_s + slots.pass_s * (1 if slots.one_pass else passes)
     for r in range(depth.size):
-        reach = 1.0
-        for j in range(depth[r]):
-            reach *= _chance(bias, offsets[places[r]], j)
-            tokens += reach
-    return tokens
+        accepted = slots.survival[r, : depth[r]].sum()
+        own_s = slots.row_s[r] * depth[r] + slots.read_s[r] * (depth[r] > 0)
+        worth[r] = accepted * price - own_s - each * depth[r]
+        tokens, seconds = tokens + accepted, seconds + own_s
+    return tokens, seconds, worth
 
 
 @njit(cache=True, nogil=True)
 def stop_thresholds(
-    bias: Floats,
-    variance: Floats,
-    optimism: float,
-    value: float,
-    draft: Floats,
-    target: Floats,
-    base_rows: float,
-    context: Ints,
-    cap: Ints,
+    price: float, biases: Floats, row_s: float, pass_s: float, target: Target, depth: Ints, longest: int
 ) -> tuple[Floats, Floats]:
-    """Survivals of a draft below which its next token does not pay for its rows, and all of them not for the pass.
+    """Survivals of a draft below which its next token does not pay for its row, and all of them not for the pass.
 
     Args:
-        bias, variance, optimism: see ``chain_depths``; how likely the next token is accepted if the draft is.
-        value, draft, target, base_rows, context, cap: see ``chain_depths``.
+        biases: of the acceptance model: how likely the next token is accepted if the draft is.
+        row_s: as in ``Slots``, on average.
+        depth: [B] lengths planned, which say how many rows go on after each pass.
+        longest: draft tokens.
 
     Returns:
         ``StopRule.below`` and ``total_below``, for each pass but the last one possible.
     """
-    hoped_bias = hopeful(bias, variance, optimism)
-    requests, seen, longest = context.size, 0.0, 2
-    for r in range(requests):
-        longest = max(longest, cap[r])
-        seen += context[r] / requests
-    own, together = np.empty(longest - 1), np.empty(longest - 1)
-    for j in range(longest - 1):
-        worth = value * _chance(hoped_bias, 0.0, j + 1)
-        rows = base_rows + requests * (j + 1)
-        row = draft[2] + rows_s(target, rows, rows + requests) / requests + target[target.size - 1] * seen
-        own[j], together[j] = row / worth, draft[1] / worth
+    own, together, rows = np.empty(max(1, longest - 1)), np.empty(max(1, longest - 1)), target.rows
+    for j in range(own.size):
+        rows += max(1, (depth > j).sum())
+        row = row_s + row_price_s(target.knots, target.curve, rows, float(max(1, (depth > j + 1).sum())))
+        worth = price / (1.0 + np.exp(-biases[min(j + 1, biases.size - 1)]))
+        own[j], together[j] = row / worth, pass_s / worth
     return own, together
 
 
 @njit(cache=True, nogil=True)
-def survivals(weight: float, bias: Floats, offset: Floats, feature: Floats, own: Floats, lens: Ints) -> Floats:
-    """Chance that each drafted token and all before it are accepted, as far as was known before it was drawn.
+def admit(price: float, survival: Floats, lens: Ints, row_s: Floats, target: Target, budget: int) -> Ints:
+    """[B] Slots to verify: position by position, at each in order of survival as long as they pay.
+
+    Causal: how far others draft may depend on a request's later signals (``StopRule.total_below``), so no slot gives
+    way to one that was drafted after it.
 
     Args:
-        offset: [B].
-        feature: [N] of the drafted tokens of all B requests, one request after the other.
-        own: [N] the part of it that hangs on which token was drawn; it counts for the tokens behind only.
-        lens: [B].
-
-    Returns:
-        [N]
-    """
-    out = np.empty(feature.size)
-    n = 0
-    for r in range(lens.size):
-        reach = 1.0
-        for j in range(lens[r]):
-            rest = bias[min(j, bias.size - 1)] + offset[r]
-            out[n] = reach / (1.0 + np.exp(-(weight * (feature[n] - own[n]) + rest)))
-            reach /= 1.0 + np.exp(-(weight * feature[n] + rest))
-            n += 1
-    return out
-
-
-@njit(cache=True, nogil=True)
-def admit_by_survival(
-    survival: Floats, lens: Ints, context: Ints, value: float, target: Floats, base_rows: float, budget: int
-) -> Ints:
-    """Slots to verify of each request: position by position, at each in order of survival as long as they pay.
-
-    Causal: how far others draft may depend on a request's later confidences (``StopRule.total_below``), so no slot
-    gives way to one that was drafted after it.
-
-    Args:
-        survival: [N] as ``survivals`` gives them.
-        lens: [B].
-        context: [B] KV entries that a row of each request sees.
-        value, target, base_rows: see ``chain_depths``.
+        survival: [N] of the drafted tokens, one request after the other, as known before each was drawn.
+        lens: [B]
+        row_s: [B] of what a row sees of the context.
         budget: most slots.
     """
-    start = np.cumsum(lens) - lens
-    depth = np.zeros(lens.size, np.int64)
-    taken = 0
+    start, depth, taken = np.cumsum(lens) - lens, np.zeros(lens.size, np.int64), 0
     for position in range(lens.max() if lens.size else 0):
-        rows = np.flatnonzero((lens > position) & (depth == position))
-        if rows.size == 0:
-            break
-        most = base_rows + taken + 2 * rows.size  # as many may follow
-        gain = np.empty(rows.size)
-        for i in range(rows.size):
-            r = rows[i]
-            gain[i] = survival[start[r] + position] * value - target[target.size - 1] * context[r]
+        going = np.flatnonzero((lens > position) & (depth == position))
+        gain = np.empty(going.size)
+        for i in range(going.size):
+            gain[i] = survival[start[going[i]] + position] * price - row_s[going[i]]
         for i in np.argsort(-gain, kind="mergesort"):
-            if taken >= budget or gain[i] < row_on_the_way_s(target, base_rows + taken, most):
+            row = row_price_s(target.knots, target.curve, target.rows + taken, 2.0 * going.size)
+            if taken >= budget or gain[i] < row:
                 break
-            depth[rows[i]] += 1
+            depth[going[i]] += 1
             taken += 1
     return depth

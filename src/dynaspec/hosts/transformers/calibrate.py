@@ -26,7 +26,7 @@ _ROUNDS, _FEWEST = 6, 3
 _BUDGET_S = 0.3
 """Of all trials; once it is spent, the fewest rounds are enough."""
 _TO_THE_END = StopRule((0.0,), signal="survival")
-"""Stops nothing, but its evidence is gathered, as in the drafts to come."""
+"""Stops nothing, but its signal is gathered, as in the drafts to come."""
 _PADDING = ("attention_mask", "decoder_attention_mask", "position_ids", "decoder_position_ids", "token_type_ids")
 """Inputs as long as the prompt."""
 

@@ -155,8 +155,8 @@ def _draft_view(draft: Draft) -> DraftView:
     return DraftView(
         length=(draft.length,),
         confidence=(draft.confidence,),
-        evidence=(draft.evidence,) if draft.evidence else (),
-        echo=(draft.echo,) if draft.echo else (),
+        signal=(draft.signal,) if draft.signal else (),
+        repeat_bonus=(draft.repeat_bonus,) if draft.repeat_bonus else (),
     )
 
 
@@ -186,7 +186,7 @@ def _outcome(step: _Open, step_s: float) -> StepOutcome:
         draft_s=step.drafted - step.started,
         verify_s=step.ended - step.drafted,
         step_s=step_s,
-        evidence=(step.draft.evidence,) if step.draft.evidence else (),
+        signal=(step.draft.signal,) if step.draft.signal else (),
     )
 
 

@@ -28,8 +28,8 @@ class Draft:
     """[1, d, V] of the assistant, after its processors; None = the draft is certain."""
     confidence: tuple[float, ...] = ()
     """d entries, or none where the drafter has no confidence; so are the next two."""
-    evidence: tuple[float, ...] = ()
-    echo: tuple[float, ...] = ()
+    signal: tuple[float, ...] = ()
+    repeat_bonus: tuple[float, ...] = ()
     rows_per_pass: tuple[int, ...] = ()
     early_exit: bool = False
     """The stop rule ended it before the granted length."""
@@ -120,8 +120,8 @@ class AssistantDrafter:
         return replace(
             ran,
             confidence=tuple(signals.confidence),
-            evidence=tuple(signals.evidence),
-            echo=tuple(signals.echo),
+            signal=tuple(signals.signal),
+            repeat_bonus=tuple(signals.repeat_bonus),
         )
 
     def settle(self, length: int, drafted: int, accepted: int) -> None:

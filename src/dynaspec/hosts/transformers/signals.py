@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from dynaspec.contract.step import LOGIT_RANGE, StopRule
-from dynaspec.propose.drawing import ECHO_MATCH, ECHO_WEIGHT
-from dynaspec.propose.match import ahead, echo
+from dynaspec.propose.drawing import REPEAT_MATCH, REPEAT_WEIGHT
+from dynaspec.propose.match import ahead, repeat_bonus
 from dynaspec.propose.stopping import stop_mask
 
 _HOST = torch.device("cpu")
@@ -15,7 +15,7 @@ _ROW = np.zeros(1, dtype=np.int64)
 
 
 class DraftSignals:
-    """Confidence and evidence of one draft's tokens, one after the other; see ``contract.step.DraftView``."""
+    """Confidence and signal of one draft's tokens, one after the other; see ``contract.step.DraftView``."""
 
     def __init__(self, rule: StopRule | None, depth: int, text: torch.Tensor) -> None:
         """
@@ -23,8 +23,8 @@ class DraftSignals:
             text: [1, L] committed tokens, as the assistant reads them.
         """
         self.confidence: list[float] = []
-        self.evidence: list[float] = []
-        self.echo: list[float] = []
+        self.signal: list[float] = []
+        self.repeat_bonus: list[float] = []
         self.stopped = False
         """The rule ended the draft before its depth."""
         self._depth = depth
@@ -32,8 +32,8 @@ class DraftSignals:
         self._mask = stop_mask(rule, np.array([depth], dtype=np.int64), _HOST)
         self._draft = np.zeros(depth, dtype=np.int64)
         # On a GPU the host would have to wait for the text.
-        echoes = self._signal == "survival" and text.device.type == "cpu"
-        self._text = text[0].numpy().astype(np.int32) if echoes else None
+        repeat_bonuses = self._signal == "survival" and text.device.type == "cpu"
+        self._text = text[0].numpy().astype(np.int32) if repeat_bonuses else None
 
     def add(self, token: int, probability: torch.Tensor, lead: torch.Tensor, scores: torch.Tensor) -> bool:
         """Takes in a drafted token; returns whether to go on drafting.
@@ -57,11 +57,11 @@ class DraftSignals:
         return going_on
 
     def _weigh(self, token: int, ahead_by: float) -> float:
-        position = len(self.evidence)
+        position = len(self.signal)
         self._draft[position] = token
         own = 0.0
         if self._text is not None:
-            own = ECHO_WEIGHT * echo(self._text, self._text.size, self._draft, position, ECHO_MATCH)
-        self.evidence.append(ahead_by + own)
-        self.echo.append(own)
-        return self.evidence[-1]
+            own = REPEAT_WEIGHT * repeat_bonus(self._text, self._text.size, self._draft, position, REPEAT_MATCH)
+        self.signal.append(ahead_by + own)
+        self.repeat_bonus.append(own)
+        return self.signal[-1]

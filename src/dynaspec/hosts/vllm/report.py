@@ -17,7 +17,7 @@ from dynaspec.observe.counts import SpecCounts
 FIELD = "num_kv_fetch_reqs_by_stage"
 """Of ``SchedulerStats``."""
 _PREFIX = "dynaspec:"
-_ESTIMATES = ("mode", "goodput")
+_ESTIMATES = ("mode", "expected_tokens", "expected_step_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

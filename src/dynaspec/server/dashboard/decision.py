@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from dynaspec.observe.counts import SpecCounts
+from dynaspec.observe.estimates import Estimates, Probe, chance, read_estimates
+from dynaspec.observe.estimates import Mode as StepMode
 from dynaspec.observe.snapshot import EngineSnapshot
 
 Mode = Literal["off", "idle", "plain", "speculating", "probing"]
 
-_MODES: Mapping[object, Mode] = {
+_MODES: Mapping[StepMode, Mode] = {
     "plain": "plain",
     "speculate": "speculating",
     "probe_plain": "probing",
     "probe_draft": "probing",
 }
 _WORTH_SAYING = 0.05
-"""Corrections below this share are not mentioned."""
+"""Deviations from what was predicted, or from start-up, are mentioned from this share on."""
+_SAME = 0.005
+"""Goodputs that differ by a smaller share are called the same."""
+_FEWEST_STEPS = 0.05
+"""Costs below this many steps are called none."""
 _TOKENS = ("one token", "two", "three")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is shown of it. None: the policy does not say, or there is nothing to measure."""
+    """What the dashboard shows. None: the policy does not say, or there is nothing to measure."""
 
     mode: Mode
     headline: str
@@ -33,13 +38,13 @@ class Decision:
     plain_per_s: float | None = None
     """Tokens/s expected of plain decoding."""
     drafting_per_s: float | None = None
-    """Tokens/s expected with drafts."""
+    """Tokens/s expected with drafts; None also where nothing can be drafted."""
     measured_per_s: float | None = None
     """Tokens per second of the latest steps that decode alone."""
-    token_value_ms: float | None = None
-    """What a token is worth: 1/λ."""
-    thresholds: tuple[float, ...] = ()
-    """After each draft token, the chance of surviving whole below which a request's draft ends."""
+    token_price_ms: float | None = None
+    """Milliseconds that one more token is worth."""
+    stop_below: tuple[float | None, ...] = ()
+    """After each draft token, the chance that the whole draft is accepted below which one request's draft ends."""
 
 
 def explain(snapshot: EngineSnapshot, recent: SpecCounts) -> Decision:
@@ -58,103 +63,164 @@ def explain(snapshot: EngineSnapshot, recent: SpecCounts) -> Decision:
         how = "Send a prompt below, or point a client at this server's /v1."
         return Decision(mode="idle", headline="Idle: no request is being decoded.", reasons=(how,))
     measured = snapshot.steps.recent_goodput
-    if "mode" in snapshot.estimates:
-        return _weighed(_Beliefs(snapshot.estimates), measured)
-    return _fixed(snapshot, recent, measured)
+    estimates = read_estimates(snapshot.estimates)
+    if estimates.mode is None:
+        return _counted(snapshot, recent, measured)
+    return _compared(estimates, estimates.mode, measured)
 
 
-class _Beliefs:
-    """A controller's estimates; a number that is missing or infinite is None."""
-
-    def __init__(self, estimates: Mapping[str, Any]) -> None:
-        self._estimates = estimates
-
-    def number(self, name: str) -> float | None:
-        return _number(self._estimates.get(name))
-
-    def numbers(self, name: str) -> tuple[float, ...]:
-        value = self._estimates.get(name)
-        found = [_number(entry) for entry in value] if isinstance(value, list | tuple) else []
-        return tuple(entry for entry in found if entry is not None)
-
-    def corrected(self, kind: Literal["plain", "speculation"]) -> float | None:
-        """Tokens/s expected, corrected by what such steps really gave."""
-        expected, correction = self.number(f"{kind}_goodput"), self.number(f"{kind}_correction")
-        return expected * (1.0 if correction is None else correction) if expected else None
-
-    @property
-    def mode(self) -> object:
-        return self._estimates.get("mode")
+# --- auto, which compares drafting with plain decoding ---
 
 
-def _weighed(beliefs: _Beliefs, measured: float | None) -> Decision:
-    """Of ``auto``, which compares drafting with plain decoding."""
-    plain, drafting, value = beliefs.corrected("plain"), beliefs.corrected("speculation"), beliefs.number("lambda")
+def _compared(estimates: Estimates, mode: StepMode, measured: float | None) -> Decision:
+    price_s = estimates.token_price_s
     return Decision(
-        mode=_MODES.get(beliefs.mode, "speculating"),
-        headline=_headline(beliefs.mode, plain, drafting),
-        reasons=tuple(_reasons(beliefs, value)),
-        plain_per_s=plain,
-        drafting_per_s=drafting,
+        mode=_MODES[mode],
+        headline=_headline(estimates, mode),
+        reasons=tuple(_reasons(estimates, mode)),
+        plain_per_s=estimates.plain_goodput,
+        drafting_per_s=estimates.draft_goodput or None,
         measured_per_s=measured,
-        token_value_ms=1e3 / value if value else None,
-        thresholds=beliefs.numbers("thresholds"),
+        token_price_ms=None if price_s is None else 1e3 * price_s,
+        stop_below=estimates.stop_below,
     )
 
 
-def _headline(mode: object, plain: float | None, drafting: float | None) -> str:
+def _headline(estimates: Estimates, mode: StepMode) -> str:
     if mode == "probe_plain":
-        return "Trying a plain step: does drafting still pay?"
+        return "Probing plain decoding: is drafting still faster?"
     if mode == "probe_draft":
-        return "Trying short drafts: do they pay by now?"
-    if mode == "plain" and drafting is None:
-        return "Plain decoding: no draft is expected to pay."
-    if plain is None or drafting is None:
+        return "Probing drafting: is it faster by now?"
+    if mode == "plain" and estimates.draft_goodput == 0.0:
+        return "Plain decoding: nothing can be drafted."
+    faster = _faster(estimates)
+    if faster is None:
+        if mode == "plain":
+            return "Plain decoding: what drafting would bring is not known yet."
         return "Drafting, while the first steps show what it brings."
-    if mode == "plain":
-        return f"Plain decoding is faster: {_rate(plain)} against {_digits(drafting)} expected with drafts."
-    if drafting <= plain:
-        return f"Drafting is given a chance: {_rate(drafting)} expected against {_digits(plain)} plain."
-    return f"Drafting pays: {_rate(drafting)} expected against {_digits(plain)} plain."
+    if _against(estimates, mode):
+        return f"{'Plain decoding' if mode == 'plain' else 'Drafting'} for now. {faster}"
+    return faster
 
 
-def _reasons(beliefs: _Beliefs, value: float | None) -> list[str]:
+def _faster(estimates: Estimates) -> str | None:
+    """Which of the two is expected to be faster, and by how much; None where one of them is not known."""
+    plain, drafting, speedup = estimates.plain_goodput, estimates.draft_goodput, estimates.speedup
+    if plain is None or drafting is None or speedup is None:
+        return None
+    if abs(speedup - 1.0) < _SAME:
+        return f"Drafting and plain decoding are expected to be equally fast: {_rate(plain)}."
+    if speedup > 1.0:
+        lead = f"Drafting is expected to be {_lead(drafting / plain)} plain decoding"
+        return f"{lead}: {_rate(drafting)} against {_digits(plain)}."
+    lead = f"Plain decoding is expected to be {_lead(plain / drafting)} drafting"
+    return f"{lead}: {_rate(plain)} against {_digits(drafting)}."
+
+
+def _against(estimates: Estimates, mode: StepMode) -> bool:
+    """The step does what is expected to be slower, without being a probe."""
+    speedup = estimates.speedup
+    if speedup is None or abs(speedup - 1.0) < _SAME:
+        return False
+    return (mode == "plain" and speedup > 1.0) or (mode == "speculate" and speedup < 1.0)
+
+
+def _reasons(estimates: Estimates, mode: StepMode) -> list[str]:
     said = []
-    if value:
+    if mode in ("probe_plain", "probe_draft"):
+        said.append(_faster(estimates))
+    elif _against(estimates, mode) and estimates.change_steps is not None:
+        cost = _steps(estimates.change_steps)
+        said.append(f"Changing over costs about {cost}: it waits until the advantage is confirmed and large enough.")
+    said.append(_step(estimates))
+    if estimates.token_price_s is not None:
         said.append(
-            f"A token is worth {_ms(1.0 / value)} (λ = {_rate(value)}): each further draft token must bring "
-            "in what it costs."
+            f"One more token is worth {_duration(estimates.token_price_s)}: a draft token is added only if it is "
+            "expected to bring in more than it costs."
         )
-    thresholds = beliefs.numbers("thresholds")
-    if thresholds and beliefs.mode == "speculate":
-        levels = ", ".join(f"{_percent(level)} after {n}" for level, n in zip(thresholds, _TOKENS, strict=False))
-        said.append(f"A draft ends when the chance that all of it is accepted falls below {levels}.")
-    for kind, steps in (("speculation", "Steps with drafts"), ("plain", "Plain steps")):
-        correction = beliefs.number(f"{kind}_correction")
-        if correction is not None and abs(correction - 1.0) >= _WORTH_SAYING:
-            word = "more" if correction > 1.0 else "less"
-            said.append(f"{steps} bring {_percent(abs(correction - 1.0))} {word} than predicted, which is allowed for.")
-    pace = beliefs.number("pace")
-    if pace is not None and abs(pace - 1.0) >= _WORTH_SAYING:
-        said.append(f"Passes take {pace:.2f} times what they took at start-up.")
+    if mode == "speculate":
+        said.append(_stop(estimates.stop_below))
+    said.extend(_deviations(estimates))
+    if estimates.last_probe is not None:
+        said.append(_last_probe(estimates.last_probe))
+    return [sentence for sentence in said if sentence]
+
+
+def _step(estimates: Estimates) -> str | None:
+    expected = []
+    if estimates.expected_tokens is not None:
+        expected.append(f"emit {estimates.expected_tokens:,.1f} tokens")
+    if estimates.expected_step_s is not None:
+        expected.append(f"take {_duration(estimates.expected_step_s)}")
+    return f"The latest step was expected to {' and '.join(expected)}." if expected else None
+
+
+def _stop(stop_below: tuple[float | None, ...]) -> str | None:
+    """Where drafts end: the first thresholds, and the longest draft where they fix it."""
+    last = next((done for done, level in enumerate(stop_below, 1) if level is not None and level >= 1.0), None)
+    if last == 1:
+        return "A draft ends after one token."
+    levels = [
+        f"{_percent(level)} after {done}"
+        for level, done in zip(stop_below[: None if last is None else last - 1], _TOKENS, strict=False)
+        if level is not None and level >= 0.001
+    ]
+    said = []
+    if levels:
+        said.append(f"A draft ends when the chance that all of it is accepted falls below {', '.join(levels)}.")
+    if last is not None:
+        said.append(f"It ends after {last} tokens at the latest." if levels else f"A draft ends after {last} tokens.")
+    return " ".join(said)
+
+
+def _deviations(estimates: Estimates) -> list[str]:
+    """How measured steps differ from predicted ones, and steps now from those at start-up."""
+    said = []
+    for steps, ratio in (
+        ("Steps with drafts", estimates.draft_measured_over_expected),
+        ("Plain steps", estimates.plain_measured_over_expected),
+    ):
+        if ratio is not None and abs(ratio - 1.0) >= _WORTH_SAYING:
+            word = "more" if ratio > 1.0 else "fewer"
+            share = _percent(abs(ratio - 1.0))
+            said.append(f"{steps} gave {share} {word} tokens/s than predicted; the comparison allows for that.")
+    factor = estimates.speed_factor
+    if factor is not None and abs(factor - 1.0) >= _WORTH_SAYING:
+        word = "more" if factor > 1.0 else "less"
+        said.append(f"Steps take {_percent(abs(factor - 1.0))} {word} time than at start-up.")
     return said
 
 
-def _fixed(snapshot: EngineSnapshot, recent: SpecCounts, measured: float | None) -> Decision:
-    """Of the other policies, which weigh nothing."""
+def _last_probe(probe: Probe) -> str:
+    what = "drafting" if probe.mode == "draft" else "plain decoding"
+    count = "1 step" if probe.steps == 1 else f"{probe.steps:,} steps"
+    ago = "just now" if probe.steps_ago == 0 else f"{probe.steps_ago:,} step{'s' * (probe.steps_ago != 1)} ago"
+    if abs(probe.cost_steps) < _FEWEST_STEPS:
+        outcome = "cost next to nothing"
+    elif probe.cost_steps > 0:
+        outcome = f"cost the time of {_steps(probe.cost_steps)}"
+    else:
+        outcome = f"gained the time of {_steps(-probe.cost_steps)}"
+    return f"The last probe tried {what} for {count}; it ended {ago} and {outcome}."
+
+
+# --- other policies, which compare nothing ---
+
+
+def _counted(snapshot: EngineSnapshot, recent: SpecCounts, measured: float | None) -> Decision:
     if not recent.drafts:
         return Decision(
             mode="plain", headline=f"The policy “{snapshot.policy}” drafts nothing now.", measured_per_s=measured
         )
     drafted, accepted = recent.draft_tokens / recent.drafts, recent.accepted / recent.drafts
-    beliefs = _Beliefs(snapshot.estimates)
-    acceptance, threshold = beliefs.number("acceptance"), beliefs.number("draft_confidence_threshold")
+    acceptance = chance(snapshot.estimates.get("acceptance"))
+    threshold = chance(snapshot.estimates.get("draft_confidence_threshold"))
     said = []
     if acceptance is not None:
-        said.append(f"It believes that {_percent(acceptance)} of the draft tokens are accepted.")
+        said.append(f"It expects {_percent(acceptance)} of the draft tokens to be accepted.")
     if threshold:
         said.append(f"A draft ends where the drafter's confidence falls below {threshold:.2f}.")
-    said.append("Only the policy “auto” weighs drafting against plain decoding.")
+    said.append("Only the policy “auto” compares drafting with plain decoding.")
     return Decision(
         mode="speculating",
         headline=f"The policy “{snapshot.policy}” drafts {drafted:.1f} tokens at a time; {accepted:.1f} are accepted.",
@@ -163,10 +229,12 @@ def _fixed(snapshot: EngineSnapshot, recent: SpecCounts, measured: float | None)
     )
 
 
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
+# --- numbers as they are written; a line must not end before a unit ---
+
+
+def _lead(ratio: float) -> str:
+    """Of the faster one over the other: ``76 % faster than``, ``2.8 times as fast as``."""
+    return f"{ratio:,.1f} times as fast as" if ratio >= 2.0 else f"{_percent(ratio - 1.0)} faster than"
 
 
 def _rate(tokens_per_s: float) -> str:
@@ -177,9 +245,15 @@ def _digits(number: float) -> str:
     return f"{number:,.{0 if number >= 10 else 1}f}"
 
 
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g}\u00a0ms"  # a line must not end before the unit
+def _steps(number: float) -> str:
+    return f"{number:,.1f} steps"
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 1.0:
+        return f"{seconds:,.{0 if seconds >= 100.0 else 1}f}\u00a0s"
+    return f"{1e3 * seconds:.3g}\u00a0ms" if seconds >= 1e-4 else f"{1e6 * seconds:.3g}\u00a0µs"
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.{0 if share >= 0.1 else 1}f}\u00a0%"
+    return f"{100 * share:,.{0 if share >= 0.1 else 1}f}\u00a0%"

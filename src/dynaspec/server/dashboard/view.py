@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from typing import Any, Literal
@@ -10,6 +10,8 @@ from typing import Any, Literal
 from pydantic_core import to_json
 
 from dynaspec.observe.counts import SpecCounts
+from dynaspec.observe.estimates import ProposerEstimates, read_estimates
+from dynaspec.observe.snapshot import EngineSnapshot
 
 from ..live import Update
 from .decision import explain
@@ -95,7 +97,7 @@ def _engine(minute: Sequence[Moment]) -> dict[str, Any]:
             "positions": _positions(counts),
         },
         "decision": asdict(explain(snapshot, _recent(minute))),
-        "drafters": [_drafter(name, on, snapshot.estimates) for name, on in snapshot.proposers.items()],
+        "drafters": _drafters(snapshot),
         "requests": [request._asdict() for request in snapshot.requests[:_SHOWN_REQUESTS]],
         "requests_total": len(snapshot.requests),
     }
@@ -110,8 +112,11 @@ def _positions(counts: SpecCounts) -> list[dict[str, float]]:
     ]
 
 
-def _drafter(name: str, on: bool, estimates: Mapping[str, Any]) -> dict[str, Any]:
-    """A proposer's state, and what the controller believes of it where it says so."""
-    believed = estimates.get("proposers")
-    document = believed.get(name, {}) if isinstance(believed, Mapping) else {}
-    return {"name": name, "on": on, "acceptance": document.get("acceptance"), "cost": document.get("cost")}
+def _drafters(snapshot: EngineSnapshot) -> list[dict[str, Any]]:
+    """Each proposer's state, and what the controller expects of it where it says so."""
+    expected, nothing = read_estimates(snapshot.estimates).proposers, ProposerEstimates()
+    return [
+        {"name": name, "on": on, "acceptance": found.acceptance, "cost": found.cost}
+        for name, on in snapshot.proposers.items()
+        for found in (expected.get(name, nothing),)
+    ]

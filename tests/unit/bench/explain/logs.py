@@ -61,8 +61,8 @@ class Host:
     timed: bool = True
     prefill: int = 0
     offers: Callable[[int], tuple[tuple[int, int], ...]] | None = None
-    evidence: float | None = None
-    """What speaks for each token, where that is more than its confidence."""
+    signal: float | None = None
+    """The signal of each token; None = that of its confidence."""
     whole: bool = False
     """Drafting and verification are not timed apart."""
     silent: bool = False
@@ -104,9 +104,9 @@ class Host:
         right = [random.random(n) < rates for n, rates in zip(drafted, hidden, strict=True)]
         runs = [int(np.cumprod(row).sum()) for row in right]
         confidence = tuple(() if self.silent else tuple(map(float, rates)) for rates in hidden)
-        evidence = () if self.evidence is None else tuple((self.evidence,) * n for n in drafted)
-        logged.trim(view, plan, DraftView(drafted, confidence, evidence))
-        logged.observe(replace(self._outcome(view, plan, drafted, runs, confidence), evidence=evidence))
+        signal = () if self.signal is None else tuple((self.signal,) * n for n in drafted)
+        logged.trim(view, plan, DraftView(drafted, confidence, signal))
+        logged.observe(replace(self._outcome(view, plan, drafted, runs, confidence), signal=signal))
         logged.forget([])
 
     def _outcome(

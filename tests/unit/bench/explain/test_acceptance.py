@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaspec.bench.explain.acceptance import ByPosition, area_under_curve, by_position, calibrate
+from dynaspec.bench.explain.acceptance import area_under_curve, by_position, calibrate, chances, learn_acceptance
 from dynaspec.bench.explain.data import Verdicts
 
 
@@ -43,21 +43,56 @@ def test_calibration_without_predictions():
     assert calibrate(np.zeros(0), np.zeros(0, dtype=bool)) is None
 
 
-def test_by_position_and_beyond():
-    position, accepted = np.array([0, 0, 0, 0, 1, 1, 1]), np.array([1, 1, 1, 0, 1, 0, 0], dtype=bool)
-    none = np.zeros(7)
-    rates = by_position(Verdicts(none.astype(int), position, accepted, none, none))
+def verdicts(*drafts: tuple[int, int, bool]) -> Verdicts:
+    """Of drafts (request, tokens accepted, whether one was rejected behind them)."""
+    tests = [
+        (request, position, position < right)
+        for request, right, rejected in drafts
+        for position in range(right + rejected)
+    ]
+    request, position, accepted = np.array(tests, dtype=np.int64).reshape(-1, 3).T
+    none = np.zeros(request.size)
+    return Verdicts(request, position, accepted.astype(bool), none, none)
+
+
+def test_by_position():
+    rates = by_position(verdicts((0, 1, True), (0, 2, False), (0, 1, True), (0, 0, True)))
     assert rates.tested.tolist() == [4, 3]
     assert rates.accepted.tolist() == [3, 1]
-    assert rates.overall == pytest.approx(4 / 7)
-    smoothed = rates.smoothed(4)
-    assert 4 / 7 < smoothed[0] < 3 / 4
-    assert 1 / 3 < smoothed[1] < 4 / 7
-    assert smoothed[1] == smoothed[2] == smoothed[3]
-    assert rates.smoothed(1).tolist() == [smoothed[0]]
 
 
 def test_no_tests_at_all():
-    rates = ByPosition(np.zeros(0, dtype=int), np.zeros(0, dtype=int))
-    assert rates.overall == 0.0
-    assert rates.smoothed(3).tolist() == [0.0, 0.0, 0.0]
+    rates = by_position(verdicts())
+    assert rates.tested.size == 0
+    assert learn_acceptance(verdicts(), 0).offsets(np.arange(0)).size == 0
+
+
+def test_acceptance_by_position_and_beyond():
+    """Of 400 first tokens three quarters are right, of the 300 second ones behind them a third."""
+    model = learn_acceptance(verdicts(*[(0, 2, False), (0, 1, True), (0, 1, True), (0, 0, True)] * 100), 1)
+    found = chances(model, np.zeros(1, dtype=np.int64), 12)[0]
+    assert found[0] == pytest.approx(3 / 4, abs=0.02)
+    assert found[1] == pytest.approx(1 / 3, abs=0.02)
+    assert found[2:] == pytest.approx(found[1])  # as at the last position tested
+    assert chances(model, np.zeros(1, dtype=np.int64), 1).tolist() == [[found[0]]]
+
+
+def test_a_position_tested_once_is_like_the_one_before():
+    model = learn_acceptance(verdicts(*[(0, 1, False), (0, 0, True)] * 50, (0, 2, False)), 1)
+    first, second = chances(model, np.zeros(1, dtype=np.int64), 2)[0]
+    assert first < second < 0.75
+
+
+def test_the_order_of_a_log_does_not_matter():
+    drafts = [(i % 2, 1, False) if i % 4 else (0, 0, True) for i in range(400)]
+    one, other = (learn_acceptance(verdicts(*order), 2) for order in (drafts, drafts[::-1]))
+    both = np.arange(2)
+    assert chances(one, both, 2) == pytest.approx(chances(other, both, 2), abs=0.02)
+
+
+def test_few_tests_do_not_make_a_request_special():
+    model = learn_acceptance(verdicts(*[(0, 1, False), (0, 0, True)] * 50, (1, 1, False)), 3)
+    usual, lucky, unseen = chances(model, np.arange(3), 1)[:, 0]
+    assert usual == pytest.approx(0.5, abs=0.05)
+    assert unseen == pytest.approx(0.5, abs=0.05)
+    assert usual < lucky < 0.7

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynaspec.bench.explain.acceptance import by_position
-from dynaspec.bench.explain.alternatives import Alternative, alternatives, strictness
+from dynaspec.bench.explain.acceptance import chances, learn_acceptance
+from dynaspec.bench.explain.alternatives import Alternative, alternatives
 from dynaspec.bench.explain.costs import fit_costs
 from dynaspec.bench.explain.data import LogData, load
 from dynaspec.contract.costs import PassCosts
@@ -24,7 +24,7 @@ def estimated(path: Path) -> tuple[LogData, dict[str, Alternative]]:
     data = load(path)
     costs = fit_costs(data)
     assert costs is not None
-    return data, {one.name: one for one in alternatives(data, by_position(data.verdicts), costs)}
+    return data, {one.name: one for one in alternatives(data, costs)}
 
 
 def measured(path: Path) -> float:
@@ -73,11 +73,11 @@ def test_one_step_by_hand(tmp_path) -> None:
 
 def test_requests_that_are_rejected_more_often(tmp_path) -> None:
     data = load(Host(tmp_path / "log", rates=(0.5,), ids=("a", "b")).run(Fixed(1), 200))
-    accepted = np.where(data.verdicts.request == 0, True, np.arange(data.verdicts.request.size) % 4 == 0)
+    accepted = np.where(data.verdicts.request == 0, True, np.arange(data.verdicts.request.size) // 2 % 4 == 0)
     data = replace(data, verdicts=replace(data.verdicts, accepted=accepted))
-    easy, hard = strictness(data, by_position(data.verdicts))
-    assert easy < 0.1
-    assert 1.8 < hard < 2.1
+    easy, hard = chances(learn_acceptance(data.verdicts, 2), np.arange(2), 1)[:, 0]
+    assert easy > 0.95
+    assert hard == pytest.approx(0.25, abs=0.03)
 
 
 def test_lengths_keep_to_rooms_and_wishes(tmp_path) -> None:

@@ -1,31 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.optimize import nnls
 
-from dynaspec.bench.explain.costs import StepWork, fit_costs, nonnegative_least_squares, recorded_work
+from dynaspec.bench.explain.costs import StepWork, fit_costs, recorded_work
 from dynaspec.bench.explain.data import load
 from dynaspec.contract.costs import PassCosts
+from dynaspec.contract.step import Limits, ProposerTraits
 
 from .logs import DRAFT_ROW_S, KV_S, PASS_S, READ_S, REST_S, ROW_S, STEP_S, Fixed, Host
-
-
-@settings(deadline=None)
-@given(seed=st.integers(0, 10_000), columns=st.integers(1, 5))
-def test_nonnegative_least_squares_is_scipys(seed: int, columns: int) -> None:
-    random = np.random.default_rng(seed)
-    x, y = random.normal(size=(20, columns)), random.normal(size=20)
-    assert nonnegative_least_squares(x, y) == pytest.approx(
-        nnls(x, y)[0], abs=1e-4
-    )  # equals, see below, are that close
-
-
-def test_of_equal_solutions_the_one_with_fewer_columns():
-    x = np.ones((5, 3))
-    assert nonnegative_least_squares(x, np.full(5, 2.0)).tolist() == [2.0, 0.0, 0.0]
 
 
 class Varied(Fixed):
@@ -38,14 +23,14 @@ class Varied(Fixed):
 
 def true_price(work: StepWork) -> np.ndarray:
     target = STEP_S + ROW_S * (work.verify_rows + work.prefill_rows) + KV_S * work.kv_tokens + READ_S * work.kv_read
-    return target + PASS_S * work.passes + DRAFT_ROW_S * work.draft_rows + REST_S
+    return target + PASS_S * work.passes + DRAFT_ROW_S * (work.drawn + work.read_in) + REST_S
 
 
-def imagined(rows: float) -> StepWork:
-    one = np.ones(1)
-    return StepWork(
-        one, one, one * 2, one * 2, verify_rows=one * rows, kv_tokens=one * 300, kv_read=one * 100, prefill_rows=one * 0
-    )
+def imagined(rows: int) -> StepWork:
+    """One request with a draft; plain decoding if there is no other row."""
+    k = rows - 1
+    columns = (rows, 0, 100, 100 * rows, min(k, 1), k, k, 0)
+    return StepWork(*(np.full(1, float(value)) for value in columns))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +65,18 @@ def test_a_start_up_profile_says_what_the_log_cannot(tmp_path) -> None:
     truth = true_price(plain)
     assert with_profile.price(plain) == pytest.approx(truth, rel=0.1)
     assert abs(without.price(plain) / truth - 1) > abs(with_profile.price(plain) / truth - 1)
+
+
+def test_beside_a_model_lookups_are_not_what_is_priced(tmp_path) -> None:
+    """However much more they draft."""
+    lookup = ProposerTraits("ngram", passes_per_draft="none")
+    limits = Limits(tuple(range(9)), proposers=(lookup, ProposerTraits("draft_model")))
+    data = load(Host(tmp_path / "log", limits=replace(limits, proposers=limits.proposers[1:])).run(Varied(0), 60))
+    found = np.where(data.rows.drafted < 8, 0, 1)
+    data = replace(data, limits=limits, rows=replace(data.rows, proposer=found))
+    costs = fit_costs(data)
+    assert costs.drafter == 1
+    assert recorded_work(data).drawn.sum() == data.rows.drafted[found == 1].sum()
 
 
 def test_no_times(tmp_path) -> None:

@@ -2,21 +2,35 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from dynaspec.bench.explain import words
 from dynaspec.bench.explain.data import load
 from dynaspec.bench.explain.figures import lengths_over_time
+from dynaspec.bench.explain.reasons import POLICY, reasons
 from dynaspec.bench.explain.report import analyse, render, write_report
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.step import Limits, ProposerTraits, StopRule
+from dynaspec.contract.step import Limits, ProposerTraits, SpecPlan, StepView, StopRule
 from dynaspec.observe.decision_log import DecisionLog
 
 from .logs import Fixed, Host
+
+EXPECTED: dict[str, Any] = {
+    "mode": "speculate",
+    "expected_tokens": 5.0,
+    "expected_step_s": 0.006,
+    "plain_goodput": 300.0,
+    "draft_goodput": 500.0,
+    "token_price_s": 0.002,
+}
+"""What ``auto`` says of a step, without what no reader of logs looks at."""
 
 VOID = {"meta", "br", "img", "link", "input"}
 
@@ -64,26 +78,23 @@ def report(path: Path) -> tuple[str, Checked]:
 
 
 def test_everything(tmp_path):
-    believed = {
-        "mode": "speculate",
-        "reason": "it pays",
-        "goodput": 500.0,
-        "plain_goodput": 300.0,
-        "predicted_step_s": 0.006,
-        "predicted_emitted": 5.0,
-    }
     stop = StopRule(below=(0.1,) * 4, signal="survival", weight=1.0, bias=(0.0,), offset=(0.0, 0.5))
     header = {"speculative_config": {"policy": "auto"}}
-    path = Host(tmp_path / "log", rates=(0.9, 0.7, 0.6, 0.5), header=header).run(Fixed(4, stop, believed), 120)
+    path = Host(tmp_path / "log", rates=(0.9, 0.7, 0.6, 0.5), header=header).run(Fixed(4, stop, EXPECTED), 120)
     text, checked = report(path)
     assert checked.tags.count("svg") == 6
-    for words in (
+    for part in (
         "A <report>",
         "Decisions of the policy “auto”",
         "120 steps decoded 2 requests, at most 2 at a time",
         "A draft was made in 100 % of all cases",
-        "By its own account the controller's steps were: speculate 100 %.",
-        "Its reason for “speculate” was always: it pays.",
+        "By its own account the controller's steps were: drafting 100 %.",
+        "Its reason for drafting was always: drafting was expected to be faster.",
+        "On average a step was expected to emit 5.00 tokens and emitted ",
+        "The median step was expected to take 6 ms and took ",
+        "Drafting was expected to be faster than plain decoding in all 120 steps, by 67 % in the median.",
+        "One more token was worth 2 ms in the median: a draft token was added only if it was expected to bring in more "
+        "than it cost.",
         "By estimate, plain decoding would have been",
         "The best fixed length",
         "The oracle, which drafts exactly as far as the target agrees",
@@ -94,7 +105,7 @@ def test_everything(tmp_path):
         "Where time went",
         "0 of 240 cases (a request in a step) had no draft verified.",
     ):
-        assert words in text
+        assert part in text
 
 
 def test_the_estimate_is_what_the_stop_rule_says(tmp_path):
@@ -110,25 +121,129 @@ def test_the_estimate_is_what_the_stop_rule_says(tmp_path):
         assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_estimate_rests_on_the_evidence_where_there_is_more_than_a_confidence(tmp_path):
+def test_the_estimate_rests_on_the_signal_where_there_is_more_than_a_confidence(tmp_path):
     """σ(2·0.25 + 1) at the second position, whatever the confidence is; the confidence is reported as it was."""
     stop = StopRule(below=(0.1,), signal="survival", weight=2.0, bias=(0.0, 1.0), offset=(0.0, 0.0))
-    tests = load(Host(tmp_path / "log", rates=(0.9,), evidence=0.25).run(Fixed(2, stop), 50)).verdicts
+    tests = load(Host(tmp_path / "log", rates=(0.9,), signal=0.25).run(Fixed(2, stop), 50)).verdicts
     assert tests.confidence == pytest.approx(0.9)
     assert tests.estimate[tests.position == 0] == pytest.approx(0.6224593)
     assert tests.estimate[tests.position == 1] == pytest.approx(0.8175745)
 
 
-def test_the_evidence_of_a_confidence_is_cut(tmp_path):
+def test_the_signal_of_a_confidence_is_cut(tmp_path):
     stop = StopRule(below=(0.1,), signal="survival", offset=(0.0, 0.0))
     tests = load(Host(tmp_path / "log", rates=(1.0,)).run(Fixed(2, stop), 20)).verdicts
     assert tests.estimate == pytest.approx(0.9975274)  # σ(6)
 
 
 def test_the_estimate_of_a_controller_without_stop_rule(tmp_path):
-    believed = {"survival": {"weight": 1.0, "bias": [0.0, 0.0]}}
+    believed = {"proposers": {"draft_model": {"signal": {"weight": 1.0, "bias": [0.0, 0.0]}}}}
     tests = load(Host(tmp_path / "log", rates=(0.7,)).run(Fixed(2, believed=believed), 20)).verdicts
     assert tests.estimate == pytest.approx(0.7)
+    other = {"proposers": {"ngram": {"signal": {"weight": 1.0, "bias": [0.0, 0.0]}}}}
+    tests = load(Host(tmp_path / "log", rates=(0.7,)).run(Fixed(2, believed=other), 20)).verdicts
+    assert np.isnan(tests.estimate).all()
+
+
+class Said(Fixed):
+    """A controller that says something else in every step."""
+
+    def __init__(self, length: int, said: list[dict[str, Any]]) -> None:
+        super().__init__(length)
+        self.said = said
+
+    def estimates(self) -> Mapping[str, Any]:
+        return self.said[min(self.planned, len(self.said)) - 1]
+
+    def plan(self, view: StepView) -> SpecPlan:
+        self.planned = view.step + 1
+        return super().plan(view)
+
+
+def probed(mode: str, cost: float, steps: int = 4) -> dict[str, Any]:
+    return {"last_probe": {"mode": mode, "steps": steps, "cost_steps": cost, "steps_ago": 1}}
+
+
+def expected_of(path: Path, said: list[dict[str, Any]], length: int = 2) -> str:
+    """What the summary says of the controller's expectations."""
+    data = load(Host(path).run(Said(length, said), len(said)))
+    return " ".join(words.decisions(data) + words.expectations(data)).replace("\u00a0", " ")
+
+
+def test_probes_are_told_with_what_they_cost(tmp_path: Path) -> None:
+    """The last account of a probe counts; one that had ended before the log began does not."""
+    before, plain = probed("plain", 7.0), {"mode": "plain"}
+    said = [
+        {"mode": "plain"} | before,
+        *[{"mode": "probe_draft"} | before] * 3,
+        plain | probed("draft", 0.5),
+        plain | probed("draft", 0.75),
+        *[{"mode": "probe_plain"} | probed("draft", 0.8)] * 2,
+        {"mode": "speculate"} | probed("plain", -0.3, steps=2),
+        {"mode": "speculate"} | probed("plain", -0.3, steps=2),
+    ]
+    text = expected_of(tmp_path / "log", said)
+    assert (
+        "1 probe of drafting and 1 probe of plain decoding ended in the log; together they cost the time of 0.5 steps, "
+        "5.0 % of all. The last one tried plain decoding for 2 steps and gained the time of 0.3 steps."
+    ) in text
+    assert (
+        "steps were: plain decoding 30 %, probes of drafting 30 %, probes of plain decoding 20 %, drafting 20 %" in text
+    )
+
+
+def test_a_single_probe(tmp_path: Path) -> None:
+    text = expected_of(tmp_path / "log", [{"mode": "probe_plain"}, {"mode": "speculate"} | probed("plain", 1.0)])
+    assert "1 probe of plain decoding ended in the log; it cost the time of 1.0 steps, 50 % of all." in text
+    assert "The last one" not in text
+
+
+@pytest.mark.parametrize(
+    ("cost", "sentence"),
+    [
+        (-2.0, "2 probes of drafting ended in the log; together they gained the time of 4.0 steps."),
+        (0.001, "2 probes of drafting ended in the log; together they cost next to nothing."),
+    ],
+)
+def test_probes_that_cost_nothing(tmp_path: Path, cost: float, sentence: str) -> None:
+    probe, plain = {"mode": "probe_draft"}, {"mode": "plain"}
+    said = [probe, plain | probed("draft", cost), probe | probed("draft", cost), plain | probed("draft", cost)]
+    assert sentence in expected_of(tmp_path / "log", said)
+
+
+def test_which_was_expected_to_be_faster_and_why_the_slower_went_on(tmp_path: Path) -> None:
+    said = [
+        {"mode": "plain", "plain_goodput": 300.0, "draft_goodput": 240.0},
+        {"mode": "plain", "plain_goodput": 300.0, "draft_goodput": 330.0},
+        {"mode": "speculate", "plain_goodput": 300.0, "draft_goodput": 600.0},
+        {"mode": "plain", "plain_goodput": 300.0, "draft_goodput": 0.0},
+        {"mode": "plain", "plain_goodput": 300.0},
+    ]
+    text = expected_of(tmp_path / "log", said, length=0)
+    for part in (
+        "Drafting was expected to be faster than plain decoding in 67 % of 3 steps, by 55 % in the median.",
+        "Plain decoding was expected to be faster than drafting in 33 % of 3 steps, by 25 % in the median.",
+        "Nothing could be drafted in 1 step.",
+    ):
+        assert part in text
+    counted = reasons(load(tmp_path / "log"))
+    assert counted == {
+        f"{POLICY}: plain decoding was expected to be faster": 2,
+        f"{POLICY}: drafting was expected to be faster, but that was not confirmed yet, or too little to repay the "
+        "change": 2,
+        f"{POLICY}: a draft for this request was not expected to pay": 2,
+        f"{POLICY}: nothing could be drafted": 2,
+        POLICY: 2,
+    }
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.82, 0, "fast", None, True, [1.0]])
+def test_expectations_that_cannot_be_are_left_out(tmp_path: Path, wrong: object) -> None:
+    believed = dict.fromkeys(EXPECTED, wrong) | {"mode": "speculate", "last_probe": wrong}
+    data = load(Host(tmp_path / "log").run(Fixed(2, believed=believed), 5))
+    assert words.expectations(data) == (["Nothing could be drafted in 5 steps."] if wrong == 0 else [])
+    text, _ = report(tmp_path / "log")
+    assert "This controller expects neither a goodput nor a step time" in text or wrong == 0
 
 
 @pytest.mark.parametrize(("steps", "length", "rate"), [(1, 0, 0.0), (1, 1, 1.0), (2, 8, 0.0), (2, 8, 1.0)])
@@ -155,10 +270,10 @@ def test_a_host_that_measures_no_time(tmp_path):
 @pytest.mark.parametrize(
     "believed",
     [
-        {"mode": 3, "reason": None, "goodput": "fast", "survival": [1]},
-        {"goodput": float("nan"), "predicted_step_s": float("inf"), "survival": {"weight": "x"}},
-        {"survival": {"weight": 1.0}, "plain_step_s": 0.0, "goodput": True},
-        {"survival": {"weight": 1.0, "bias": []}, "plain_step_s": 0.01, "goodput": 1e-300},
+        {"mode": 3, "reason": None, "plain_goodput": "fast", "proposers": [1]},
+        {"expected_step_s": float("inf"), "proposers": {"draft_model": {"signal": {"weight": "x"}}}},
+        {"draft_goodput": True, "proposers": {"draft_model": {"signal": {"weight": 1.0}}}},
+        {"expected_tokens": 1e-300, "expected_step_s": 0.01, "proposers": {"draft_model": {"signal": {"weight": 1.0}}}},
     ],
 )
 def test_estimates_of_other_controllers(tmp_path, believed):

@@ -52,33 +52,6 @@ def test_learns_the_cost_of_a_host_that_measured_nothing() -> None:
     assert goodput > 0.95 * best_fixed(1, 1.0, 1600)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_an_adversarial_drafter_costs_little(seed: int) -> None:
-    """Never right, always sure of itself."""
-    trace = Loop(1, seed, lambda step, r: 0.0, confidence=0.95, noise=0.0).run(auto(), 400)
-    plain = Loop(1, seed, noise=0.0).run(PlainController(), 400)
-    assert trace.goodput >= 0.97 * plain.goodput
-
-
-def test_a_drafter_that_turns_useless_is_dropped_and_taken_up_again() -> None:
-    """A trial, of which there are few, may miss: two on end do in one run of twenty."""
-    back = []
-    for seed in range(1, 17):
-        trace = Loop(1, seed, lambda step, r: float(step < 100 or step > 250)).run(auto(), 800)
-        assert trace.mean_length(60, 100) > 1.5
-        assert trace.mean_length(131, 161) <= 0.5
-        back.append(trace.mean_length(700, 800) > 1.5)
-    assert sum(back) >= 13
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_hard_to_believe_is_believed_soon(seed: int) -> None:
-    """A drafter that was right nine times in ten, and then never."""
-    trace = Loop(1, seed, lambda step, r: float(step < 100)).run(auto(), 140)
-    assert trace.mean_length(60, 100) > 1.5
-    assert trace.mean_length(115, 140) <= 0.3
-
-
 def test_requests_that_are_hard_to_draft_for_get_less_than_others() -> None:
     row_s = 0.1e-3  # else the target's rows up to eight are next to free, and all get one
     costs = replace(COSTS, target=tuple((rows, seconds + row_s * rows) for rows, seconds in COSTS.target))
@@ -113,7 +86,7 @@ def test_ended_requests_leave_nothing_behind() -> None:
     Loop(4, 1).run(controller, 20)
     controller.forget(["0", "1", "2", "3", "never seen"])
     Loop(4, 2).run(controller, 20)
-    assert len(controller._places) == 4
+    assert controller._slots.size == 4
 
 
 def test_says_what_it_believes_in_plain_values() -> None:
@@ -124,9 +97,9 @@ def test_says_what_it_believes_in_plain_values() -> None:
     Loop(2, 1).run(controller, 50)
     found = json.loads(json.dumps(dict(controller.estimates())))
     assert found["mode"] in ("plain", "speculate", "probe_plain", "probe_draft")
-    assert 0 < found["predicted_step_s"] < 0.1
-    assert found["plain_goodput"] == pytest.approx(2 / found["plain_step_s"])
-    assert found["speculation_goodput"] > 0
+    assert 0 < found["expected_step_s"] < 0.1
+    assert found["token_price_s"] == pytest.approx(1 / max(found["plain_goodput"], found["draft_goodput"]), rel=0.1)
+    assert found["draft_goodput"] > found["plain_goodput"] > 0
     assert 0.5 < found["proposers"]["draft_model"]["acceptance"][0] < 0.95
 
 

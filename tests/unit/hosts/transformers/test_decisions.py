@@ -143,7 +143,7 @@ def test_auto_varies_its_lengths(decoder: Models, tmp_path: Path) -> None:
     generate(decoder.target, decoder.inputs, assistant_model=decoder.assistant, decision_log=path, **GREEDY)
     lengths = {call.outcome.drafted[0] for call in read_calls(path) if isinstance(call, ObserveCall)}
     assert len(lengths) > 2
-    assert any(call.drafts.evidence for call in read_calls(path) if isinstance(call, TrimCall))
+    assert any(call.drafts.signal for call in read_calls(path) if isinstance(call, TrimCall))
 
 
 def test_heuristic_lengths_are_those_of_transformers(decoder: Models, tmp_path: Path) -> None:

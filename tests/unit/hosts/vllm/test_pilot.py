@@ -169,10 +169,10 @@ def test_metrics_are_named_as_the_embedded_engine_s() -> None:
     gauges = Gauges(("engine",), registry)
     first = SpecCounts(drafts=4, accepted=6, accepted_per_pos=(4, 2), request_steps=5)
     values: dict[str, Any] = {"policy": "auto", "longest": 3, "deciding": True, "goodput": 50.0}
-    gauges.show(Report(**values, k=3, running=2, counts=first, estimates={"mode": "speculate", "goodput": 60.0}), ["0"])
-    gauges.show(
-        Report(**values, k=0, running=2, counts=first + first, estimates={"mode": "plain", "goodput": 40.0}), ["0"]
-    )
+    drafting = {"mode": "speculate", "expected_tokens": 6.0, "expected_step_s": 0.1}
+    plain = {"mode": "plain", "expected_tokens": 2.0, "expected_step_s": 0.05}
+    gauges.show(Report(**values, k=3, running=2, counts=first, estimates=drafting), ["0"])
+    gauges.show(Report(**values, k=0, running=2, counts=first + first, estimates=plain), ["0"])
     engine = {"engine": "0"}
     sample = registry.get_sample_value
     assert sample("dynaspec:draft_length_chosen", engine) == 0

@@ -132,7 +132,7 @@ def build_outcome(opened: Open, came: Came, pass_rows: int | None, ended_s: floa
         draft_s=opened.ended_s - opened.began_s,
         verify_s=ended_s - opened.ended_s,
         step_s=ended_s - opened.began_s,
-        evidence=_of(opened.drafted.evidence, places) if opened.drafted.evidence else (),
+        signal=_of(opened.drafted.signal, places) if opened.drafted.signal else (),
     )
 
 

@@ -147,7 +147,7 @@ class Run:
         if isinstance(proposer, NgramProposer):
             alone = proposer.propose(batch(text), plan(plan_.depth[place])).tokens[0, : len(drafts)].tolist()
             self.looked_up += len(drafts)
-        elif plan_.glimpse:  # of some, only the latest tokens are read
+        elif plan_.probe_context:  # of some, only the latest tokens are read
             return
         else:
             if plan_.gate_kv_below:  # within a draft, tokens are made without the KV that is left out

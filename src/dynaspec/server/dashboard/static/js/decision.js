@@ -21,11 +21,12 @@ export function drawDrafters(drafters) {
 }
 
 function row({ name, on, acceptance, cost }) {
-  const believed = acceptance ? `${acceptance.slice(0, POSITIONS).map((share) => Math.round(100 * share)).join(" · ")} %` : "–";
-  const pass = cost?.pass_s ? format.duration(1e3 * cost.pass_s).join(" ") : "–";
+  const shares = acceptance.slice(0, POSITIONS).map((share) => (share === null ? "–" : Math.round(100 * share)));
+  const expected = shares.length ? `${shares.join(" · ")} %` : "–";
+  const pass = cost.pass_s ? format.duration(1e3 * cost.pass_s).join(" ") : "–";
   const state = el("span", { className: "switch", "data-on": String(on) }, on ? "on" : "off after faults");
   return el(
     "tr", {},
-    el("td", {}, name), el("td", {}, state), el("td", {}, believed), el("td", { className: "number" }, pass),
+    el("td", {}, name), el("td", {}, state), el("td", {}, expected), el("td", { className: "number" }, pass),
   );
 }

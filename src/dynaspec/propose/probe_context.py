@@ -1,4 +1,4 @@
-"""Reading only the latest tokens of a request that the drafter has not followed, see ``SpecPlan.glimpse``.
+"""Reading only the latest tokens of a request that the drafter has not followed, see ``SpecPlan.probe_context``.
 
 They keep their positions and slots, but see nothing of what is before them. So the blocks before are left out of the
 request's table. Blocks that others read as well may hold KV that is valid for them: those are left alone.
@@ -16,7 +16,7 @@ from dynaspec.kv.tables import BlockTables
 Bools = npt.NDArray[np.bool_]
 
 
-def glimpse_from(batch: DecodeBatch, drafting: Bools, seen: Ints, tables: BlockTables, tokens: int) -> Ints:
+def probe_from(batch: DecodeBatch, drafting: Bools, seen: Ints, tables: BlockTables, tokens: int) -> Ints:
     """
     Args:
         drafting: [B]

@@ -19,24 +19,26 @@ def next_token(text: list[int], first: int) -> int:
 
 def test_a_glimpse_reads_the_latest_tokens_alone_and_drafts_one() -> None:
     desk = Desk(100)
-    drafts = desk.propose(4, glimpse=32)
+    drafts = desk.propose(4, probe_context=32)
     first = 80  # the first block in the last 32
     assert [read.tokens for reads in desk.model.reads for read in reads] == [desk.texts[0][first:]]
     assert drafts.tokens.tolist() == [[next_token(desk.texts[0], first)]]
     assert drafts.rows_per_pass == (20,)
 
 
-@pytest.mark.parametrize(("glimpse", "read"), [(1, 8), (20, 8), (24, 24), (25, 24), (100, 88), (104, 104), (200, 104)])
-def test_it_begins_with_a_block(glimpse: int, read: int) -> None:
+@pytest.mark.parametrize(
+    ("probe_context", "read"), [(1, 8), (20, 8), (24, 24), (25, 24), (100, 88), (104, 104), (200, 104)]
+)
+def test_it_begins_with_a_block(probe_context: int, read: int) -> None:
     desk = Desk(104)
     assert BLOCK == 16
-    desk.propose(1, glimpse=glimpse)
+    desk.propose(1, probe_context=probe_context)
     assert rows(desk.model.reads[0]) == [read]
 
 
 def test_afterwards_the_drafter_lacks_as_much_and_reads_all() -> None:
     desk = Desk(100)
-    desk.commit(desk.propose(4, glimpse=32), 1)
+    desk.commit(desk.propose(4, probe_context=32), 1)
     assert desk.lags == (101,)
     drafts = desk.propose(3)
     assert rows(desk.model.reads[0]) == [102]
@@ -47,7 +49,7 @@ def test_afterwards_the_drafter_lacks_as_much_and_reads_all() -> None:
 def test_of_whom_the_drafter_lacks_less_is_read_on_and_drafts_as_many_as_wanted() -> None:
     desk = Desk(100, 100)
     desk.commit(desk.propose(3, 0), 1, 0)
-    drafts = desk.propose(3, 3, glimpse=32)
+    drafts = desk.propose(3, 3, probe_context=32)
     assert drafts.lens.tolist() == [3, 1]
     assert rows(desk.model.reads[0]) == [1, 101 - 80]
     assert drafts.tokens[0].tolist() == plain_decode(desk.texts[0], 3)
@@ -58,7 +60,7 @@ def test_of_whom_the_drafter_lacks_less_is_read_on_and_drafts_as_many_as_wanted(
 def test_who_lags_by_more_than_is_read_in_a_step_drafts_too() -> None:
     desk = Desk(100, catch_up_tokens=40)
     assert desk.propose(1).skipped == {"a": "catching_up"}
-    drafts = desk.propose(1, glimpse=32)
+    drafts = desk.propose(1, probe_context=32)
     assert (drafts.lens.tolist(), drafts.skipped) == ([1], {})
 
 
@@ -66,13 +68,13 @@ def test_blocks_that_others_read_are_left_alone() -> None:
     """The drafter's KV of them may be valid there."""
     desk = Desk(100)
     desk.tables.pool.share(desk.tables.blocks(0)[5])
-    desk.propose(1, glimpse=32)
+    desk.propose(1, probe_context=32)
     assert rows(desk.model.reads[0]) == [100]
 
 
 def test_who_does_not_draft_is_not_read() -> None:
     desk = Desk(100, 100)
-    desk.propose(0, 1, glimpse=32)
+    desk.propose(0, 1, probe_context=32)
     assert rows(desk.model.reads[0]) == [100 - 80]
     assert desk.lags == (99, 99)
 
@@ -83,6 +85,6 @@ def test_what_a_glimpse_has_written_is_offered_to_nobody() -> None:
     desk.propose(1)
     blocks = desk.tables.blocks(0)
     desk.proposer.admit(0, ())
-    desk.propose(1, glimpse=32)
+    desk.propose(1, probe_context=32)
     desk.proposer.admit(0, blocks[:6])
     assert desk.lags == (99 - 80,)

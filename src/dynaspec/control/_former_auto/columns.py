@@ -87,13 +87,13 @@ def matches_of(steps: Sequence[tuple[StepOutcome, Pending | None]], proposer: in
 def evidence_of(source: DraftView | StepOutcome, lens: Sequence[int]) -> Floats:
     """[N] what speaks for each drafted token, one request after the other; 0 where a proposer says nothing."""
     total = sum(lens)
-    if source.evidence and sum(map(len, source.evidence)) == total:
-        return np.fromiter(chain.from_iterable(source.evidence), np.float64, total)
+    if source.signal and sum(map(len, source.signal)) == total:
+        return np.fromiter(chain.from_iterable(source.signal), np.float64, total)
     found = np.zeros(total)
     first = 0
     for i, length in enumerate(lens):
-        if length and source.evidence and len(source.evidence[i]) >= length:
-            found[first : first + length] = source.evidence[i][:length]
+        if length and source.signal and len(source.signal[i]) >= length:
+            found[first : first + length] = source.signal[i][:length]
         elif length and len(source.confidence[i]) >= length:
             found[first : first + length] = logits(np.array(source.confidence[i][:length]))
         first += length
@@ -102,7 +102,7 @@ def evidence_of(source: DraftView | StepOutcome, lens: Sequence[int]) -> Floats:
 
 def evidence_of_all(outcomes: Sequence[StepOutcome]) -> Floats:
     """``evidence_of`` all drafted tokens of some steps, one step after the other."""
-    rows = [row for outcome in outcomes for row in outcome.evidence]
+    rows = [row for outcome in outcomes for row in outcome.signal]
     if list(map(len, rows)) == [length for outcome in outcomes for length in outcome.drafted]:
         return np.array(list(chain.from_iterable(rows)), dtype=np.float64)
     return np.concatenate([evidence_of(outcome, outcome.drafted) for outcome in outcomes])
@@ -111,12 +111,12 @@ def evidence_of_all(outcomes: Sequence[StepOutcome]) -> Floats:
 def echo_of(drafts: DraftView, lens: Sequence[int]) -> Floats:
     """[N] the part of the evidence that hangs on which token was drawn."""
     total = sum(lens)
-    if drafts.echo and sum(map(len, drafts.echo)) == total:
-        return np.fromiter(chain.from_iterable(drafts.echo), np.float64, total)
+    if drafts.repeat_bonus and sum(map(len, drafts.repeat_bonus)) == total:
+        return np.fromiter(chain.from_iterable(drafts.repeat_bonus), np.float64, total)
     found = np.zeros(total)
     first = 0
     for i, length in enumerate(lens):
-        if length and drafts.echo and len(drafts.echo[i]) >= length:
-            found[first : first + length] = drafts.echo[i][:length]
+        if length and drafts.repeat_bonus and len(drafts.repeat_bonus[i]) >= length:
+            found[first : first + length] = drafts.repeat_bonus[i][:length]
         first += length
     return found

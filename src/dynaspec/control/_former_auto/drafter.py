@@ -179,7 +179,7 @@ class ModelDrafter:
         self._confident = traits.has_confidence
         self._single_pass = traits.passes_per_draft == "one"
         self._idle_pass = traits.idle_pass
-        self._glimpses = traits.glimpses
+        self._glimpses = traits.probe_context
         self._index = index
         self._cost, self._target = costs.drafters[index], costs.target
         self._prior = AcceptanceModel(_GLIMPSE_LOSS, _MODEL_BIAS, weight_variance=_GLIMPSE_VARIANCE)

@@ -1,0 +1,86 @@
+"""Plans that are repeated where steps are short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dynaspec.contract.step import Limits, ProposerTraits, StepView
+from dynaspec.control.auto import AutoController, CachedPlan
+from support.closed_loop import COSTS, LIMITS, SMALL_PAIR, Loop, Machine
+
+
+class Counted(AutoController):
+    plans = 0
+
+    def plan(self, view: StepView):  # type: ignore[no-untyped-def]
+        self.plans += 1
+        return super().plan(view)
+
+
+def cached(machine: Machine = SMALL_PAIR, limits: Limits = LIMITS) -> tuple[CachedPlan, Counted]:
+    inner = Counted(limits, longest=16, costs=machine.costs())
+    return CachedPlan(inner, limits), inner
+
+
+def test_short_steps_are_planned_rarely_and_long_ones_each() -> None:
+    slow = replace(SMALL_PAIR, rows=tuple((n, 100 * s) for n, s in SMALL_PAIR.rows), host=0.3)
+    for machine, most, least in ((SMALL_PAIR, 160, 0), (slow, 400, 400)):
+        controller, inner = cached(machine)
+        Loop(1, 1, machine=machine).run(controller, 400)
+        assert least <= inner.plans <= most
+
+
+def test_a_repeated_plan_gives_what_planning_each_step_does() -> None:
+    controller, _ = cached()
+    alone = AutoController(LIMITS, longest=16, costs=COSTS)
+    assert Loop(4, 3).run(controller, 400).goodput > 0.95 * Loop(4, 3).run(alone, 400).goodput
+
+
+def drafting(requests: int = 4) -> tuple[CachedPlan, Counted, StepView]:
+    """A controller in the midst of drafting, whose plan may be repeated, and the next step's view."""
+    controller, inner = cached()
+    loop, steps = Loop(requests, 1), 60
+    loop.run(controller, steps)
+    while not inner.repeatable or inner.estimates()["mode"] != "speculate":
+        steps += 1
+        view = replace(loop._view(steps, [0] * requests))
+        controller.plan(view)
+        assert steps < 200
+    return controller, inner, loop._view(steps + 1, [0] * requests)
+
+
+def test_a_request_that_comes_gets_what_the_others_have() -> None:
+    controller, inner, view = drafting()
+    before, plans = controller.plan(view), inner.plans
+    joined = replace(view, step=view.step + 1, ids=(*view.ids[:3], "new"))
+    plan = controller.plan(joined)
+    assert inner.plans == plans
+    assert plan.depth[:3] == before.depth[:3]
+    assert plan.depth[3] == max(before.depth)
+    assert plan.stop is not None
+    assert len(plan.stop.offset) == 4
+
+
+def test_a_plan_is_made_anew_where_prompts_are_unread() -> None:
+    controller, inner, view = drafting()
+    plans = inner.plans
+    controller.plan(replace(view, ids=("a", "b", "c", "d"), lag=((500,) * 4,)))
+    assert inner.plans == plans + 1
+
+
+def test_a_request_near_its_end_shortens_its_own_draft_alone() -> None:
+    controller, _, view = drafting()
+    before = controller.plan(view).depth
+    ending = replace(view, step=view.step + 1, room_depth=(1, *view.room_depth[1:]))
+    assert controller.plan(ending).depth == (min(1, before[0]), *before[1:])
+    assert controller.plan(replace(view, step=view.step + 2)).depth == before
+
+
+def test_hosts_are_asked_for_no_more_than_the_next_plan_uses() -> None:
+    controller, inner, view = drafting()
+    plan = controller.plan(view)
+    assert plan.next_needs == ("lag" if inner.repeatable else "all")
+    lookup = ProposerTraits("ngram", "none", has_confidence=False)
+    both = replace(LIMITS, proposers=(*LIMITS.proposers, lookup))
+    asked, _ = cached(limits=both)
+    assert asked.plan(Loop(2, limits=both)._view(0, [0, 0])).next_needs == "all"
