@@ -491,7 +491,7 @@ def test_a_file_that_cannot_be_created() -> None:
         DecisionLog("/nowhere/log.jsonl")
 
 
-GOOD = '{"format":"dynaspec-decision-log","version":1,"dynaspec":"0.1.0","header":{}}\n'
+GOOD = '{"format":"dynaspec-decision-log","version":2,"dynaspec":"0.1.0","header":{}}\n'
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ GOOD = '{"format":"dynaspec-decision-log","version":1,"dynaspec":"0.1.0","header
         ("hello\n", "line 1: it is no JSON"),
         ("[1]\n", "line 1: it holds list; expected a JSON object"),
         ('{"prompt": "x"}\n', "line 1: it is no decision log's header; expected the format"),
-        (GOOD.replace(":1,", ":9,"), "line 1: the version is 9; expected 1"),
+        (GOOD.replace(":2,", ":9,"), "line 1: the version is 9; expected 2"),
         (GOOD.replace(',"header":{}', ""), "line 1: the field 'header' is missing"),
         (GOOD.replace('"header":{}', '"header":3'), "line 1: header is 3; expected a JSON object"),
         (GOOD.replace("{}}", '{"seed":"x"}}'), "line 1: seed is 'x'; expected an integer"),

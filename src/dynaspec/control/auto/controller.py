@@ -29,9 +29,9 @@ Ints = npt.NDArray[np.int64]
 
 _PENDING = 16
 """Planned steps whose outcome may still come."""
-_ROUNDS, _SAME = 2, 0.02
-"""Times that lengths and the token price are fitted to each other, which go on from the last ones; and the share by
-which they may differ."""
+_ROUNDS, _SAME = 2, 0.1
+"""Times that lengths and the token price are fitted to each other, from the last advantage over plain decoding on;
+and the share by which they may differ."""
 _PLANNING_S, _LONGEST_REPEAT = 5e-4, 32
 """What planning takes within a step, about, on a server's CPU; and steps for which a plan is repeated at most."""
 _WORTH_TRIMMING = 0.2
@@ -81,7 +81,7 @@ class AutoController:
         # Lengths are rounded before drafting, not after: where few can run, or all must be alike, drafts are not cut.
         dense = limits.ragged and len(limits.draft_lens) == limits.draft_lens[-1] + 1
         self._can_stop, self._can_trim = limits.can_stop and dense, limits.can_trim and dense
-        self._price, self._step, self._rejected = 0.0, 0, 0
+        self._price, self._advantage, self._step, self._rejected = 0.0, 1.0, 0, 0
         self._pending: dict[int, Planned] = {}
         self._latest: Planned | None = None
         self._worth: dict[int, float] = {}
@@ -227,11 +227,13 @@ class AutoController:
         explorer.meet(at.cap.size)
         plain = at.plain.goodput * explorer.ratio(PLAIN)
         for _ in range(_ROUNDS):
-            before = self._price or 1.0 / plain
+            before = self._price = 1.0 / (self._advantage * plain)
             found = self._candidates.of(before, at)
-            drafting = {1 + p: one.long_run.goodput * explorer.ratio(1 + p) for p, one in found.items()}
-            self._worth = {PLAIN: plain} | drafting
-            self._price = 1.0 / max([plain, *(one.priced.goodput * explorer.ratio(1 + p) for p, one in found.items())])
+            self._worth = {PLAIN: plain}
+            self._worth |= {1 + p: one.long_run.goodput * explorer.ratio(1 + p) for p, one in found.items()}
+            priced = [one.priced.goodput * explorer.ratio(1 + p) for p, one in found.items()]
+            self._advantage = max([plain, *priced]) / plain
+            self._price = 1.0 / (self._advantage * plain)
             if abs(self._price / before - 1.0) < _SAME:
                 break
         return found

@@ -1,0 +1,106 @@
+"""Drafting or plain decoding: the better one is played, the other is probed, and what that may cost is bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynaspec.control.auto.explore import PLAIN, Choice, Explorer, Prediction
+from dynaspec.control.auto.settings import AutoSettings
+
+DRAFT = 1
+USUAL = Prediction(1.0, 1.0)
+
+
+class World:
+    """Steps of one request; drafting is predicted to give ``predicted`` and gives ``real`` times plain decoding."""
+
+    def __init__(self, predicted: float, real: float, *, runs_model: bool = True, **settings: float) -> None:
+        self.settings = AutoSettings(**settings)  # type: ignore[arg-type]
+        self.explorer = Explorer([runs_model], self.settings)
+        self.predicted, self.real = predicted, real
+        self.lost, self.played = 0.0, []
+
+    def step(self, steps: int = 1) -> Choice:
+        self.explorer.meet(1)
+        plans = {PLAIN: USUAL, DRAFT: Prediction(self.predicted, 1.0)}
+        choice = self.explorer.choose(plans, plans, {}, steps)
+        tokens = self.real if choice.arm == DRAFT else 1.0
+        self.explorer.ran(choice.arm)
+        self.explorer.observe(choice, choice.arm, 1, plans[choice.arm], tokens, 1.0)
+        self.lost += max(1.0, self.real) - tokens
+        self.played.append(choice.arm)
+        return choice
+
+
+@pytest.mark.parametrize("predicted", [0.5, 0.95, 1.5])
+def test_probes_of_what_never_pays_cost_what_they_may(predicted: float) -> None:
+    """Whatever is predicted of it: an arm that has shown nothing yet is only probed."""
+    world = World(predicted, 0.5)
+    for _ in range(2000):
+        world.step()
+        if predicted > 1.0:  # the estimators learn, too
+            world.predicted = max(0.5, world.predicted - 0.05)
+    allowed = world.settings.first_budget + world.settings.loss_budget * 2000
+    assert world.lost <= allowed + world.settings.probe * 0.5 + 1.0
+    assert world.played.count(DRAFT) > 10
+
+
+def test_what_is_better_is_played_once_it_has_been_seen() -> None:
+    world = World(1.5, 1.5)
+    for _ in range(60):
+        world.step()
+    assert world.played[-40:].count(DRAFT) >= 38
+
+
+def test_measured_steps_outweigh_predictions() -> None:
+    world = World(1.2, 0.7)
+    for _ in range(600):
+        world.step()
+    assert world.played[-200:].count(PLAIN) > 150
+
+
+def test_a_small_advantage_has_to_last_before_the_mode_changes() -> None:
+    world = World(1.5, 1.5)
+    for _ in range(60):
+        world.step()
+    world.explorer.change_steps = 1.0
+    world.predicted = world.real = 0.9
+    late = next(n for n in range(60) if world.step().arm == PLAIN and not world.explorer._probe)
+    assert 5 <= late <= 20
+
+
+def test_lookups_change_nothing_in_the_caches_and_may_come_and_go() -> None:
+    world = World(2.0, 2.0, runs_model=False)
+    assert world.step().arm == DRAFT
+    world.predicted = world.real = 0.5
+    choice = world.step()
+    assert choice.arm == PLAIN or choice.probe
+
+
+def test_a_new_load_starts_from_its_neighbour() -> None:
+    world = World(1.0, 2.0)
+    for _ in range(300):
+        world.step()
+    known = world.explorer.ratio(DRAFT)
+    world.explorer.meet(4)
+    assert world.explorer.ratio(DRAFT) == pytest.approx(known)
+    assert known > 1.2
+
+
+def test_steps_without_a_choice_still_save_for_the_next_probe() -> None:
+    world = World(0.5, 0.5)
+    for _ in range(40):
+        world.step()
+    before = world.explorer.budget[DRAFT] = 0.5
+    world.step(steps=50)
+    assert world.explorer.budget[DRAFT] >= before + 40 * world.settings.loss_budget
+
+
+def test_says_what_the_last_probe_cost() -> None:
+    world = World(0.5, 0.5)
+    for _ in range(100):
+        world.step()
+    found = world.explorer.document()
+    assert found["last_probe"]["mode"] == "draft"
+    assert found["last_probe"]["cost_steps"] > 0
+    assert found["last_probe"]["steps"] >= 1
