@@ -173,7 +173,10 @@ class SpecPlan:
 
     def needing(self, next_needs: Needs) -> SpecPlan:
         """The same plan, after which the next one needs that."""
-        return self if next_needs == self.next_needs else replace(self, next_needs=next_needs)
+        if next_needs == self.next_needs:
+            return self
+        columns = (self.step, self.depth, self.proposer, self.nodes, self.stop, self.verify_nodes, self.gate_kv_below)
+        return SpecPlan(*columns, next_needs, self.probe_context)  # as in ``at``
 
     def with_depth(self, depth: tuple[int, ...]) -> SpecPlan:
         """The same plan for chains of other lengths."""

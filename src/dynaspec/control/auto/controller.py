@@ -34,7 +34,7 @@ _ROUNDS, _SAME = 2, 0.1
 and the share by which they may differ."""
 _PLANNING_S, _LONGEST_REPEAT = 5e-4, 32
 """What planning takes within a step, about, on a server's CPU; and steps for which a plan is repeated at most."""
-_WORTH_TRIMMING = 0.2
+_WORTH_TRIMMING = 0.3
 """Share of a plain step that a last row of each draft must take for drafts to be looked at before they are verified."""
 
 
@@ -107,10 +107,11 @@ class AutoController:
             {1 + p: one.reading_s for p, one in probing.items()},
             steps,
         )
-        plan, expected = plain_plan(view), at.plain
+        plan, expected, settled = plain_plan(view), at.plain, at.plain
         if choice.arm != PLAIN:
             candidate = (probing if choice.probe else found)[choice.arm - 1]
-            plan, expected = self._drafting_plan(at, choice, candidate), candidate.step
+            plan = self._drafting_plan(at, choice, candidate)
+            expected, settled = candidate.step, candidate.settled
         self.least_match = self._least_matches(at, choice, found)
         looked_up = any(
             k and not runs_model(self._limits.proposers[p]) for p, k in zip(plan.proposer, plan.depth, strict=True)
@@ -118,7 +119,10 @@ class AutoController:
         if not choice.probe and not looked_up:
             often = int(_PLANNING_S / (self.settings.planning_share * expected.seconds))
             self.repeatable = max(0, min(self._explorer.quiet, often, _LONGEST_REPEAT))
-        return self._note(view, Planned(plan, view.ids, choice, expected, self._price, at.plain.seconds, view.offers))
+        planned = Planned(plan, view.ids, choice, expected, self._price, at.plain.seconds, view.offers)
+        self._note(view, planned)
+        self._latest = replace(planned, expected=settled)  # what the drafter lacks is read once
+        return plan
 
     def repeat(self, view: StepView) -> SpecPlan:
         """The latest plan once more, see ``CachedPlan``. Requests that have come meanwhile get what most others have,
@@ -127,8 +131,11 @@ class AutoController:
         planned = self._latest
         if planned is None or not any(planned.plan.depth):
             return self._note(view, replace(planned, plan=plain_plan(view))) if planned else plain_plan(view)
-        plan, place = planned.plan, {request: i for i, request in enumerate(planned.ids)}
-        if view.ids != planned.ids:
+        plan = planned.plan
+        if view.ids == planned.ids:
+            self._note(view, planned)
+        else:
+            place = {request: i for i, request in enumerate(planned.ids)}
             index, old = plan.proposer[0], [place.get(request, -1) for request in view.ids]
             usual = max(set(plan.depth) - {0}, key=plan.depth.count)
             offset = plan.stop.offset if plan.stop else ()
@@ -143,10 +150,10 @@ class AutoController:
                 stop=plan.stop and plan.stop.with_offset(tuple(offset[i] if i >= 0 else 0.0 for i in old)),
                 verify_nodes=plan.verify_nodes,
             )
-        share, rows = len(view.ids) / len(planned.ids), float(len(planned.ids)) + planned.expected.tokens
-        more_s = self._costs.target_s(rows * share, 0.0, 0.0) - self._costs.target_s(rows, 0.0, 0.0)
-        expected = Prediction(planned.expected.tokens * share, max(planned.expected.seconds + more_s, 1e-9))
-        self._note(view, replace(planned, plan=plan, ids=view.ids, expected=expected))
+            share, rows = len(view.ids) / len(planned.ids), float(len(planned.ids)) + planned.expected.tokens
+            more_s = self._costs.target_s(rows * share, 0.0, 0.0) - self._costs.target_s(rows, 0.0, 0.0)
+            expected = Prediction(planned.expected.tokens * share, max(planned.expected.seconds + more_s, 1e-9))
+            self._note(view, replace(planned, plan=plan, ids=view.ids, expected=expected))
         return plan.at(view.step, tuple(map(min, plan.depth, view.room_depth)))
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
