@@ -39,16 +39,22 @@ def test_a_drafter_that_turns_useless_is_dropped_within_thirty_steps() -> None:
 
 
 def test_a_drafter_that_is_good_again_is_taken_up_again() -> None:
-    """Within 300 steps. Asked for is every seed; see docs/auto.md for what binds."""
+    """Within 300 steps, in every seed."""
     _, back = scenarios.useless_then_good(auto, SEEDS)
-    assert sum(back) >= 14
+    assert all(back)
 
 
 @pytest.mark.parametrize("mispriced", [1.0, 0.6, 1.6])
-@pytest.mark.parametrize("prices", [DEAR, CHEAP], ids=["dear", "cheap"])
+@pytest.mark.parametrize(
+    "prices",
+    [
+        pytest.param(DEAR, id="dear", marks=pytest.mark.xfail(strict=True, reason="0.945 to 0.950, see docs/auto.md")),
+        pytest.param(CHEAP, id="cheap"),
+    ],
+)
 def test_a_machine_whose_speed_drifts(prices: Prices, mispriced: float) -> None:
     """Where plain decoding is faster by a tenth, or drafting is, and start-up may have measured rows wrongly."""
-    assert scenarios.drifting(auto, prices, mispriced, (1, 2, 3)) >= 0.93
+    assert scenarios.drifting(auto, prices, mispriced, (1, 2, 3)) >= 0.96
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -77,7 +83,7 @@ def test_other_hardware_at_every_load(machine: str, host: str) -> None:
 def test_a_gain_of_a_twentieth_at_eight_requests_is_found_from_a_cold_start() -> None:
     """Within 400 steps, in most seeds; see docs/auto.md."""
     lengths = [scenarios.cold_start(auto, seed) for seed in range(1, 9)]
-    assert sum(length > 0.3 for length in lengths) >= 5
+    assert sum(length > 0.3 for length in lengths) >= 7
 
 
 @pytest.mark.parametrize("seed", [1, 2])
