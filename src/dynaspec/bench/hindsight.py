@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dynaspec.contract.signals import logits
-from dynaspec.control.estimate.acceptance import AcceptanceModel, AcceptanceSettings
+from dynaspec.control.estimate.acceptance import AcceptanceModel
 from dynaspec.control.estimate.costs import StepCosts
+from dynaspec.control.estimate.settings import AutoSettings
 
 from .passes import KnownText, stopped, tokens_per_second, walk
 from .rollout import Floats, Ints, Rollouts
@@ -22,7 +23,7 @@ _SURVIVALS = np.round(np.arange(0.02, 0.9, 0.02), 2)
 _POSITIONS = 8
 """Positions with a threshold of their own; later ones share the last."""
 _SWEEPS = 2
-_SETTINGS = AcceptanceSettings(memory=1e9, surprise=1e9, request_shrinkage=1e9)
+_SETTINGS = AutoSettings(memory=1e9, surprise=1e9, request_shrinkage=1e9)
 """Nothing is forgotten, and texts do not differ."""
 _EPOCHS = 6
 
@@ -89,7 +90,7 @@ def fit_acceptance(texts: Sequence[KnownText], signal: Signal) -> AcceptanceMode
     longest = np.concatenate([np.full(each.shape[0], each.shape[1]) for each in told])
     # Nothing is expected of a signal before.
     model = AcceptanceModel(_SETTINGS, weights=(1.0, 0.0, 0.0), variances=(1.0, 1.0, 1.0))
-    model.grow(1)
+    model.admit(0)
     flat = np.concatenate([each.ravel() for each in told])
     for _ in range(_EPOCHS):
         model.observe(np.zeros_like(runs), longest, np.minimum(runs + 1, longest), np.minimum(runs, longest), flat)
@@ -102,7 +103,7 @@ def survivals(texts: Sequence[KnownText], signal: Signal) -> list[Floats]:
     for text in texts:
         told = signal(text.rollouts)
         slots, lens = np.zeros(len(told), dtype=np.int64), np.full(len(told), told.shape[1])
-        found.append(model.shown_survival(slots, told.ravel(), np.zeros(told.size), lens).reshape(told.shape))
+        found.append(model.survival(slots, lens, told.shape[1], told.ravel()))
     return found
 
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import ProposerTraits
 from dynaspec.contract.work import Drafting
-from dynaspec.control.estimate.costs import CostSettings, StepCosts
+from dynaspec.control.estimate.costs import Measured, StepCosts
+from dynaspec.control.estimate.settings import AutoSettings
 
 from .rollout import Floats, Ints, Rollouts
 
@@ -97,10 +98,11 @@ def fit_costs(seconds: Mapping[int, float], row_s: float, pass_s: float) -> Step
     """
     curve = tuple((1 + k, seconds[0] + k * row_s) for k in sorted(seconds))
     measured = PassCosts(curve, (((1, pass_s),) if pass_s else (),))
-    costs = StepCosts(measured, (ProposerTraits("draft_model"),), CostSettings(drift=0.0))
+    costs = StepCosts(measured, (ProposerTraits("draft_model"),), AutoSettings(drift=0.0))
     for _ in range(_EPOCHS):
         for k in sorted(seconds):
-            costs.observe(1 + k, 0.0, 0.0, seconds[k], _drafting(k), None)
+            drafter = (0, k, k) if k else (-1,)
+            costs.observe(Measured(1 + k, 0.0, 0.0, seconds[k], -1.0, *drafter))
     return costs
 
 

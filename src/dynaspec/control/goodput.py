@@ -17,11 +17,12 @@ import numpy.typing as npt
 from dynaspec.contract.signals import conditional
 from dynaspec.contract.step import StepOutcome, StepView
 
-from .estimate.acceptance import AcceptanceModel, AcceptanceSettings
+from .estimate.acceptance import AcceptanceModel
+from .estimate.settings import AutoSettings
 from .profile import Profile
 from .schedule import Range, joined
 
-_SETTINGS = AcceptanceSettings(prior_information=0.06, memory=512.0, surprise=1e9, request_shrinkage=1e9)
+_SETTINGS = AutoSettings(prior_information=0.06, memory=512.0, surprise=1e9, request_shrinkage=1e9)
 """The profile's rate counts for about one verdict: a position seen once is not yet known. All verdicts are forgotten
 alike: to forget what surprises is to go back to the profile, which may be what is wrong. Requests do not differ."""
 _STALE = 2048
@@ -115,7 +116,7 @@ class OnlineRates:
 def _model(chance: float) -> AcceptanceModel:
     """Of one position, and of all requests alike: they share a slot, which next to nothing is made of."""
     model = AcceptanceModel(_SETTINGS, rates=(chance,), signal=False)
-    model.grow(1)
+    model.admit(0)
     return model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 from dynaspec.contract.errors import ConfigError, IntegrityError
 from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepView, StopRule
@@ -89,8 +89,9 @@ class ChainPlanner:
 
     def _clamp(self, view: StepView, wanted: Sequence[int]) -> tuple[int, ...]:
         longest = self.longest
-        asked = [longest if wish is None else min(wish, longest) for wish in view.max_draft]
-        depth = tuple(map(min, wanted, view.room_depth, view.room_nodes, asked))
+        depth = tuple(map(min, wanted, view.room_depth, view.room_nodes, repeat(longest)))
+        if view.max_draft.count(None) < len(view.max_draft):
+            depth = tuple(k if most is None else min(k, most) for k, most in zip(depth, view.max_draft, strict=True))
         if depth and min(depth) < 0:
             raise IntegrityError(f"a room, wish or length is {min(depth)}; expected none below 0")
         return self._round(depth)

@@ -11,7 +11,7 @@ from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError, IntegrityError
 from dynaspec.contract.step import Limits
 
-from .auto import AutoController, CachedPlan, load_kernels
+from .auto import AutoController, CachedPlan
 from .confidence import ConfidenceStop
 from .config import SpeculativeConfig
 from .constant import Constant
@@ -24,6 +24,7 @@ from .off_switch import OffSwitch
 from .plain import PlainController
 from .planner import ChainPlanner
 from .schedule import Schedule
+from .warm_up import load_kernels
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ import numpy as np
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import StepOutcome, StepView
-from dynaspec.control.estimate.acceptance import AcceptanceModel, AcceptanceSettings
+from dynaspec.control.estimate.acceptance import AcceptanceModel
+from dynaspec.control.estimate.settings import AutoSettings
 from dynaspec.observe.log_reader import read_log
 
 from .traces import Floats, Trace, build_trace, runs_of
 
 _KEYS = ("prompt_tokens", "runs", "confidence", "stray", "max_tokens", "arrival_s")
-_SETTINGS = AcceptanceSettings(memory=1e9, surprise=1e9, request_shrinkage=4.0)
+_SETTINGS = AutoSettings(memory=1e9, surprise=1e9, request_shrinkage=4.0)
 """Nothing is forgotten. A request's own acceptance counts as much as the others' once it has some eight verdicts."""
 _EPOCHS = 2
 """In the last, requests are held against an average that is known by then."""
@@ -223,10 +224,9 @@ def _acceptance(verdicts: Sequence[Sequence[bool]]) -> Floats:
     order = np.argsort(np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size), kind="stable")
     right = np.fromiter(chain.from_iterable(verdicts), dtype=np.int64, count=int(size.sum()))[order]
     model = AcceptanceModel(_SETTINGS, signal=False)
-    model.grow(size.size)
     for _ in range(_EPOCHS):
         for slot in range(size.size):
-            model.admit(slot, None)
+            model.admit(slot)
         one = np.ones_like(right)
         model.observe(request[order], one, one, right, np.zeros(right.size))
     return np.asarray(1.0 / (1.0 + np.exp(-model.biases()[0] - model.offsets(np.arange(size.size)))), dtype=np.float64)

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.errors import CapacityError, ConfigError, IntegrityError
-from dynaspec.contract.step import Ended, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import DraftView, Ended, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView
 
 from .arrivals import Arrivals
 from .costs import CostModel, StepTime
@@ -171,7 +172,8 @@ class _Simulation:
         depth = self._checked(plan, view, room)
         able, ingested = self._ingest(depth)
         drafted = draft(trace, at, left, able, plan.stop)
-        trimmed = self._controller.trim(view, plan, drafted.view())
+        shown = drafted.view()
+        trimmed = self._controller.trim(view, plan, shown)
         verified = np.minimum(np.array(trimmed.depth, dtype=np.int64), drafted.lens)
         accepted = np.minimum(trace.runs[at], verified)
         emitted = np.minimum(accepted + 1, left)
@@ -184,7 +186,7 @@ class _Simulation:
         ended[accepted == verified] = _ALL
         ended[emitted <= accepted] = _STOPPED
         ended[verified == 0] = _NONE
-        self._observe(view, plan, drafted, able, verified, accepted, emitted, ended, load, time)
+        self._observe(view, plan, shown, drafted.lens < able, verified, accepted, emitted, ended, load, time)
         self._last_rows = load.work.verify_rows
         self._record(load, time, drafted.lens, verified, accepted, emitted)
         decoding.lag = lag
@@ -257,8 +259,8 @@ class _Simulation:
         self,
         view: StepView,
         plan: SpecPlan,
-        drafted: Drafted,
-        able: Ints,
+        drafts: DraftView,
+        early: npt.NDArray[np.bool_],
         verified: Ints,
         accepted: Ints,
         emitted: Ints,
@@ -266,7 +268,6 @@ class _Simulation:
         load: StepLoad,
         time: StepTime,
     ) -> None:
-        drafts = drafted.view()
         self._controller.observe(
             StepOutcome(
                 plan_step=view.step,
@@ -278,7 +279,7 @@ class _Simulation:
                 accepted=tuple(accepted.tolist()),
                 emitted=tuple(emitted.tolist()),
                 ended=tuple([_ENDED[i] for i in ended.tolist()]),
-                early_exit=tuple((drafted.lens < able).tolist()),
+                early_exit=tuple(early.tolist()),
                 confidence=drafts.confidence,
                 work=load.work,
                 draft_s=time.draft_s,

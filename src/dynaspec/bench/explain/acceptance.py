@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dynaspec.control.estimate.acceptance import POSITIONS, AcceptanceModel, AcceptanceSettings
+from dynaspec.control.estimate.acceptance import POSITIONS, AcceptanceModel
+from dynaspec.control.estimate.settings import AutoSettings
 
 from .data import Flags, Floats, Ints, Verdicts
 
 BINS = 10
-_WHOLE_LOG = AcceptanceSettings(memory=1e9, surprise=1e9)
+_WHOLE_LOG = AutoSettings(memory=1e9, surprise=1e9)
 """Nothing is forgotten."""
 _EPOCHS = 2
 """In the last, requests are held against an average that is known by then."""
@@ -59,10 +60,9 @@ def learn_acceptance(tests: Verdicts, requests: int) -> AcceptanceModel:
     length = np.diff(first, append=tests.position.size)
     right = np.add.reduceat(tests.accepted, first, dtype=np.int64) if first.size else first
     model = AcceptanceModel(_WHOLE_LOG, signal=False)
-    model.grow(requests)
     for _ in range(_EPOCHS):
         for slot in range(requests):
-            model.admit(slot, None)
+            model.admit(slot)
         model.observe(tests.request[first], length, length, right, np.zeros(tests.position.size))
     return model
 

@@ -9,12 +9,13 @@ import numpy as np
 
 from dynaspec.contract.costs import Curve, PassCosts
 from dynaspec.contract.step import ProposerTraits
-from dynaspec.contract.work import Drafting, runs_model
-from dynaspec.control.estimate.costs import CostSettings, StepCosts, target_s
+from dynaspec.contract.work import runs_model
+from dynaspec.control.estimate.costs import Measured, StepCosts, target_s
+from dynaspec.control.estimate.settings import AutoSettings
 
 from .data import Flags, Floats, LogData, most_used_proposer
 
-_WHOLE_LOG = CostSettings(drift=0.0)
+_WHOLE_LOG = AutoSettings(drift=0.0)
 """One price for all of it: the speed factor does not follow the moment."""
 _EPOCHS = 3
 _BEGINNINGS = 2
@@ -70,7 +71,8 @@ class LogCosts:
         rows, place = np.unique(np.maximum(work.verify_rows + work.prefill_rows, 1.0), return_inverse=True)
         passes = np.array([target_s(costs.knots, costs.curve, each) for each in rows.tolist()])
         start, one, row, read_in = costs.draft_terms(self.drafter)
-        total = passes[place] + costs.host_s + costs.read_s * work.kv_read + costs.seen_s * work.kv_tokens
+        host_s, read_s, seen_s = costs.rest_s
+        total = passes[place] + host_s + read_s * work.kv_read + seen_s * work.kv_tokens
         total += start * work.drafts + one * work.passes + row * work.drawn + read_in * work.read_in
         return np.asarray(total, dtype=np.float64)
 
@@ -81,11 +83,12 @@ class LogCosts:
         seen = [1.0, *costs.knots[(costs.knots > 1.0) & (costs.knots < self.rows)].tolist(), float(self.rows)]
         passes = {f"target pass over {rows:.0f} rows": target_s(costs.knots, costs.curve, rows) for rows in seen}
         start, one, row, read_in = costs.draft_terms(self.drafter)
+        host_s, read_s, seen_s = costs.rest_s
         return {
             **passes,
-            "KV entry of a request": costs.read_s,
-            "KV entry of a row": costs.seen_s,
-            "step, beside passes": costs.host_s,
+            "KV entry of a request": read_s,
+            "KV entry of a row": seen_s,
+            "step, beside passes": host_s,
             "draft": start,
             "drafter pass": one,
             "drafter row": row,
@@ -157,12 +160,12 @@ def _taught(data: LogData, work: StepWork, profile: PassCosts, of: Flags) -> Ste
         *(work.verify_rows + work.prefill_rows, work.kv_read, work.kv_tokens),
         *(work.drafts, work.passes, work.drawn, work.read_in, steps.step_s, steps.draft_s),
     )
-    lines = [tuple(line) for line in np.column_stack(columns)[of].tolist()]
+    told = []
+    for rows, read, seen, drafts, *drafting, step_s, draft_s in np.column_stack(columns)[of].tolist():
+        seconds = (step_s - draft_s, draft_s) if apart and drafts else (step_s, -1.0)
+        told.append(Measured(rows, read, seen, *seconds, *((drafter, *drafting) if drafts else ())))
     for _ in range(_EPOCHS):
-        for rows, read, seen, drafts, passes, drawn, read_in, step_s, draft_s in lines:
-            drafting = Drafting(drafter, int(passes), int(drawn), int(read_in)) if drafts else None
-            own_s = draft_s if apart and drafting else 0.0
-            costs.observe(int(rows), read, seen, step_s - own_s, drafting, draft_s if apart else None)
+        costs.observe(*told)
     return costs
 
 

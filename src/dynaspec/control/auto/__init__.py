@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from ..estimate.settings import AutoSettings
 from .cached import CachedPlan
 from .controller import AutoController
-from .settings import AutoSettings
-from .warm_up import load_kernels
 
-__all__ = ["AutoController", "AutoSettings", "CachedPlan", "load_kernels"]
+__all__ = ["AutoController", "AutoSettings", "CachedPlan"]

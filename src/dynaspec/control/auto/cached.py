@@ -2,75 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
-from dynaspec.contract.step import DraftView, Limits, Needs, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import Limits, Needs, SpecPlan, StepView
 from dynaspec.contract.work import runs_model
 
+from ..planner import ChainPlanner
+from ..wrapper import Wrapper
 from .controller import AutoController
+from .learning import Planned
 
-_ALIKE = 0.1
-"""Requests more or fewer, as a share, among which plain decoding stays what it is."""
-_FEWER, _MORE, _PREFILL, _UNREAD = 0.5, 1.25, 4, 0.2
-"""A plan that drafts holds for requests between these shares of those it was made for, with so many prefilled rows a
-request, and as long as the drafter has not read the prompts of so few, as a share, that they can wait for a plan."""
+_CHANGED = 0.25
+"""Share of the requests that may have come or gone since a plan was made, and of a step that reading the prompts of
+those that have come may take the drafter."""
 
 
-class CachedPlan:
-    """``auto``, whose plans hold as long as it says (``AutoController.repeatable``): not at all where steps take some
-    ten milliseconds or more. A plan is made anew for other requests, and where a lookup has found something."""
+class CachedPlan(Wrapper[AutoController]):
+    """``auto``, whose plans hold as long as it says (``AutoController.holds``): few steps where these are long. A plan
+    is made anew for other requests, and where a lookup has found something longer than what was not worth it."""
 
     def __init__(self, inner: AutoController, limits: Limits) -> None:
-        self._inner = inner
-        self._ids: tuple[str, ...] = ()
-        self._planned_for, self._drafts = 0, False
+        super().__init__(inner)
+        self._planner = ChainPlanner(limits)
+        self._made_for: frozenset[str] = frozenset()
         self._lookups = [i for i, traits in enumerate(limits.proposers) if not runs_model(traits)]
-        self._models = [i for i, traits in enumerate(limits.proposers) if runs_model(traits)]
+        self._passed_over = [0] * len(limits.proposers)
+        """Longest match of each lookup that was not worth a draft; one less with each plan since."""
 
     def plan(self, view: StepView) -> SpecPlan:
-        if self._inner.repeatable > 0 and self._holds(view):
-            plan = self._inner.repeat(view)
+        latest = self._inner.latest
+        if self._inner.holds > 0 and latest is not None and self._still_holds(view, latest):
+            self._inner.holds -= 1
+            latest = self._repeated(view, latest)
+            self._inner.note(view, latest)
+            plan = self._planner.plan(view, latest.plan.depth, latest.plan.stop, latest.plan.proposer)
         else:
             plan = self._inner.plan(view)
-            self._planned_for, self._drafts = len(view.ids), any(plan.depth)
-        self._ids = view.ids
-        return plan.needing(self._needs())
+            self._made_for = frozenset(view.ids)
+            for index in self._lookups:
+                longest = max((match for match, _ in view.offers[index] or ()), default=0)
+                self._passed_over[index] = max(longest, self._passed_over[index] - 1)
+        if self._lookups or self._inner.holds <= 0:
+            return plan
+        needs: Needs = "lag" if any(plan.depth) else "nothing"
+        return plan.needing(needs)
 
-    def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
-        return self._inner.trim(view, plan, drafts)
-
-    def observe(self, outcome: StepOutcome) -> None:
-        self._inner.observe(outcome)
-
-    def forget(self, ids: Sequence[str]) -> None:
-        self._inner.forget(ids)
-
-    def estimates(self) -> Mapping[str, Any]:
-        return self._inner.estimates()
-
-    def _holds(self, view: StepView) -> bool:
-        for index, least in self._inner.least_match.items():
-            if any(match >= least for match, _ in view.offers[index] or ()):
+    def _still_holds(self, view: StepView, latest: Planned) -> bool:
+        for index in self._lookups:
+            if any(match > self._passed_over[index] for match, _ in view.offers[index] or ()):
                 return False
-        share = len(view.ids) / max(1, self._planned_for)
-        if not self._drafts:
-            return abs(share - 1.0) <= _ALIKE
-        if view.ids == self._ids:
+        if view.ids == latest.ids:
             return True
-        if not view.lag or not _FEWER <= share <= _MORE or view.prefill_tokens > _PREFILL * len(view.ids):
-            return False
-        known, most = set(self._ids), self._inner.settings.probe_context
-        unread = sum(
-            lag > most and request not in known for request, lag in zip(view.ids, self._lag(view), strict=True)
-        )
-        return unread <= _UNREAD * len(view.ids)
+        most = _CHANGED * len(self._made_for)
+        if not any(latest.plan.depth):
+            return abs(len(view.ids) - len(self._made_for)) <= most
+        come = sum(request not in self._made_for for request in view.ids)
+        gone = len(self._made_for) + come - len(view.ids)
+        return bool(view.lag) and max(come, gone) <= most and self._reading_s(view, latest) <= _CHANGED * latest.step_s
 
-    def _lag(self, view: StepView) -> tuple[int, ...]:
-        return tuple(map(max, zip(*(view.lag[index] for index in self._models), strict=True)))
+    def _reading_s(self, view: StepView, latest: Planned) -> float:
+        """Seconds in which the drafter reads the prompts of requests that have come."""
+        index, known = latest.choice.arm - 1, set(latest.ids)
+        lag = sum(lag for request, lag in zip(view.ids, view.lag[index], strict=True) if request not in known)
+        return lag * self._inner.costs.draft_terms(index)[3]
 
-    def _needs(self) -> Needs:
-        """Of the next view: a plan that is repeated needs nothing, but others may come before that."""
-        if self._lookups or not self._inner.repeatable:
-            return "all"
-        return "lag" if self._drafts else "nothing"
+    def _repeated(self, view: StepView, latest: Planned) -> Planned:
+        """The same for the requests that run now; those that have come get what most others have."""
+        if view.ids == latest.ids:
+            return replace(latest, reading_s=0.0) if latest.reading_s else latest
+        plan, reading_s = latest.plan, 0.0
+        place = {request: i for i, request in enumerate(latest.ids)}
+        old, usual = [place.get(request, -1) for request in view.ids], max(set(plan.depth), key=plan.depth.count)
+        depth = tuple([plan.depth[i] if i >= 0 else usual for i in old])
+        rows, share = len(place) + sum(plan.depth), len(old) / len(place)
+        more_s = self._inner.costs.target_s(rows * share, 0.0, 0.0) - self._inner.costs.target_s(rows, 0.0, 0.0)
+        if any(depth):
+            reading_s = self._reading_s(view, latest)
+        stop = plan.stop and plan.stop.with_offset(tuple([plan.stop.offset[i] if i >= 0 else 0.0 for i in old]))
+        plan = SpecPlan(view.step, depth, plan.proposer[:1] * len(old), depth, stop)
+        expected = latest.expected
+        expected = expected._replace(tokens=expected.tokens * share, seconds=expected.seconds + more_s)
+        return replace(latest, plan=plan, ids=view.ids, expected=expected, reading_s=reading_s)

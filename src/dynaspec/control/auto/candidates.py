@@ -13,16 +13,13 @@ from dynaspec.contract.step import Limits, StepView
 from dynaspec.contract.work import runs_model
 
 from ..estimate.acceptance import AcceptanceModel
-from ..estimate.costs import StepCosts, row_price_s
+from ..estimate.costs import StepCosts
+from ..estimate.settings import AutoSettings
 from .explore import Prediction
-from .lengths import Slots, Target, fill, reading, weigh
-from .settings import AutoSettings
+from .lengths import Slots, Target, fill, weigh
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-_MATCHES, _NEVER = np.array([1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32]), 1 << 30
-"""Lengths of matches by which it is told from which on a lookup pays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +30,14 @@ class Candidate:
     """[B] lengths that pay."""
     owner: Ints
     """[B] proposers."""
-    long_run: Prediction
-    """Of such steps; what the drafter has to read of a request is spread over those that it has left."""
-    settled: Prediction
-    """Of such steps, once that has been read."""
+    expected: Prediction
     reading_s: float
-    """Seconds to read it, all in this step."""
+    """Seconds, in this step alone, to read what the drafter lacks."""
     priced: Prediction
     """What a token's price follows from: such steps without lookups. Stretches that repeat the text come and go, and a
     price that was right in one is wrong behind it."""
     probe_context: int = 0
     """See ``SpecPlan``."""
-
-    @property
-    def step(self) -> Prediction:
-        """Of this step."""
-        return Prediction(self.settled.tokens, self.settled.seconds + self.reading_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +49,10 @@ class Situation:
     """Rows in the acceptance models."""
     cap: Ints
     """Longest draft possible."""
-    context: Floats
-    """KV entries of each request."""
+    room: Floats
+    """Tokens that each request still has."""
+    seen_s: Floats
+    """Seconds that a row takes to see the context of each request."""
     target: Target
     plain: Prediction
     """Of plain decoding."""
@@ -81,96 +72,90 @@ class Candidates:
         self._traits, self._models, self._costs = limits.proposers, models, costs
         self._levels, self._uniform, self._settings = levels, not limits.ragged, settings
 
-    def of(self, price: float, at: Situation, *, probe: bool = False) -> dict[int, Candidate]:
-        """By proposer, the drafts that bring most at a token price; at least one token, even if it does not pay.
-
-        Args:
-            probe: what may well pay, which tells more than what loses least, with as little to read as can be.
-        """
-        found: dict[int, Candidate] = {}
-        looked_up = None if probe else self._look_up(price, at)
-        if looked_up is not None:
-            slots, depth, owner = looked_up
-            tokens, seconds, _ = weigh(price, slots, depth, depth < 0, at.target)
+    def of(self, price: float, at: Situation) -> dict[int, Candidate]:
+        """By proposer, the drafts that bring most at a token price; at least one token, even if it does not pay."""
+        found, offers = {}, self._offers(at)
+        if offers is not None:
+            owner, slots = offers
+            depth = fill(price, slots, self._levels, self._uniform, at.target)
+            tokens, seconds, _, brings = weigh(price, slots, depth, at.target)
             step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds)
-            found[int(owner[depth.argmax()])] = Candidate(
-                depth, owner, step, step, 0.0, step if len(self._traits) == 1 else at.plain
-            )
+            priced = step if len(self._traits) == 1 else at.plain
+            found[int(owner[depth.argmax()])] = Candidate(depth, owner, step, 0.0, priced)
+            offers = (np.where(depth > 0, owner, -1), slots._replace(read_s=brings))
         for index, traits in enumerate(self._traits):
-            candidate = self._draft(index, price, at, looked_up, probe) if runs_model(traits) else None
-            if candidate is not None:
-                found[index] = candidate
+            if runs_model(traits):
+                found[index] = self._draft(index, price, at, offers)
         return found
 
-    def _draft(
-        self, index: int, price: float, at: Situation, looked_up: tuple[Slots, Ints, Ints] | None, probe: bool
-    ) -> Candidate | None:
-        """What a model drafts; lookups draft for the requests to which they bring more, if that pays on the whole."""
-        context, pay_off = 0, self._settings.pay_off
-        if probe:
-            context, pay_off = self._settings.probe_context * self._traits[index].probe_context, 1.0
-        lag, room = np.array(at.view.lag[index], dtype=np.int64), np.array(at.view.room_depth, dtype=np.int64)
-        read_in_s = self._costs.draft_terms(index)[3]
-        cap, reads_s, read_s = reading(lag, room, at.cap, read_in_s, pay_off, context)
-        slots = self._slots(index, at, cap, read_s)
-        hoped = self._slots(index, at, cap, read_s, self._settings.hope) if probe else slots
-        depth, owner = fill(price, hoped, self._levels, self._uniform, at.target), np.full(cap.size, index)
-        tokens, seconds, worth = weigh(price, slots, depth, owner == index, at.target)
-        alone = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds)
-        if looked_up is not None:
-            offered, lookup, finder = looked_up
-            gain = weigh(price, offered, lookup, lookup < 0, at.target)[2]
-            passes, drafting = 1 if slots.one_pass else int(depth.max()), max(1, int(np.count_nonzero(depth)))
-            share_s = (slots.start_s + slots.pass_s * passes) / drafting
-            taken = (lookup > 0) & (gain > np.where(depth > 0, worth - share_s, 0.0))
-            if taken.any() and (cap[~taken] > 0).any():
-                rest, rows = slots._replace(cap=np.where(taken, 0, cap)), at.target.rows + float(lookup[taken].sum())
-                others = fill(price, rest, self._levels, self._uniform, at.target._replace(rows=rows))
-                both, joint = np.where(taken, lookup, others), _instead(slots, offered, taken)
-                more, more_s, _ = weigh(price, joint, both, ~taken, at.target)
-                if (more - tokens) * price > more_s - seconds:
-                    slots, depth, owner, tokens, seconds = joint, both, np.where(taken, finder, owner), more, more_s
-        drafts = (depth > 0) & (owner == index)
-        long_run = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds)
-        settled = Prediction(long_run.tokens, long_run.seconds - float(slots.read_s[drafts].sum()))
-        return Candidate(depth, owner, long_run, settled, float(reads_s[drafts].sum()), alone, context)
+    def probe(self, index: int, price: float, at: Situation) -> Candidate:
+        """What may well pay, which tells more than what loses least, with as little to read as can be."""
+        if not runs_model(self._traits[index]):
+            return self.of(price, at)[index]
+        return self._draft(index, price, at, None, probe=True)
 
-    def _look_up(self, price: float, at: Situation) -> tuple[Slots, Ints, Ints] | None:
-        """What lookups have on offer, how much of it pays [B], and whose it is for each request [B]."""
-        slots: Slots | None = None
-        owner, longest = np.zeros_like(at.cap), int(at.cap.max())
+    def _draft(
+        self, index: int, price: float, at: Situation, offers: tuple[Ints, Slots] | None, *, probe: bool = False
+    ) -> Candidate:
+        """What a model drafts; lookups draft for the requests to which they bring more, if that pays on the whole.
+
+        Args:
+            offers: [B] proposers whose lookups pay, or −1; those, with what they bring in the place of ``read_s``.
+        """
+        traits, (start_s, pass_s, row_s, read_in_s), on = (
+            self._traits[index],
+            self._costs.draft_terms(index),
+            self._settings,
+        )
+        lag, cap = np.array(at.view.lag[index], dtype=np.float64), at.cap
+        context = on.probe_context if traits.probe_context else 0
+        glance = np.minimum(lag, context) if context else lag
+        if probe and context:
+            cap, lag = np.where(lag > context, np.minimum(cap, 1), cap), glance
+        read_s = lag * (read_in_s / (1.0 if probe else np.minimum(np.maximum(at.room / 2.0, 1.0), on.pay_off)))
+        model, longest = self._models[index], int(at.cap.max())
+        survival = model.survival(at.slots, cap, longest, hope=on.hope if probe else 0.0)
+        start_s = -pass_s if traits.idle_pass else start_s  # every step pays for the first pass
+        runs, one_pass = np.ones(cap.size, np.bool_), traits.passes_per_draft == "one"
+        slots = Slots(survival, cap, row_s + at.seen_s, read_s, runs, start_s, pass_s, one_pass)
+        depth, owner = fill(price, slots, self._levels, self._uniform, at.target), np.full(cap.size, index)
+        if probe:  # hope says what to draft, not what to expect of it
+            slots = slots._replace(survival=model.survival(at.slots, cap, longest))
+        tokens, seconds, spread_s, brings = weigh(price, slots, depth, at.target)
+        priced = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds, spread_s)
+        if offers is not None:
+            looked_up = (offers[0] >= 0) & (offers[1].read_s > brings)
+            if looked_up.any() and (cap[~looked_up] > 0).any():
+                joint = _instead(slots, offers[1], looked_up)
+                both = fill(price, joint, self._levels, self._uniform, at.target)
+                more, more_s, spread, _ = weigh(price, joint, both, at.target)
+                if (more - tokens) * price > more_s + spread - seconds - spread_s:
+                    depth, owner = both, np.where(looked_up, offers[0], owner)
+                    tokens, seconds, spread_s = more, more_s, spread
+        drafts = (depth > 0) & (owner == index)
+        glance_s = float(glance @ (at.cap > 0)) * read_in_s
+        step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds, spread_s, glance_s)
+        return Candidate(depth, owner, step, float(lag @ drafts) * read_in_s, priced, context if probe else 0)
+
+    def _offers(self, at: Situation) -> tuple[Ints, Slots] | None:
+        """[B] Proposers that offer what is likeliest to be accepted, and that; None where there is nothing."""
+        found: tuple[Ints, Slots] | None = None
         for index, traits in enumerate(self._traits):
             offers = at.view.offers[index]
             if offers is None and len(self._traits) == 1:  # one that does not say may find any
-                offers = ((1, longest),) * at.cap.size
+                offers = tuple((1, most) for most in at.cap.tolist())
             if runs_model(traits) or offers is None:
                 continue
-            match, tokens = np.array(offers, dtype=np.int64).reshape(-1, 2).T
-            cap, signal = np.minimum(at.cap, np.where(match > 0, tokens, 0)), match_signals(match, longest)
-            one = self._slots(index, at, cap, np.zeros(cap.size), signal=signal)
-            better = np.ones(cap.size, np.bool_) if slots is None else one.survival.sum(1) > slots.survival.sum(1)
-            slots, owner = one if slots is None else _instead(slots, one, better), np.where(better, index, owner)
-        if slots is None or not slots.cap.any():
-            return None
-        return slots, fill(price, slots, self._levels, self._uniform, at.target), owner
-
-    def _slots(
-        self, index: int, at: Situation, cap: Ints, read_s: Floats, hope: float = 0.0, signal: Floats | None = None
-    ) -> Slots:
-        traits, (start_s, pass_s, row_s, _) = self._traits[index], self._costs.draft_terms(index)
-        survival = self._models[index].planned_survival(at.slots, cap, int(at.cap.max()), signal, hope=hope)
-        start_s = -pass_s if traits.idle_pass else start_s  # every step pays for the first pass
-        one_pass = traits.passes_per_draft == "one"
-        return Slots(survival, cap, row_s + self._costs.seen_s * at.context, read_s, start_s, pass_s, one_pass)
-
-    def least_match(self, index: int, price: float, at: Situation, instead_s: float) -> int:
-        """Shortest match with which what a lookup may offer brings a request more than ``instead_s``."""
-        longest, nobody = int(at.cap.max()), np.full(_MATCHES.size, -1)
-        signal = match_signals(_MATCHES, longest)
-        survival = self._models[index].planned_survival(nobody, np.full(_MATCHES.size, longest), longest, signal)
-        row_s = row_price_s(*at.target, 1.0) + self._costs.seen_s * float(at.context.mean())
-        pays = np.maximum(survival * price - row_s, 0.0).sum(axis=1) > instead_s
-        return int(_MATCHES[pays.argmax()]) if pays.any() else _NEVER
+            cap = np.minimum(at.cap, [tokens if match > 0 else 0 for match, tokens in offers])
+            signal, nothing = match_signals([match for match, _ in offers], cap.tolist()), np.zeros(cap.size)
+            survival = self._models[index].survival(at.slots, cap, int(at.cap.max()), signal)
+            row_s, owner = self._costs.draft_terms(index)[2] + at.seen_s, np.full(cap.size, index)
+            one = Slots(survival, cap, row_s, nothing, nothing > 0.0, 0.0, 0.0, False)
+            if found is not None:
+                better = one.survival.sum(1) > found[1].survival.sum(1)
+                owner, one = np.where(better, owner, found[0]), _instead(found[1], one, better)
+            found = owner, one
+        return found if found is not None and found[1].cap.any() else None
 
 
 def _instead(slots: Slots, other: Slots, taken: npt.NDArray[np.bool_]) -> Slots:
@@ -179,5 +164,6 @@ def _instead(slots: Slots, other: Slots, taken: npt.NDArray[np.bool_]) -> Slots:
         survival=np.where(taken[:, None], other.survival, slots.survival),
         cap=np.where(taken, other.cap, slots.cap),
         row_s=np.where(taken, other.row_s, slots.row_s),
-        read_s=np.where(taken, other.read_s, slots.read_s),
+        read_s=np.where(taken, 0.0, slots.read_s),
+        runs=slots.runs & ~taken,
     )

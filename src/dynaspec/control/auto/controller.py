@@ -15,27 +15,21 @@ from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, Ste
 from dynaspec.contract.work import runs_model
 
 from ..estimate.acceptance import AcceptanceModel, RequestSlots
-from ..estimate.costs import StepCosts
+from ..estimate.costs import StepCosts, target_s
+from ..estimate.settings import AutoSettings
 from ..plain import plain_plan
 from ..planner import ChainPlanner
 from ..profile import Profile
 from .candidates import Candidate, Candidates, Situation
 from .explore import PLAIN, Choice, Explorer, Prediction
-from .learning import Learner, Planned, offered
+from .learning import Learner, Planned, matches
 from .lengths import Target, admit, stop_thresholds
-from .settings import AutoSettings
 
+Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _PENDING = 16
 """Planned steps whose outcome may still come."""
-_ROUNDS, _SAME = 2, 0.1
-"""Times that lengths and the token price are fitted to each other, from the last advantage over plain decoding on;
-and the share by which they may differ."""
-_PLANNING_S, _LONGEST_REPEAT = 5e-4, 32
-"""What planning takes within a step, about, on a server's CPU; and steps for which a plan is repeated at most."""
-_WORTH_TRIMMING = 0.3
-"""Share of a plain step that a last row of each draft must take for drafts to be looked at before they are verified."""
 
 
 class AutoController:
@@ -64,134 +58,91 @@ class AutoController:
         costs = costs or PassCosts()
         if warm_start is not None and not costs.target:
             costs = warm_start.pass_costs()
-        self._costs = StepCosts(costs, limits.proposers, settings.costs)
+        self.costs = StepCosts(costs, limits.proposers, settings)
         rates = warm_start.acceptance_rate_per_pos if warm_start is not None else ()
         self._models = [
-            AcceptanceModel(settings.acceptance, rates=rates, signal=traits.has_confidence)
+            AcceptanceModel(settings, rates=rates, signal=traits.has_confidence)
             if runs_model(traits)
-            else AcceptanceModel.of_lookup(settings.acceptance, rates)
+            else AcceptanceModel.of_lookup(settings, rates)
             for traits in limits.proposers
         ]
-        self._drafters = [p for p, traits in enumerate(limits.proposers) if runs_model(traits)]
         levels = np.array([k for k in limits.draft_lens if 0 < k <= self._longest], dtype=np.int64)
-        self._candidates = Candidates(limits, self._models, self._costs, levels, settings)
+        self._candidates = Candidates(limits, self._models, self.costs, levels, settings)
         self._explorer = Explorer([runs_model(traits) for traits in limits.proposers], settings)
         self._slots = RequestSlots()
-        self._learner = Learner(limits.proposers, self._models, self._costs, self._explorer, self._slots)
+        self._learner = Learner(limits.proposers, self._models, self.costs, self._explorer, self._slots)
         # Lengths are rounded before drafting, not after: where few can run, or all must be alike, drafts are not cut.
         dense = limits.ragged and len(limits.draft_lens) == limits.draft_lens[-1] + 1
         self._can_stop, self._can_trim = limits.can_stop and dense, limits.can_trim and dense
         self._price, self._advantage, self._step, self._rejected = 0.0, 1.0, 0, 0
         self._pending: dict[int, Planned] = {}
-        self._latest: Planned | None = None
         self._worth: dict[int, float] = {}
-        self.least_match: dict[int, int] = {}
-        """By lookup, the shortest match for which the latest plan is made anew."""
-        self.repeatable = 0
-        """Coming steps of the same requests for which the latest plan holds, see ``CachedPlan``."""
+        self.latest: Planned | None = None
+        """The latest plan."""
+        self.holds = 0
+        """Coming steps for which it holds while the same requests run, see ``CachedPlan``."""
 
     def plan(self, view: StepView) -> SpecPlan:
         self._learner.learn()
-        self.repeatable, cap = 0, self._caps(view)
+        self.holds, cap = 0, self._caps(view)
         if not self._limits.proposers or not view.lag or not cap.any():
             return plain_plan(view)  # without a word about which arm pays
         at = self._situation(view, cap)
         steps, self._step = max(1, view.step - self._step), view.step
-        found = self._draft_candidates(at)
-        probing = found | (
-            self._candidates.of(self._price, at, probe=True) if self._explorer.may_probe(self._drafters) else {}
-        )
-        choice = self._explorer.choose(
-            {PLAIN: at.plain} | {1 + p: one.long_run for p, one in found.items()},
-            {PLAIN: at.plain} | {1 + p: one.settled for p, one in probing.items()},
-            {1 + p: one.reading_s for p, one in probing.items()},
-            steps,
-        )
-        plan, expected, settled = plain_plan(view), at.plain, at.plain
+        found = self._price_of_a_token(at)
+        choice = self._explorer.choose({PLAIN: at.plain} | {1 + p: one.expected for p, one in found.items()}, steps)
+        plan, expected, reading_s = plain_plan(view), at.plain, 0.0
         if choice.arm != PLAIN:
-            candidate = (probing if choice.probe else found)[choice.arm - 1]
-            plan = self._drafting_plan(at, choice, candidate)
-            expected, settled = candidate.step, candidate.settled
-        self.least_match = self._least_matches(at, choice, found)
-        looked_up = any(
-            k and not runs_model(self._limits.proposers[p]) for p, k in zip(plan.proposer, plan.depth, strict=True)
-        )
-        if not choice.probe and not looked_up:
-            often = int(_PLANNING_S / (self.settings.planning_share * expected.seconds))
-            self.repeatable = max(0, min(self._explorer.quiet, often, _LONGEST_REPEAT))
-        planned = Planned(plan, view.ids, choice, expected, self._price, at.plain.seconds, view.offers)
-        self._note(view, planned)
-        self._latest = replace(planned, expected=settled)  # what the drafter lacks is read once
-        return plan
+            index = choice.arm - 1
+            candidate = self._candidates.probe(index, self._price, at) if choice.probe else found[index]
+            plan, expected, reading_s = self._drafts(at, choice, candidate), candidate.expected, candidate.reading_s
+        uses = {p for p, depth in zip(plan.proposer, plan.depth, strict=True) if depth}
+        if not choice.probe and all(runs_model(self._limits.proposers[p]) for p in uses):
+            often = self.settings.planning_s / (self.settings.planning_share * expected.seconds)
+            self.holds = max(0, min(self._explorer.quiet, int(often)))
+        trims = self._can_trim and self._worth_trimming(plan, at.target)
+        return self.note(view, Planned(plan, view.ids, choice, expected, reading_s, self._price, trims, view.offers))
 
-    def repeat(self, view: StepView) -> SpecPlan:
-        """The latest plan once more, see ``CachedPlan``. Requests that have come meanwhile get what most others have,
-        if the drafter has read nearly all of them."""
-        self.repeatable -= 1
-        planned = self._latest
-        if planned is None or not any(planned.plan.depth):
-            return self._note(view, replace(planned, plan=plain_plan(view))) if planned else plain_plan(view)
-        plan = planned.plan
-        if view.ids == planned.ids:
-            self._note(view, planned)
-        else:
-            place = {request: i for i, request in enumerate(planned.ids)}
-            index, old = plan.proposer[0], [place.get(request, -1) for request in view.ids]
-            usual = max(set(plan.depth) - {0}, key=plan.depth.count)
-            offset = plan.stop.offset if plan.stop else ()
-            plan = SpecPlan(
-                step=view.step,
-                depth=tuple(
-                    plan.depth[i] if i >= 0 else usual * (lag <= self.settings.probe_context)
-                    for i, lag in zip(old, view.lag[index], strict=True)
-                ),
-                proposer=(index,) * len(old),
-                nodes=(),
-                stop=plan.stop and plan.stop.with_offset(tuple(offset[i] if i >= 0 else 0.0 for i in old)),
-                verify_nodes=plan.verify_nodes,
-            )
-            share, rows = len(view.ids) / len(planned.ids), float(len(planned.ids)) + planned.expected.tokens
-            more_s = self._costs.target_s(rows * share, 0.0, 0.0) - self._costs.target_s(rows, 0.0, 0.0)
-            expected = Prediction(planned.expected.tokens * share, max(planned.expected.seconds + more_s, 1e-9))
-            self._note(view, replace(planned, plan=plan, ids=view.ids, expected=expected))
-        return plan.at(view.step, tuple(map(min, plan.depth, view.room_depth)))
+    def note(self, view: StepView, planned: Planned) -> SpecPlan:
+        """This is what the step will do."""
+        self.latest = self._pending[view.step] = planned
+        while len(self._pending) > _PENDING:
+            del self._pending[next(iter(self._pending))]
+        return planned.plan
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
         # Asynchronous hosts plan the next step before they trim this one: only what was noted for it counts here.
-        planned, lens = self._pending.get(view.step), tuple(map(min, plan.depth, drafts.length))
-        rows, drafting = len(view.ids) + view.prefill_tokens + sum(lens), sum(n > 0 for n in lens)
-        seen = drafting * max(view.context_len, default=0)
-        last_s = self._costs.target_s(rows, 0.0, seen) - self._costs.target_s(rows - drafting, 0.0, 0.0)
-        if planned is None or not self._can_trim or last_s <= _WORTH_TRIMMING * planned.plain_s:
+        planned = self._pending.get(view.step)
+        if planned is None or not planned.trims:
             return self._planner.trim(view, plan, drafts)
-        row_s = self._costs.seen_s * np.array(view.context_len, dtype=np.float64)
-        target = Target(self._costs.knots, self._costs.curve, float(rows - sum(lens)))
-        budget = sum(lens) if plan.verify_nodes is None else plan.verify_nodes
-        survival = self._survival(view, plan, drafts, lens)
-        depth = admit(planned.price, survival, np.array(lens, dtype=np.int64), row_s, target, budget)
-        admitted = tuple(depth.tolist())
+        lens, context = tuple(map(min, plan.depth, drafts.length)), np.array(view.context_len, dtype=np.float64)
+        target = Target(self.costs.knots, self.costs.curve, float(len(view.ids) + view.prefill_tokens))
+        budget, row_s = sum(lens) if plan.verify_nodes is None else plan.verify_nodes, self.costs.rest_s[2] * context
+        lengths = np.array(lens, dtype=np.int64)
+        survival = self._shown_survival(view, plan, drafts, lengths)
+        admitted = tuple(admit(planned.price, survival, lengths, row_s, target, budget).tolist())
         return plan if admitted == plan.depth else plan.with_depth(admitted)
 
     def observe(self, outcome: StepOutcome) -> None:
         self._learner.add(outcome, self._pending.pop(outcome.plan_step, None))
         if any(outcome.drafted):
             self._rejected = 0 if any(outcome.accepted) else self._rejected + 1
-            if self._rejected > 1:
-                self.repeatable = 0
+            if self._rejected > 2:
+                self.holds = 0
 
     def forget(self, ids: Sequence[str]) -> None:
         self._learner.end(ids)
 
     def estimates(self) -> Mapping[str, Any]:
         """What the latest plan rested on; ``docs/explain.md`` says what each entry is."""
-        latest, costs, plain = self._latest, self._costs, self._explorer.ratio(PLAIN)
+        latest, costs, plain = self.latest, self.costs, self._explorer.ratio(PLAIN)
         drafting = {arm: goodput for arm, goodput in self._worth.items() if arm != PLAIN}
         best = max(drafting, key=drafting.__getitem__, default=PLAIN)
         stop = latest.plan.stop if latest else None
         return {
             "mode": _mode(latest.choice) if latest else "plain",
             "expected_tokens": latest.expected.tokens if latest else 0.0,
-            "expected_step_s": latest.expected.seconds if latest else 0.0,
+            "expected_step_s": latest.step_s if latest else 0.0,
             "plain_goodput": self._worth.get(PLAIN, 0.0),
             "draft_goodput": drafting.get(best, 0.0),
             "plain_measured_over_expected": plain,
@@ -199,7 +150,7 @@ class AutoController:
             "token_price_s": self._price,
             "stop_below": list(stop.below) if stop else [],
             "stop_all_below": list(stop.total_below) if stop else [],
-            "host_s": costs.host_s,
+            "host_s": costs.rest_s[0],
             "speed_factor": costs.speed_factor,
             **self._explorer.document(),
             "target_curve": np.column_stack([costs.knots, costs.curve]).tolist(),
@@ -218,36 +169,32 @@ class AutoController:
         return cap if self._limits.ragged or not cap.size else np.full_like(cap, cap.min())
 
     def _situation(self, view: StepView, cap: Ints) -> Situation:
-        slots, new = self._slots.take(view.ids)
-        for model in self._models if new else ():
-            model.grow(self._slots.size)
-            for i in new:
+        slots = self._slots.of(view.ids)
+        for i in np.flatnonzero(slots < 0).tolist():
+            slots[i] = self._slots.add(view.ids[i])
+            for model in self._models:
                 model.admit(int(slots[i]), view.expected_acceptance[i] if view.expected_acceptance else None)
-        context, rows = np.array(view.context_len, dtype=np.float64), float(len(view.ids) + view.prefill_tokens)
-        seconds = self._costs.target_s(rows, read=float(context.sum()), seen=float(context.sum()))
-        target = Target(self._costs.knots, self._costs.curve, rows)
-        return Situation(view, slots, cap, context, target, Prediction(float(cap.size), seconds))
+        context, seen = np.array(view.context_len, dtype=np.float64), float(sum(view.context_len))
+        rows = float(len(view.ids) + view.prefill_tokens)
+        plain = Prediction(float(cap.size), self.costs.target_s(rows, seen, seen))
+        target, room = Target(self.costs.knots, self.costs.curve, rows), np.array(view.room_depth, dtype=np.float64)
+        return Situation(view, slots, cap, room, self.costs.rest_s[2] * context, target, plain)
 
-    def _draft_candidates(self, at: Situation) -> dict[int, Candidate]:
-        """What each proposer would draft, at the token price that follows from it."""
+    def _price_of_a_token(self, at: Situation) -> dict[int, Candidate]:
+        """Also what each proposer would draft at that price, from the latest advantage over plain decoding on."""
         explorer = self._explorer
         explorer.meet(at.cap.size)
         plain = at.plain.goodput * explorer.ratio(PLAIN)
-        for _ in range(_ROUNDS):
-            before = self._price = 1.0 / (self._advantage * plain)
-            found = self._candidates.of(before, at)
-            self._worth = {PLAIN: plain}
-            self._worth |= {1 + p: one.long_run.goodput * explorer.ratio(1 + p) for p, one in found.items()}
-            priced = [one.priced.goodput * explorer.ratio(1 + p) for p, one in found.items()]
-            self._advantage = max([plain, *priced]) / plain
-            self._price = 1.0 / (self._advantage * plain)
-            if abs(self._price / before - 1.0) < _SAME:
-                break
+        found = self._candidates.of(1.0 / (self._advantage * plain), at)
+        self._worth = {PLAIN: plain}
+        self._worth |= {1 + p: one.expected.goodput * explorer.ratio(1 + p) for p, one in found.items()}
+        best = max([plain, *(one.priced.goodput * explorer.ratio(1 + p) for p, one in found.items())])
+        self._advantage, self._price = best / plain, 1.0 / best
         return found
 
-    def _drafting_plan(self, at: Situation, choice: Choice, candidate: Candidate) -> SpecPlan:
+    def _drafts(self, at: Situation, choice: Choice, candidate: Candidate) -> SpecPlan:
         depth, stop, index = candidate.depth, None, choice.arm - 1
-        traits, mine = self._limits.proposers[index], (candidate.owner == choice.arm - 1) & (candidate.depth > 0)
+        traits, mine = self._limits.proposers[index], (candidate.owner == index) & (depth > 0)
         if self._can_stop and traits.has_confidence and traits.passes_per_draft == "per_token":
             stop = self._stop_rule(at, index, np.where(mine, depth, 0))
             if not choice.probe:  # the rule ends drafts by what they turn out to be: the expected length is no limit
@@ -257,52 +204,34 @@ class AutoController:
         return replace(plan, probe_context=candidate.probe_context) if candidate.probe_context else plan
 
     def _stop_rule(self, at: Situation, index: int, depth: Ints) -> StopRule:
-        model, (_, pass_s, row_s, _) = self._models[index], self._costs.draft_terms(index)
+        model, (_, pass_s, row_s, _) = self._models[index], self.costs.draft_terms(index)
         biases, (gamma, weight, shift) = model.biases(), model.head.tolist()
-        row_s += self._costs.seen_s * float(at.context.mean())
+        row_s += float(at.seen_s.sum()) / at.cap.size
         below, together = stop_thresholds(self._price, biases, row_s, pass_s, at.target, depth, int(at.cap.max()))
-        return StopRule(
-            below=tuple(below.tolist()),
-            total_below=tuple(together.tolist()),
-            scope="request",
-            signal="survival",
-            weight=weight,
-            bias=tuple((gamma * biases + shift).tolist()),
-            offset=tuple((gamma * model.offsets(at.slots)).tolist()),
-        )
+        bias, offset = (gamma * biases + shift).tolist(), (gamma * model.offsets(at.slots)).tolist()
+        columns = (tuple(bias), tuple(offset), tuple(together.tolist()))
+        return StopRule(tuple(below.tolist()), "request", "survival", weight, *columns)
 
-    def _least_matches(self, at: Situation, choice: Choice, found: Mapping[int, Candidate]) -> dict[int, int]:
-        """By lookup, the shortest match that is worth a plan of its own."""
-        instead_s, drafter = 0.0, choice.arm - 1
-        if choice.arm != PLAIN and drafter in found and runs_model(self._limits.proposers[drafter]):
-            more = found[drafter].settled.tokens - at.plain.tokens
-            instead_s = more * self._price - (found[drafter].settled.seconds - at.plain.seconds)
-        return {
-            index: self._candidates.least_match(index, self._price, at, instead_s / at.cap.size + _PLANNING_S)
-            for index, traits in enumerate(self._limits.proposers)
-            if not runs_model(traits)
-        }
+    def _worth_trimming(self, plan: SpecPlan, target: Target) -> bool:
+        """Whether the last rows of all drafts take more than looking at them does."""
+        rows = target.rows + sum(plan.depth)
+        last = rows - sum(depth > 0 for depth in plan.depth)
+        saved_s = target_s(target.knots, target.curve, rows) - target_s(target.knots, target.curve, last)
+        return bool(saved_s > self.settings.planning_s)
 
-    def _survival(
-        self, view: StepView, plan: SpecPlan, drafts: DraftView, lens: tuple[int, ...]
-    ) -> npt.NDArray[np.float64]:
-        """[N] chances that each drafted token and all before it are accepted."""
-        slots, lengths, owner = self._slots.find(view.ids), np.array(lens, dtype=np.int64), np.array(plan.proposer)
-        signal, bonus = signal_of(drafts.signal, drafts.confidence, lens), flat(drafts.repeat_bonus, lens)
-        survival, owners = np.zeros(signal.size), np.repeat(owner, lengths)
-        for index in set(owners.tolist()):
-            mine, tokens = owner == index, owners == index
-            own, extra = signal[tokens], bonus[tokens]
+    def _shown_survival(self, view: StepView, plan: SpecPlan, drafts: DraftView, lens: Ints) -> Floats:
+        """[B, longest] chances that each drafted token and all before it are accepted."""
+        slots, lengths, longest = self._slots.of(view.ids), lens.tolist(), int(lens.max(initial=0))
+        signal, bonus = signal_of(drafts.signal, drafts.confidence, lengths), np.zeros(0)
+        if drafts.repeat_bonus:
+            bonus = flat(drafts.repeat_bonus, lengths)
+        survival = np.zeros((lens.size, longest))
+        for index in set(plan.proposer):
+            mine, own, extra = np.array(plan.proposer) == index, signal, bonus
             if not runs_model(self._limits.proposers[index]):
-                own, extra = offered(view.offers[index], lens)[tokens], np.zeros_like(own)
-            survival[tokens] = self._models[index].shown_survival(slots[mine], own, extra, lengths[mine])
+                own, extra = matches(view.offers[index], lengths), np.zeros(0)
+            survival[mine] = self._models[index].survival(slots, lens, longest, own, extra)[mine]
         return survival
-
-    def _note(self, view: StepView, planned: Planned) -> SpecPlan:
-        self._latest = self._pending[view.step] = planned
-        while len(self._pending) > _PENDING:
-            del self._pending[next(iter(self._pending))]
-        return planned.plan
 
 
 def _mode(choice: Choice) -> str:

@@ -2,45 +2,39 @@
 
 An arm's worth is its predicted goodput times what steps of it really gave over what was predicted. The best is played;
 another is probed as soon as the loss budget covers what the probe is expected to cost. A probe is charged what it
-really lost, so one that gains pays for the next. Nothing else decides about modes.
+really lost, so one that gains pays for the next. Nothing else decides about modes. No clock: time is counted in steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from .settings import AutoSettings
+import numpy as np
+import numpy.typing as npt
+
+from ..estimate.settings import AutoSettings
 
 PLAIN = 0
 """The arm of plain decoding; that of proposer p is 1 + p."""
-_USUAL_CHANGE, _LEARNT = 0.5, 0.25
-"""Steps that changing the mode costs, until it has been seen; weight of the latest change in that."""
-_SLOWEST = 3.0
-"""A step that takes longer than so many times what was expected was disturbed: it counts as that much longer only."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What a step is expected to give and take."""
+class Prediction(NamedTuple):
+    """What steps of an arm are expected to give and take."""
 
     tokens: float
     seconds: float
+    spread_s: float = 0.0
+    """Of each on top of that, in the long run: what the drafter has to read of a request first, over all its steps."""
+    probe_s: float = 0.0
+    """What a probe takes once, to read what it needs."""
 
     @property
     def goodput(self) -> float:
-        """Tokens a second; 0 where nothing was predicted."""
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-
-@dataclass(slots=True)
-class _Record:
-    """Of one arm: tokens a request that steps gave, and that were predicted of steps as long; older ones count less."""
-
-    tokens: float
-    predicted: float
+        """Tokens a second in the long run; 0 where nothing was predicted."""
+        return self.tokens / (self.seconds + self.spread_s) if self.seconds else 0.0
 
 
 @dataclass(slots=True)
@@ -58,8 +52,7 @@ class Probe:
     ago: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The arm of a step, and what its outcome is held against."""
 
     arm: int
@@ -68,7 +61,7 @@ class Choice:
 
 
 class Explorer:
-    """Counts steps, no clock.
+    """Chooses among plain decoding and the proposers.
 
     Args:
         runs_model: of each proposer.
@@ -78,13 +71,17 @@ class Explorer:
         self._settings, self._runs_model = settings, (False, *runs_model)
         arms = len(self._runs_model)
         self._share = settings.loss_budget / max(1, arms - 1)
-        self._records: dict[tuple[int, int], _Record] = {}
-        self._bucket = 0
-        self.budget = [0.0] + [settings.first_budget] * (arms - 1)
+        self._first_budget = settings.loss_budget * settings.memory
+        self._records: dict[int, npt.NDArray[np.float64]] = {}
+        self.meet(1)
+        self.budget = [0.0] + [self._first_budget] * (arms - 1)
+        """[arms] steps that probes of each may cost at present."""
         self._trusted = [not model for model in self._runs_model]
         self._missed = [0.0] * arms
         self._leader = self._mode = PLAIN
-        self._since_change, self._change_lost, self.change_steps = settings.settling, 0.0, _USUAL_CHANGE
+        self._since_change, self._change_lost = settings.settling, 0.0
+        self.change_steps = settings.change_steps
+        """Steps that changing the mode costs."""
         self._probe: Probe | None = None
         self.last_probe: Probe | None = None
         self._pause = 0
@@ -92,46 +89,41 @@ class Explorer:
         """Coming steps in which no probe can be due."""
 
     def meet(self, requests: int) -> None:
-        """So many requests decode in the steps to come. Records are kept by powers of two of that."""
-        self._bucket = max(1, requests).bit_length()
+        """So many requests decode in the steps to come. By powers of two of that, measured tokens a request and those
+        predicted of steps as long are kept [arms, 2]; older ones count less, and a new load starts from its neighbour.
+        """
+        bucket, prior = max(1, requests).bit_length(), self._settings.prior_steps
+        if bucket not in self._records:
+            near = min(self._records, key=lambda known: abs(known - bucket), default=None)
+            record = np.ones((len(self._runs_model), 2)) if near is None else self._records[near]
+            self._records[bucket] = record * (prior / record[:, 1:])
+        self._record = self._records[bucket]
 
     def ratio(self, arm: int) -> float:
         """Measured over predicted goodput of an arm, at the present number of requests."""
-        record = self._record(arm)
-        return record.tokens / record.predicted
+        tokens, predicted = self._record[arm].tolist()
+        return float(tokens / predicted)
 
-    def choose(
-        self,
-        plans: Mapping[int, Prediction],
-        probes: Mapping[int, Prediction],
-        reading_s: Mapping[int, float],
-        steps: int,
-    ) -> Choice:
-        """The arm of the next step.
-
-        Args:
-            plans: of each arm that can be played, as in the long run.
-            probes: of those that can be probed.
-            reading_s: seconds that a probe takes once, to read what the drafter lacks.
-            steps: since the last choice.
-        """
-        leader = self._leader = self._lead({arm: plan.goodput * self.ratio(arm) for arm, plan in plans.items()}, steps)
+    def choose(self, plans: Mapping[int, Prediction], steps: int) -> Choice:
+        """The arm of the next step, of those in ``plans``; ``steps`` have passed since the last choice."""
+        worth = {arm: plan.goodput * self.ratio(arm) for arm, plan in plans.items()}
+        leader = self._leader = self._lead(worth, steps)
         best = Prediction(plans[leader].tokens, plans[leader].seconds / self.ratio(leader))
-        costs = {arm: self._cost(arm, probes[arm], reading_s.get(arm, 0.0), best) for arm in probes if arm != leader}
+        costs = {arm: self._cost(arm, plan, best) for arm, plan in plans.items() if arm != leader}
         for arm, cost in costs.items():
-            saved = max(self.budget[arm], self._settings.first_budget, cost)
+            saved = max(self.budget[arm], self._first_budget, cost)
             self.budget[arm] = min(self.budget[arm] + steps * self._share, saved)
         self._pause -= steps
         if self.last_probe is not None:
             self.last_probe.ago += steps
-        if self._probe is not None and not self._goes_on(self._probe, probes):
+        if self._probe is not None and not self._goes_on(self._probe, plans):
             # The best arm is measured anew before another one is held against it.
             self._pause = self._probe.steps + self._settings.settling
             self.last_probe, self._probe = self._probe, None
         if self._probe is None and self._pause <= 0:
             due = [arm for arm, cost in costs.items() if self.budget[arm] >= cost]
             if due:
-                arm = max(due, key=lambda arm: probes[arm].goodput * self.ratio(arm))
+                arm = max(due, key=worth.__getitem__)
                 self._probe = Probe(arm, best, left=self._length(arm))
         if self._probe is not None:
             self._probe.left -= 1
@@ -141,10 +133,6 @@ class Explorer:
         waits = [math.ceil((cost - self.budget[arm]) / self._share) for arm, cost in costs.items()]
         self.quiet = max(self._pause, min(waits, default=1 << 20)) - 1
         return Choice(leader, False, best)
-
-    def may_probe(self, proposers: Iterable[int]) -> bool:
-        """Whether one of these may be probed in the next step."""
-        return self._probe is not None or (self._pause <= 1 and any(1 + p != self._leader for p in proposers))
 
     def ran(self, arm: int) -> bool:
         """A step of this arm has come; returns whether steps of its kind have settled."""
@@ -164,24 +152,20 @@ class Explorer:
             arm: that really ran, for so many ``requests``.
             expected: of it.
         """
-        settings, took = self._settings, min(seconds / expected.seconds, _SLOWEST)
-        if self._since_change > settings.settling and arm == choice.arm:
-            for other in range(len(self._runs_model)):  # what is not measured goes back to what is predicted
-                record = self._record(other)
-                record.tokens += (settings.prior_steps - record.tokens) / settings.memory
-                record.predicted += (settings.prior_steps - record.predicted) / settings.memory
-            record = self._record(arm)
-            record.tokens += tokens / requests
-            record.predicted += took * expected.tokens / requests
+        # However long a step takes that was disturbed, it counts for no more than all that may be saved up.
+        on, took = self._settings, min(seconds / expected.seconds, 1.0 + self._first_budget)
+        if self._since_change > on.settling and arm == choice.arm:
+            self._record += (on.prior_steps - self._record) / on.memory  # what is not measured is as predicted again
+            self._record[arm] += tokens / requests, took * expected.tokens / requests
             self._trusted[arm] = True
         elif arm == choice.arm:
             self._change_lost += took - 1.0
-            if self._since_change == settings.settling:
-                self.change_steps += _LEARNT * (max(0.0, self._change_lost) - self.change_steps)
+            if self._since_change == on.settling:
+                self.change_steps += (max(0.0, self._change_lost) - self.change_steps) / on.probe
         if choice.probe:
             lost = took * expected.seconds / choice.best.seconds - tokens / choice.best.tokens
-            self._charge(choice.arm, min(lost, settings.first_budget))
-        elif self._since_change <= settings.settling and self._pause > 0 and self.last_probe is not None:
+            self._charge(choice.arm, min(lost, self._first_budget))
+        elif self._since_change <= on.settling and self._pause > 0 and self.last_probe is not None:
             self._charge(self.last_probe.arm, took - 1.0)  # what a probe leaves behind in the caches is its price too
 
     def document(self) -> dict[str, Any]:
@@ -198,52 +182,35 @@ class Explorer:
         leader = self._leader if self._leader in worth else PLAIN
         for arm in worth:
             self._missed[arm] = max(0.0, self._missed[arm] + steps * (worth[arm] / worth[leader] - 1.0))
-        ready = [
-            arm
-            for arm in worth
-            if self._trusted[arm] and worth[arm] > worth[leader] and self._missed[arm] >= self._change(arm, self._mode)
-        ]
+        better = [arm for arm in worth if self._trusted[arm] and worth[arm] > worth[leader]]
+        ready = [arm for arm in better if self._missed[arm] >= self._change(arm, self._mode)]
         if not ready:
             return leader
         self._missed = [0.0] * len(self._missed)
         return max(ready, key=worth.__getitem__)
 
-    def _goes_on(self, probe: Probe, probes: Mapping[int, Prediction]) -> bool:
-        if probe.arm == self._leader or probe.arm not in probes or self.budget[probe.arm] < 0.0:
+    def _goes_on(self, probe: Probe, plans: Mapping[int, Prediction]) -> bool:
+        if probe.arm == self._leader or probe.arm not in plans or self.budget[probe.arm] < 0.0:
             return False
-        return probe.left > 0 or (
-            probe.lost <= 0.0 and probe.steps < self._settings.settling + 2 * self._settings.probe
-        )
+        longest = self._settings.settling + 2 * self._settings.probe
+        return probe.left > 0 or (probe.lost <= 0.0 and probe.steps < longest)
 
     def _length(self, arm: int) -> int:
         """Steps of a probe: drafts show at once whether they are accepted, plain steps their speed when settled."""
-        return self._settings.probe + (
-            self._settings.settling if arm == PLAIN and self._runs_model[self._leader] else 0
-        )
+        settles = arm == PLAIN and self._runs_model[self._leader]
+        return self._settings.probe + (self._settings.settling if settles else 0)
 
-    def _cost(self, arm: int, probe: Prediction, reading_s: float, best: Prediction) -> float:
+    def _cost(self, arm: int, plan: Prediction, best: Prediction) -> float:
         """Steps of the best arm that a probe is expected to lose."""
-        loss = max(0.0, probe.seconds / best.seconds - probe.tokens * self.ratio(arm) / best.tokens)
-        return self._length(arm) * loss + reading_s / best.seconds + self._change(arm, self._leader)
+        loss = max(0.0, plan.seconds / best.seconds - plan.tokens * self.ratio(arm) / best.tokens)
+        return self._length(arm) * loss + plan.probe_s / best.seconds + self._change(arm, self._leader)
 
     def _change(self, arm: int, other: int) -> float:
         """Steps that changing from one to the other costs; caches hold what a model needs, and nothing for lookups."""
         return self.change_steps if arm != other and (self._runs_model[arm] or self._runs_model[other]) else 0.0
 
     def _charge(self, arm: int, lost: float) -> None:
-        self.budget[arm] = min(self.budget[arm] - lost, 2.0 * self._settings.first_budget)
+        self.budget[arm] = min(self.budget[arm] - lost, 2.0 * self._first_budget)
         probe = self._probe or self.last_probe
         if probe is not None:
             probe.lost += lost
-
-    def _record(self, arm: int) -> _Record:
-        """At the present load; a new one starts from its neighbour's."""
-        found = self._records.get((arm, self._bucket))
-        if found is None:
-            near = [bucket for known, bucket in self._records if known == arm]
-            prior, ratio = self._settings.prior_steps, 1.0
-            if near:
-                old = self._records[arm, min(near, key=lambda bucket: abs(bucket - self._bucket))]
-                ratio = old.tokens / old.predicted
-            found = self._records[arm, self._bucket] = _Record(ratio * prior, prior)
-        return found

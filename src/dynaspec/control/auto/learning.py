@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +14,12 @@ from dynaspec.contract.step import ProposerTraits, SpecPlan, StepOutcome
 from dynaspec.contract.work import drafting_before, drafting_in, drafting_of, runs_model
 
 from ..estimate.acceptance import AcceptanceModel, RequestSlots
-from ..estimate.costs import StepCosts
+from ..estimate.costs import Measured, StepCosts
 from .explore import PLAIN, Choice, Explorer, Prediction
 
 Floats = npt.NDArray[np.float64]
-
-_PROMPT = 64
-"""Prefilled rows that leave nothing else in the caches: the step after them tells nothing of what others cost."""
-_COLD, _ALL, _EVERY = 10, 200, 4
-"""First steps of a host, that run code that has hardly run before and tell nothing of what later ones take; steps of
-which all teach costs; of later ones one in so many, as neighbours tell the same."""
+_REFUSED = frozenset(("rejected", "invalid"))
+Offers = tuple[tuple[tuple[int, int], ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +30,19 @@ class Planned:
     ids: tuple[str, ...]
     choice: Choice
     expected: Prediction
+    reading_s: float
+    """Seconds on top of that, in this step alone, in which the drafter reads what it lacks."""
     price: float
     """Seconds that a token is worth."""
-    plain_s: float
-    """Seconds of plain decoding."""
-    offers: tuple[tuple[tuple[int, int], ...] | None, ...]
+    trims: bool
+    """Drafts are looked at before they are verified."""
+    offers: Offers
     """As in the view."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds expected of the step as a whole."""
+        return self.expected.seconds + self.reading_s
 
 
 class Learner:
@@ -54,10 +58,10 @@ class Learner:
     ) -> None:
         self._proposers, self._models, self._costs = proposers, models, costs
         self._explorer, self._slots = explorer, slots
+        self._idle = any(traits.idle_pass for traits in proposers)
         self._unread: list[tuple[StepOutcome, Planned | None]] = []
         self._ended: list[str] = []
         self._after_prompt = False
-        self._cold = _COLD
 
     def add(self, outcome: StepOutcome, planned: Planned | None) -> None:
         """A step to be learnt from; None: how it was planned is not known any more."""
@@ -72,8 +76,8 @@ class Learner:
         drafted = [one for one in self._unread if any(one[0].drafted)]
         if drafted:
             self._learn_acceptance(drafted)
-        for outcome, planned in self._unread:
-            self._learn_costs(outcome, planned)
+        told = [self._told(outcome, planned) for outcome, planned in self._unread]
+        self._costs.observe(*(step for step in told if step is not None))
         for model in self._models:
             model.pass_steps(len(self._unread))
         self._slots.release(self._ended)
@@ -82,54 +86,55 @@ class Learner:
 
     def _learn_acceptance(self, steps: Sequence[tuple[StepOutcome, Planned | None]]) -> None:
         outcomes = [outcome for outcome, _ in steps]
-        slots = self._slots.find([request for outcome in outcomes for request in outcome.ids])
-        drafted = np.array([n for outcome in outcomes for n in outcome.drafted], dtype=np.int64)
-        accepted = np.array([n for outcome in outcomes for n in outcome.accepted], dtype=np.int64)
-        refused = [end in ("rejected", "invalid") for outcome in outcomes for end in outcome.ended]
-        proposer = np.array([p for outcome in outcomes for p in outcome.proposer], dtype=np.int64)
+        slots = self._slots.of([request for outcome in outcomes for request in outcome.ids])
+        drafted, accepted, proposer = (
+            np.array(list(chain.from_iterable(columns)), dtype=np.int64)
+            for columns in zip(*((one.drafted, one.accepted, one.proposer) for one in outcomes), strict=True)
+        )
+        refused = np.array([end in _REFUSED for outcome in outcomes for end in outcome.ended])
         signal = np.concatenate([signal_of(one.signal, one.confidence, one.drafted) for one in outcomes])
         for index, model in enumerate(self._models):
             mine, own = (proposer == index) & (drafted > 0), signal
             if not mine.any():
                 continue
             if not runs_model(self._proposers[index]):
-                own = np.concatenate(
-                    [offered(planned.offers[index] if planned else None, one.drafted) for one, planned in steps]
-                )
-            model.observe(np.where(mine, slots, -1), drafted, accepted + np.array(refused), accepted, own)
+                told = ((one.drafted, planned.offers[index] if planned else None) for one, planned in steps)
+                own = np.concatenate([matches(offers, lens) for lens, offers in told])
+            model.observe(np.where(mine, slots, -1), drafted, accepted + refused, accepted, own)
 
-    def _learn_costs(self, outcome: StepOutcome, planned: Planned | None) -> None:
-        work, proposers, costs = outcome.work, self._proposers, self._costs
-        after_prompt, self._after_prompt = self._after_prompt, work.prefill_rows > _PROMPT
-        self._cold -= 1
-        if outcome.step_s <= 0.0 or not outcome.ids or self._cold >= 0:
-            return
-        # A first pass that runs in any case belongs to the target's: then, too, only whole steps can be told apart.
-        whole = outcome.verify_s == 0.0 or any(traits.idle_pass for traits in proposers)
-        drafting = drafting_in(work, proposers) if whole else drafting_of(outcome, proposers)
-        drafted = next((p for p, n in zip(outcome.proposer, outcome.drafted, strict=True) if n), -1)
-        arm = 1 + (drafted if drafting is None else drafting.proposer)
-        if outcome.verify_s == 0.0 and drafting is None and drafted >= 0 and runs_model(proposers[drafted]):
-            arm = PLAIN  # what it verified was drafted the step before
-        seconds = outcome.step_s
-        if outcome.verify_s == 0.0:  # it has drafted for another plan than the one that it verified
-            before = drafting_before(outcome, proposers)
-            seconds += (costs.draft_s(before) if before else 0.0) - (costs.draft_s(drafting) if drafting else 0.0)
+    def _told(self, outcome: StepOutcome, planned: Planned | None) -> Measured | None:
+        """What a step tells of costs, if anything, after the explorer has been told."""
+        work, proposers, costs, drafting, arm = outcome.work, self._proposers, self._costs, None, PLAIN
+        # A longer prompt leaves nothing else in the caches: the step after it tells nothing of what others cost.
+        after_prompt, self._after_prompt = self._after_prompt, work.prefill_rows > work.verify_rows
+        if outcome.step_s <= 0.0 or not outcome.ids:
+            return None
+        seconds, ahead = outcome.step_s, outcome.verify_s == 0.0
+        if work.rows_per_pass or any(outcome.drafted):
+            drafting = drafting_in(work, proposers) if ahead or self._idle else drafting_of(outcome, proposers)
+            drafted = next((p for p, n in zip(outcome.proposer, outcome.drafted, strict=True) if n), -1)
+            arm = 1 + (drafted if drafting is None else drafting.proposer)
+            if ahead and drafting is None and drafted >= 0 and runs_model(proposers[drafted]):
+                arm = PLAIN  # what it verified was drafted the step before
+            if ahead:  # it has drafted for another plan than the one that it verified
+                before = drafting_before(outcome, proposers)
+                seconds += (costs.draft_s(before) if before else 0.0) - (costs.draft_s(drafting) if drafting else 0.0)
         settled, probe = self._explorer.ran(arm), planned is not None and planned.choice.probe
-        if planned is not None and not work.prefill_rows and not after_prompt:
-            self._explorer.observe(
-                planned.choice, arm, len(outcome.ids), planned.expected, sum(outcome.emitted), seconds
-            )
-        if settled and not after_prompt and (probe or self._cold > -_ALL or outcome.plan_step % _EVERY == 0):
-            usual = not probe or arm == PLAIN
-            rows, draft_s = work.verify_rows + work.prefill_rows, None if whole else outcome.draft_s
-            read = work.kv_tokens * len(outcome.ids) / max(1, work.verify_rows)
-            rest_s = outcome.step_s - (draft_s or 0.0)
-            costs.observe(rows, read, work.kv_tokens, rest_s, drafting, draft_s, usual=usual)
+        if planned is not None:
+            expected, emitted = Prediction(planned.expected.tokens, planned.step_s), sum(outcome.emitted)
+            self._explorer.observe(planned.choice, arm, len(outcome.ids), expected, emitted, seconds)
+        if not settled or after_prompt:
+            return None
+        rows, read = work.verify_rows + work.prefill_rows, work.kv_tokens * len(outcome.ids) / max(1, work.verify_rows)
+        # A first pass that runs in any case belongs to the target's: then, too, only whole steps can be told apart.
+        rest_s, draft_s = outcome.step_s, -1.0
+        if not ahead and not self._idle:
+            rest_s, draft_s = rest_s - outcome.draft_s, outcome.draft_s
+        told = Measured(rows, read, work.kv_tokens, rest_s, draft_s, usual=not probe or arm == PLAIN)
+        return told if drafting is None else told.with_drafting(drafting)
 
 
-def offered(offers: tuple[tuple[int, int], ...] | None, lens: Sequence[int]) -> Floats:
+def matches(offers: tuple[tuple[int, int], ...] | None, lens: Sequence[int]) -> Floats:
     """[Σ lens] Signals of drafts that a lookup had offered; of the shortest match where that is not known."""
-    match = [max(1, m) for m, _ in offers] if offers and len(offers) == len(lens) else [1] * len(lens)
-    signals, lengths = match_signals(np.array(match), max(lens, default=0)), np.array(lens, dtype=np.int64)
-    return signals[np.arange(signals.shape[1]) < lengths[:, None]]
+    known = offers if offers is not None and len(offers) == len(lens) else ((1, 1),) * len(lens)
+    return match_signals([match for match, _ in known], lens)

@@ -21,18 +21,20 @@ Ints = npt.NDArray[np.int64]
 
 
 class Slots(NamedTuple):
-    """What a proposer could draft in a step, and at what price. B requests."""
+    """What could be drafted in a step, and at what price. B requests."""
 
     survival: Floats
-    """[B, longest] chance that a slot and all before it are accepted."""
+    """[B, longest] chance that a slot and all before it are accepted; 0 beyond the cap."""
     cap: Ints
-    """[B] longest draft of each request."""
+    """[B] longest drafts."""
     row_s: Floats
     """[B] seconds of a drafted token: in the drafter, and of what its row sees of the context in the target."""
     read_s: Floats
     """[B] seconds of what the drafter has to read of a request first, as far as this step pays for it."""
+    runs: npt.NDArray[np.bool_]
+    """[B] whether a draft takes passes; those of the others are looked up."""
     start_s: float
-    """Of a draft, whoever it is for."""
+    """Of a draft that takes passes, whoever it is for."""
     pass_s: float
     one_pass: bool
     """One pass for the whole draft, else one for each token."""
@@ -47,33 +49,8 @@ class Target(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def reading(
-    lag: Ints, room: Ints, cap: Ints, read_in_s: float, pay_off: float, context: int
-) -> tuple[Ints, Floats, Floats]:
-    """What it takes to draft for requests of which the drafter lacks ``lag`` [B] tokens.
-
-    Args:
-        room: [B] tokens that each request still has, of which a step with drafts emits two, about.
-        cap: [B] longest drafts.
-        read_in_s: seconds of a token that is read in.
-        pay_off: most steps over which it is paid off.
-        context: > 0: reads so many tokens only, to draft one from them.
-
-    Returns:
-        [B] longest drafts; seconds to read what is lacking; as far as one step pays for it.
-    """
-    most, seconds, share = cap.copy(), np.empty(cap.size), np.empty(cap.size)
-    for r in range(cap.size):
-        if 0 < context < lag[r]:
-            most[r] = min(cap[r], 1)
-        seconds[r] = read_in_s * (min(lag[r], context) if context else lag[r])
-        share[r] = seconds[r] / min(max(room[r] / 2.0, 1.0), pay_off)
-    return most, seconds, share
-
-
-@njit(cache=True, nogil=True)
 def fill(price: float, slots: Slots, levels: Ints, uniform: bool, target: Target) -> Ints:
-    """[B] The draft lengths that bring most with one proposer at a token price; at least one token, if there is room.
+    """[B] The draft lengths that bring most at a token price; at least one token, if there is room.
 
     For each number of passes the slots are taken in order of what they bring for a row, as many as bring most on this
     cost curve, whatever its shape.
@@ -86,48 +63,63 @@ def fill(price: float, slots: Slots, levels: Ints, uniform: bool, target: Target
     knots, curve, base = target
     cap, requests, depth = slots.cap, slots.cap.size, np.zeros(slots.cap.size, np.int64)
     # [B, L] What the slots from one length that can run to the next bring, and which of them there can be.
-    value, width = np.zeros((requests, levels.size)), levels.astype(np.float64)
+    value, able = np.zeros((requests, levels.size)), cap.reshape(-1, 1) >= levels.reshape(1, -1)
+    width, best, most = levels.astype(np.float64), -1, -np.inf
     width[1:] -= levels[:-1]
-    able = cap.reshape(-1, 1) >= levels.reshape(1, -1)
-    for i in range(levels.size):
-        for j in range(levels[i] - int(width[i]), min(levels[i], slots.survival.shape[1])):
-            value[:, i] += slots.survival[:, j] * price - slots.row_s
-    # A request that brings less than reading it takes is left out; one drafts in any case.
     row = row_price_s(knots, curve, base, float(requests))
-    brings = np.where(able, np.maximum(value - row * width, 0.0), 0.0).sum(axis=1) - slots.read_s
-    first = np.argmax(np.where(able[:, 0], brings, -np.inf))
-    if not able[first, 0]:
-        return depth
     for r in range(requests):
-        if brings[r] < 0.0 and r != first and not uniform:
+        brings = -slots.read_s[r]
+        for i in range(levels.size):
+            if able[r, i]:
+                for j in range(levels[i] - int(width[i]), levels[i]):
+                    value[r, i] += slots.survival[r, j] * price - slots.row_s[r]
+                brings += max(value[r, i] - row * width[i], 0.0)
+        # A request that brings less than reading it takes is left out; one drafts in any case.
+        if able[r, 0] and brings > most:
+            if most < 0.0 and best >= 0 and not uniform:
+                able[best, :] = False
+            best, most = r, brings
+        elif brings < 0.0 and not uniform:
             able[r, :] = False
+    if best < 0:
+        return depth
+    runs = slots.runs
     if uniform:  # an item is a length of all
-        value[0, :], width = value.sum(axis=0), width * requests
+        value[0, :], width, runs = value.sum(axis=0), width * requests, np.array([runs.any()])
         for i in range(levels.size):
             able[0, i] = able[:, i].all()
         value, able = value[:1, :], able[:1, :]
-    items = np.argwhere(able)
-    worth = np.array([value[r, i] / width[i] for r, i in items])
-    items = items[np.argsort(-worth, kind="mergesort")]
-    best, passes, count = -np.inf, 0, 0
-    for d in range(1, levels.size + 1):
-        overhead = slots.start_s + slots.pass_s * (1 if slots.one_pass else levels[d - 1])
-        gain, filled, n = target_s(knots, curve, base) - overhead, base, 0
+    # What does not pay on the cheapest stretch of the curve pays nowhere, and need not be sorted.
+    cheapest = np.inf
+    for i in range(1, knots.size):
+        if knots[i] > base and (knots[i - 1] < base + width.sum() * requests or i == knots.size - 1):
+            cheapest = min(cheapest, (curve[i] - curve[i - 1]) / (knots[i] - knots[i - 1]))
+    cheapest = cheapest if cheapest < np.inf else 0.0
+    items, worth, n = np.empty((able.size, 2), np.int64), np.empty(able.size), 0
+    for r in range(value.shape[0]):
+        for i in range(levels.size):
+            if able[r, i] and (i == 0 or value[r, i] > cheapest * width[i]):
+                items[n, 0], items[n, 1], worth[n] = r, i, -value[r, i] / width[i]
+                n += 1
+    items = items[:n][np.argsort(worth[:n], kind="mergesort")]
+    best_gain, passes, count, none_s = -np.inf, 0, 0, target_s(knots, curve, base)
+    for d in range(levels.size + 1):
+        overhead = slots.start_s + slots.pass_s * (1 if slots.one_pass else levels[d - 1]) if d else 0.0
+        gain, filled, taken, more = none_s - overhead, base, 0, 0.0
         for r, i in items:
-            if i >= d:
+            if runs[r] and i >= d:
+                more += max(value[r, i], 0.0) if i == d else 0.0
                 continue
-            gain, filled, n = gain + value[r, i], filled + width[i], n + 1
-            if n > 1 and value[r, i] <= 0.0:
+            gain, filled, taken = gain + value[r, i], filled + width[i], taken + 1
+            if taken > 1 and value[r, i] <= 0.0:
                 break
-            if gain - target_s(knots, curve, filled) > best:
-                best, passes, count = gain - target_s(knots, curve, filled), d, n
-        following = np.where(able[:, d], np.maximum(value[:, d], 0.0), 0.0).sum() if d < levels.size else 0.0
-        if following <= (
-            0.0 if slots.one_pass else slots.pass_s * (levels[d] - levels[d - 1] if d < levels.size else 0)
-        ):
+            net = gain - target_s(knots, curve, filled)
+            if net > best_gain:
+                best_gain, passes, count = net, d, taken
+        if d and more <= (0.0 if slots.one_pass else slots.pass_s * (levels[min(d, levels.size - 1)] - levels[d - 1])):
             break
     for r, i in items:
-        if i < passes and count > 0:
+        if count > 0 and (i < passes or not runs[r]):
             count -= 1
             if uniform:
                 depth[:] = np.maximum(depth, levels[i])
@@ -137,29 +129,27 @@ def fill(price: float, slots: Slots, levels: Ints, uniform: bool, target: Target
 
 
 @njit(cache=True, nogil=True)
-def weigh(
-    price: float, slots: Slots, depth: Ints, runs: npt.NDArray[np.bool_], target: Target
-) -> tuple[float, float, Floats]:
-    """What drafts of these lengths bring and take beyond plain decoding.
-
-    Args:
-        depth: [B]
-        runs: [B] requests whose drafts take the passes that ``slots`` prices; the others' are looked up.
+def weigh(price: float, slots: Slots, depth: Ints, target: Target) -> tuple[float, float, float, Floats]:
+    """What drafts of these lengths [B] bring and take beyond plain decoding.
 
     Returns:
-        Tokens expected to be accepted; seconds; [B] seconds that each request's slots bring, less those of their rows.
+        Tokens expected to be accepted; seconds without reading; of reading, as far as this step pays for it; [B]
+        seconds that each request's slots bring, less those of their rows and their share of the passes.
     """
-    seconds = target_s(target.knots, target.curve, target.rows + depth.sum())
+    drafted, tokens, read_s, passes = depth.sum(), 0.0, 0.0, (depth * slots.runs).max()
+    seconds, brings = target_s(target.knots, target.curve, target.rows + drafted), np.zeros(depth.size)
     seconds -= target_s(target.knots, target.curve, target.rows)
-    each, passes, tokens, worth = seconds / max(1, depth.sum()), (depth * runs).max(), 0.0, np.zeros(depth.size)
+    each, share_s = seconds / max(1, drafted), 0.0
     if passes:
-        seconds += slots.start_s + slots.pass_s * (1 if slots.one_pass else passes)
+        passes_s = slots.start_s + slots.pass_s * (1 if slots.one_pass else passes)
+        seconds, share_s = seconds + passes_s, passes_s / ((depth > 0) & slots.runs).sum()
     for r in range(depth.size):
-        accepted = slots.survival[r, : depth[r]].sum()
-        own_s = slots.row_s[r] * depth[r] + slots.read_s[r] * (depth[r] > 0)
-        worth[r] = accepted * price - own_s - each * depth[r]
-        tokens, seconds = tokens + accepted, seconds + own_s
-    return tokens, seconds, worth
+        if depth[r]:
+            accepted = slots.survival[r, : depth[r]].sum()
+            brings[r] = accepted * price - (slots.row_s[r] + each) * depth[r] - slots.read_s[r]
+            brings[r] -= share_s * slots.runs[r]
+            tokens, seconds, read_s = tokens + accepted, seconds + slots.row_s[r] * depth[r], read_s + slots.read_s[r]
+    return tokens, seconds, read_s, brings
 
 
 @njit(cache=True, nogil=True)
@@ -194,17 +184,17 @@ def admit(price: float, survival: Floats, lens: Ints, row_s: Floats, target: Tar
     way to one that was drafted after it.
 
     Args:
-        survival: [N] of the drafted tokens, one request after the other, as known before each was drawn.
+        survival: [B, longest] of the drafted tokens, as known before each was drawn.
         lens: [B]
         row_s: [B] of what a row sees of the context.
         budget: most slots.
     """
-    start, depth, taken = np.cumsum(lens) - lens, np.zeros(lens.size, np.int64), 0
+    depth, taken = np.zeros(lens.size, np.int64), 0
     for position in range(lens.max() if lens.size else 0):
         going = np.flatnonzero((lens > position) & (depth == position))
         gain = np.empty(going.size)
         for i in range(going.size):
-            gain[i] = survival[start[going[i]] + position] * price - row_s[going[i]]
+            gain[i] = survival[going[i], position] * price - row_s[going[i]]
         for i in np.argsort(-gain, kind="mergesort"):
             row = row_price_s(target.knots, target.curve, target.rows + taken, 2.0 * going.size)
             if taken >= budget or gain[i] < row:

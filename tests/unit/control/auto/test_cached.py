@@ -41,7 +41,7 @@ def drafting(requests: int = 4) -> tuple[CachedPlan, Counted, StepView]:
     controller, inner = cached()
     loop, steps = Loop(requests, 1), 60
     loop.run(controller, steps)
-    while not inner.repeatable or inner.estimates()["mode"] != "speculate":
+    while not inner.holds or inner.estimates()["mode"] != "speculate":
         steps += 1
         view = replace(loop._view(steps, [0] * requests))
         controller.plan(view)
@@ -79,7 +79,7 @@ def test_a_request_near_its_end_shortens_its_own_draft_alone() -> None:
 def test_hosts_are_asked_for_no_more_than_the_next_plan_uses() -> None:
     controller, inner, view = drafting()
     plan = controller.plan(view)
-    assert plan.next_needs == ("lag" if inner.repeatable else "all")
+    assert plan.next_needs == ("lag" if inner.holds else "all")
     lookup = ProposerTraits("ngram", "none", has_confidence=False)
     both = replace(LIMITS, proposers=(*LIMITS.proposers, lookup))
     asked, _ = cached(limits=both)

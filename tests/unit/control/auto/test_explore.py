@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynaspec.control.auto.explore import PLAIN, Choice, Explorer, Prediction
-from dynaspec.control.auto.settings import AutoSettings
+from dynaspec.control.estimate.settings import AutoSettings
 
 DRAFT = 1
 USUAL = Prediction(1.0, 1.0)
@@ -23,7 +23,7 @@ class World:
     def step(self, steps: int = 1) -> Choice:
         self.explorer.meet(1)
         plans = {PLAIN: USUAL, DRAFT: Prediction(self.predicted, 1.0)}
-        choice = self.explorer.choose(plans, plans, {}, steps)
+        choice = self.explorer.choose(plans, steps)
         tokens = self.real if choice.arm == DRAFT else 1.0
         self.explorer.ran(choice.arm)
         self.explorer.observe(choice, choice.arm, 1, plans[choice.arm], tokens, 1.0)
@@ -40,7 +40,7 @@ def test_probes_of_what_never_pays_cost_what_they_may(predicted: float) -> None:
         world.step()
         if predicted > 1.0:  # the estimators learn, too
             world.predicted = max(0.5, world.predicted - 0.05)
-    allowed = world.settings.first_budget + world.settings.loss_budget * 2000
+    allowed = world.settings.loss_budget * (world.settings.memory + 2000)
     assert world.lost <= allowed + world.settings.probe * 0.5 + 1.0
     assert world.played.count(DRAFT) > 10
 

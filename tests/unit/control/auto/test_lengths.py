@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dynaspec.control.auto.lengths import Slots, Target, admit, fill, reading, stop_thresholds, weigh
+from dynaspec.control.auto.lengths import Slots, Target, admit, fill, stop_thresholds, weigh
 
 KNOTS = np.array([1.0, 4.0, 8.0, 9.0, 16.0, 17.0, 64.0])
 CURVES = {
@@ -17,28 +17,34 @@ CURVES = {
 }
 
 
-def slots_of(rng: np.random.Generator, requests: int, longest: int, one_pass: bool) -> Slots:
+def slots_of(
+    rng: np.random.Generator, requests: int, longest: int, one_pass: bool, looked_up: float | None = None
+) -> Slots:
     chances = rng.uniform(0.2, 0.98, (requests, longest))
     cap = rng.integers(0, longest + 1, requests)
     survival = np.cumprod(chances, axis=1) * (np.arange(longest) < cap[:, None])
     row_s, read_s = rng.uniform(0.0, 0.2, requests), np.zeros(requests)
-    return Slots(survival, cap, row_s, read_s, float(rng.uniform(0, 1)), float(rng.uniform(0, 1)), one_pass)
+    runs = np.ones(requests, np.bool_) if looked_up is None else rng.random(requests) >= looked_up
+    return Slots(survival, cap, row_s, read_s, runs, float(rng.uniform(0, 1)), float(rng.uniform(0, 1)), one_pass)
 
 
 def gain(price: float, slots: Slots, depth: tuple[int, ...], target: Target) -> float:
     found = np.array(depth, dtype=np.int64)
-    tokens, seconds, _ = weigh(price, slots, found, np.ones(found.size, np.bool_), target)
-    return tokens * price - seconds
+    tokens, seconds, read_s, _ = weigh(price, slots, found, target)
+    return tokens * price - seconds - read_s
 
 
+@pytest.mark.parametrize("looked_up", [None, 0.5], ids=["one model", "lookups beside it"])
 @pytest.mark.parametrize("one_pass", [False, True], ids=["pass a token", "one pass"])
 @pytest.mark.parametrize("uniform", [False, True], ids=["ragged", "uniform"])
 @pytest.mark.parametrize("levels", [(1, 2, 3), (2, 3)], ids=["dense", "sparse"])
 @pytest.mark.parametrize("curve", CURVES)
-def test_no_other_lengths_bring_more(curve: str, levels: tuple[int, ...], uniform: bool, one_pass: bool) -> None:
+def test_no_other_lengths_bring_more(
+    curve: str, levels: tuple[int, ...], uniform: bool, one_pass: bool, looked_up: float | None
+) -> None:
     rng, missed = np.random.default_rng(3), 0
     for _ in range(60):
-        slots = slots_of(rng, 3, 3, one_pass)
+        slots = slots_of(rng, 3, 3, one_pass, looked_up)
         target, price = Target(KNOTS, CURVES[curve], 3.0), float(rng.uniform(1.0, 6.0))
         found = tuple(fill(price, slots, np.array(levels), uniform, target).tolist())
         choices = [[0, *(k for k in levels if k <= cap)] for cap in slots.cap.tolist()]
@@ -52,30 +58,28 @@ def test_no_other_lengths_bring_more(curve: str, levels: tuple[int, ...], unifor
         best = max(gain(price, slots, d, target) for d in options)
         missed += gain(price, slots, found, target) < best - 1e-9
     # Sparse lengths are blocks, which a sort need not fill as well as trying all of them.
-    assert missed <= (0 if levels == (1, 2, 3) else 3)
+    assert missed <= (0 if levels == (1, 2, 3) else 3 if looked_up is None else 4)
 
 
 def test_a_request_that_brings_less_than_reading_it_takes_is_left_out() -> None:
     survival = np.tile([0.8, 0.6], (2, 1))
-    slots = Slots(survival, np.full(2, 2), np.zeros(2), np.array([0.0, 50.0]), 0.1, 0.1, False)
+    slots = Slots(survival, np.full(2, 2), np.zeros(2), np.array([0.0, 50.0]), np.ones(2, np.bool_), 0.1, 0.1, False)
     depth = fill(4.0, slots, np.array([1, 2]), False, Target(KNOTS, CURVES["flat"], 2.0))
     assert depth[0] > depth[1] == 0
 
 
 def test_one_drafts_even_if_none_pays() -> None:
-    slots = Slots(np.full((3, 1), 0.01), np.ones(3, dtype=np.int64), np.ones(3), np.zeros(3), 5.0, 5.0, False)
+    slots = Slots(
+        np.full((3, 1), 0.01),
+        np.ones(3, dtype=np.int64),
+        np.ones(3),
+        np.zeros(3),
+        np.ones(3, np.bool_),
+        5.0,
+        5.0,
+        False,
+    )
     assert fill(1.0, slots, np.array([1]), False, Target(KNOTS, CURVES["linear"], 3.0)).sum() == 1
-
-
-def test_reading_is_paid_off_over_what_is_left() -> None:
-    lag, room, cap = np.array([100, 100, 0]), np.array([4, 1000, 1000]), np.full(3, 8)
-    most, seconds, share = reading(lag, room, cap, 0.1, 32.0, 0)
-    assert most.tolist() == [8, 8, 8]
-    assert seconds == pytest.approx([10.0, 10.0, 0.0])
-    assert share == pytest.approx([5.0, 10.0 / 32.0, 0.0])
-    most, seconds, _ = reading(lag, room, cap, 0.1, 1.0, 32)
-    assert most.tolist() == [1, 1, 8]
-    assert seconds == pytest.approx([3.2, 3.2, 0.0])
 
 
 def test_thresholds_are_prices_over_what_a_token_brings() -> None:
@@ -87,7 +91,7 @@ def test_thresholds_are_prices_over_what_a_token_brings() -> None:
 
 def test_slots_are_verified_while_they_pay_and_within_the_budget() -> None:
     target, lens = Target(KNOTS, CURVES["linear"], 2.0), np.array([2, 2])
-    survival, row_s = np.array([0.9, 0.5, 0.4, 0.1]), np.zeros(2)
+    survival, row_s = np.array([[0.9, 0.5], [0.4, 0.1]]), np.zeros(2)
     assert admit(3.0, survival, lens, row_s, target, 9).tolist() == [2, 1]
     assert admit(3.0, survival, lens, row_s, target, 1).tolist() == [1, 0]
     assert admit(0.5, survival, lens, row_s, target, 9).tolist() == [0, 0]

@@ -17,7 +17,7 @@ DOC = Path(__file__).parents[4] / "docs" / "auto.md"
 
 def slots() -> Slots:
     survival = np.tile(np.cumprod(CHANCES), (2, 1))
-    return Slots(survival, np.full(2, 3), np.zeros(2), np.zeros(2), 0.2e-3, 0.5e-3, False)
+    return Slots(survival, np.full(2, 3), np.zeros(2), np.zeros(2), np.ones(2, np.bool_), 0.2e-3, 0.5e-3, False)
 
 
 def target(row_s: float) -> Target:
@@ -25,7 +25,7 @@ def target(row_s: float) -> Target:
 
 
 def goodput(k: int, row_s: float) -> tuple[float, float, float]:
-    tokens, seconds, _ = weigh(1.0, slots(), np.full(2, k), np.ones(2, np.bool_), target(row_s))
+    tokens, seconds, _, _ = weigh(1.0, slots(), np.full(2, k), target(row_s))
     return 2 + tokens, 10e-3 + seconds, (2 + tokens) / (10e-3 + seconds)
 
 

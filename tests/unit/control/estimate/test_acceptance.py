@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dynaspec.contract.signals import flat, logit, logits, match_signals, signal_of
-from dynaspec.control.estimate.acceptance import POSITIONS, AcceptanceModel, AcceptanceSettings, RequestSlots
+from dynaspec.control.estimate.acceptance import POSITIONS, AcceptanceModel, RequestSlots
+from dynaspec.control.estimate.settings import AutoSettings
 
 K = 4
 
@@ -17,8 +18,10 @@ def taught(
     chance: float, steps: int, *, requests: int = 2, seed: int = 0, model: AcceptanceModel | None = None
 ) -> AcceptanceModel:
     """A model that has seen drafts of four tokens, each accepted with that chance."""
-    model = model or AcceptanceModel(signal=False)
-    model.grow(requests)
+    fresh, model = model is None, model or AcceptanceModel(signal=False)
+    if fresh:
+        for slot in range(requests):
+            model.admit(slot)
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         right = rng.random((requests, K)) < chance
@@ -58,7 +61,7 @@ def test_what_is_not_tried_is_not_forgotten() -> None:
 
 def test_a_short_draft_is_no_miss_of_longer_ones() -> None:
     model = AcceptanceModel(signal=False)
-    model.grow(1)
+    model.admit(0)
     one = np.ones(1, dtype=np.int64)
     for _ in range(100):
         model.observe(np.zeros(1, dtype=np.int64), one, one, one, np.zeros(1))
@@ -68,7 +71,7 @@ def test_a_short_draft_is_no_miss_of_longer_ones() -> None:
 def test_a_signal_sharpens_and_its_absence_does_not_bias() -> None:
     """Tokens are right with the chance that the signal says; on average that is what is planned with."""
     rng, model = np.random.default_rng(1), AcceptanceModel()
-    model.grow(1)
+    model.admit(0)
     chances = 1.0 / (1.0 + np.exp(-rng.normal(1.0, 2.0, 4000)))
     for chance in chances:
         right = int(rng.random() < chance)
@@ -76,14 +79,14 @@ def test_a_signal_sharpens_and_its_absence_does_not_bias() -> None:
         model.observe(none, one, one, one * right, logits(np.array([chance])))
     assert model.chance(0) == pytest.approx(chances.mean(), abs=0.08)
     slots, lens = np.zeros(2, dtype=np.int64), np.ones(2, dtype=np.int64)
-    low, high = model.shown_survival(slots, logits(np.array([0.2, 0.9])), np.zeros(2), lens)
+    low, high = model.survival(slots, lens, 1, logits(np.array([0.2, 0.9])))[:, 0]
     assert (low, high) == pytest.approx((0.2, 0.9), abs=0.1)
 
 
 def test_tokens_cut_for_their_signal_count_as_likely_as_that_made_them() -> None:
     """Else the trim would leave only good ones to learn from, and all drafts would look good."""
     rng, model = np.random.default_rng(2), AcceptanceModel()
-    model.grow(1)
+    model.admit(0)
     chances = 1.0 / (1.0 + np.exp(-rng.normal(0.5, 2.0, 3000)))
     none, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
     for chance in chances:
@@ -95,7 +98,8 @@ def test_tokens_cut_for_their_signal_count_as_likely_as_that_made_them() -> None
 
 def test_requests_differ_and_that_grows_old() -> None:
     model = AcceptanceModel(signal=False)
-    model.grow(2)
+    model.admit(0)
+    model.admit(1)
     four = np.full(2, K)
     for _ in range(20):
         model.observe(np.arange(2), four, np.array([K, 1]), np.array([K, 0]), np.zeros(2 * K))
@@ -108,28 +112,29 @@ def test_requests_differ_and_that_grows_old() -> None:
 
 def test_what_a_caller_expects_is_where_a_request_starts() -> None:
     model = taught(0.5, 100)
-    model.grow(3)
     model.admit(2, 0.95)
-    assert model.planned_survival(np.array([2]), np.array([1]), 1)[0, 0] > 0.75
+    assert model.survival(np.array([2]), np.array([1]), 1)[0, 0] > 0.75
 
 
 def test_a_profile_is_believed_until_it_is_contradicted() -> None:
     model = AcceptanceModel(rates=(0.9, 0.72, 0.36), signal=False)
     assert [model.chance(j) for j in range(3)] == pytest.approx([0.9, 0.8, 0.5])
     assert model.chance(POSITIONS - 1) == pytest.approx(0.5)
+    for slot in range(2):
+        model.admit(slot)
     assert taught(0.0, 100, model=model).chance(0) < 0.2
 
 
 def test_survival_falls_along_a_draft_and_ends_at_the_cap() -> None:
-    survival = taught(0.8, 50).planned_survival(np.arange(2), np.array([3, 1]), 5)
+    survival = taught(0.8, 50).survival(np.arange(2), np.array([3, 1]), 5)
     assert (np.diff(survival, axis=1) <= 0).all()
     assert (survival > 0).sum(axis=1).tolist() == [3, 1]
 
 
 def test_a_lookup_believes_longer_matches_more() -> None:
-    model = AcceptanceModel.of_lookup(AcceptanceSettings(), ())
+    model = AcceptanceModel.of_lookup(AutoSettings(), ())
     match, slots = np.array([1, 2, 16]), np.full(3, -1)
-    chances = model.planned_survival(slots, np.ones(3, dtype=np.int64), 1, match_signals(match, 1))[:, 0]
+    chances = model.survival(slots, np.ones(3, dtype=np.int64), 1, match_signals(match.tolist(), (1, 1, 1)))[:, 0]
     assert chances[0] < chances[1] == pytest.approx(0.56, abs=0.01)
     assert chances[2] > 0.9
 
@@ -148,18 +153,17 @@ def test_outcomes_of_requests_that_are_gone_teach_nothing() -> None:
 
 
 def test_settings_are_of_one_model() -> None:
-    quick = replace(AcceptanceSettings(), memory=16.0)
+    quick = replace(AutoSettings(), memory=16.0)
     assert AcceptanceModel(quick).settings.memory == 16.0
 
 
 def test_slots_are_handed_out_again() -> None:
     slots = RequestSlots()
-    first, new = slots.take(("a", "b"))
-    assert new == [0, 1]
+    first = [slots.add("a"), slots.add("b")]
+    assert slots.of(("a", "b", "c")).tolist() == [0, 1, -1] == [*first, -1]
     slots.release(["a", "never seen"])
-    assert slots.find(("a", "b")).tolist() == [-1, first[1]]
-    again, new = slots.take(("b", "c"))
-    assert (again[1], new, slots.size) == (first[0], [1], 2)
+    assert slots.of(("a", "b")).tolist() == [-1, 1]
+    assert [slots.add("c"), slots.add("d")] == [0, 2]
 
 
 def test_signals_are_read_off_columns() -> None:
@@ -168,4 +172,4 @@ def test_signals_are_read_off_columns() -> None:
     assert signal_of([], [(0.5,), ()], (1, 1)).tolist() == [0.0, 0.0]
     assert signal_of([], [(0.9,), (float("nan"),)], (1, 1)) == pytest.approx([logit(0.9), -6.0])
     assert logit(1.0) == pytest.approx(6.0)
-    assert match_signals(np.array([2, 0]), 3)[0].tolist() == [0.0, np.log2(1.5), 1.0]
+    assert match_signals((2, 0), (3, 1)).tolist() == [0.0, np.log2(1.5), 1.0, -1.0]

@@ -10,7 +10,7 @@ import pytest
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import ProposerTraits, StepOutcome, Work
 from dynaspec.contract.work import Drafting, drafting_before, drafting_in, drafting_of
-from dynaspec.control.estimate.costs import StepCosts, row_price_s, target_s
+from dynaspec.control.estimate.costs import Measured, StepCosts, row_price_s, target_s
 
 MODEL = ProposerTraits("model", has_confidence=False)
 IDLE = ProposerTraits("model", has_confidence=False, idle_pass=True)
@@ -67,7 +67,7 @@ def test_a_slow_machine_slows_everything() -> None:
     costs = StepCosts(MEASURED, [MODEL])
     before = costs.draft_s(Drafting(0, 2, 2))
     for _ in range(60):
-        costs.observe(1, 0, 0, 1.5 * 0.0105, None, 0.0)
+        costs.observe(Measured(1, 0, 0, 1.5 * 0.0105))
     assert costs.speed_factor == pytest.approx(1.5, rel=0.1)
     assert costs.draft_s(Drafting(0, 2, 2)) == pytest.approx(1.5 * before, rel=0.1)
 
@@ -75,19 +75,19 @@ def test_a_slow_machine_slows_everything() -> None:
 def test_what_a_probe_costs_is_not_taken_for_a_slower_machine() -> None:
     costs = StepCosts(MEASURED, [MODEL])
     for _ in range(30):
-        costs.observe(1, 0, 0, 0.0105, None, 0.0)
+        costs.observe(Measured(1, 0, 0, 0.0105))
     before = costs.speed_factor
     for _ in range(10):
-        costs.observe(9, 0, 0, 0.020, Drafting(0, 1, 8), 3e-3, usual=False)
+        costs.observe(Measured(9, 0, 0, 0.020, 3e-3, 0, 1, 8, usual=False))
     assert costs.speed_factor == pytest.approx(before, rel=0.03)
 
 
 def test_one_disturbed_step_changes_little() -> None:
     costs = StepCosts(MEASURED, [MODEL])
     for _ in range(100):
-        costs.observe(8, 0, 0, 0.0125, None, 0.0)
+        costs.observe(Measured(8, 0, 0, 0.0125))
     before = costs.target_s(8, 0, 0)
-    costs.observe(8, 0, 0, 1.25, None, 0.0)
+    costs.observe(Measured(8, 0, 0, 1.25))
     assert costs.target_s(8, 0, 0) == pytest.approx(before, rel=0.05)
 
 
@@ -96,18 +96,19 @@ def test_a_start_up_measured_on_a_busy_machine_is_unlearnt() -> None:
     busy = PassCosts(target=tuple((n, 8 * s) for n, s in MEASURED.target), drafters=MEASURED.drafters)
     costs = StepCosts(busy, [MODEL])
     for _ in range(200):
-        costs.observe(8, 0, 0, 0.0125, None, 0.0)
+        costs.observe(Measured(8, 0, 0, 0.0125))
     assert costs.target_s(8, 0, 0) == pytest.approx(0.0125, rel=0.1)
 
 
 def test_prices_stay_positive_whatever_is_measured() -> None:
     costs, rng = StepCosts(MEASURED, [MODEL]), np.random.default_rng(3)
     for _ in range(2000):
-        drafting = Drafting(0, 3, 9, 5) if rng.random() < 0.5 else None
+        drafting = (0, 3, 9, 5) if rng.random() < 0.5 else ()
         rows = int(rng.integers(1, 600))
-        costs.observe(rows, 10, 20, float(rng.exponential(0.02)), drafting, float(rng.exponential(0.01)))
+        seconds = rng.exponential(0.02), rng.exponential(0.01)
+        costs.observe(Measured(rows, 10, 20, *seconds, *drafting))
     assert costs.speed_factor > 0
-    assert min(*costs.draft_terms(0), costs.host_s, costs.read_s, costs.seen_s) > 0
+    assert min(*costs.draft_terms(0), *costs.rest_s) > 0
     assert (np.diff(costs.curve) >= 0).all()
 
 
@@ -116,9 +117,9 @@ def learnt(fixed: float, row: float, one: float, lengths: tuple[int, ...] = (0, 
     costs = StepCosts(PassCosts(), [MODEL])
     for verified, drafted in itertools.islice(itertools.cycle(itertools.product(lengths, lengths)), 600):
         rows = 8 * (1 + verified)
-        drafting = Drafting(0, drafted - 1, 8 * (drafted - 1)) if drafted > 1 else None
-        passes = 0 if drafting is None else drafting.passes
-        costs.observe(rows, 0, 0, fixed + row * rows + one * passes, drafting, None)
+        passes = max(0, drafted - 1)
+        drafting = (0, passes, 8 * passes) if passes else ()
+        costs.observe(Measured(rows, 0, 0, fixed + row * rows + one * passes, -1.0, *drafting))
     return costs
 
 
@@ -136,8 +137,8 @@ def test_the_terms_are_learnt_from_how_whole_steps_differ(fixed: float, row: flo
 def test_steps_without_seconds_teach_nothing(seconds: float) -> None:
     costs = learnt(0.02, 2e-4, 0.004)
     before = costs.target_s(8, 0, 0)
-    costs.observe(8, 0, 0, seconds, None, None)
-    costs.observe(0, 0, 0, 1.0, None, None)
+    costs.observe(Measured(8, 0, 0, seconds))
+    costs.observe(Measured(0, 0, 0, 1.0))
     assert costs.target_s(8, 0, 0) == before
 
 

@@ -6,7 +6,7 @@ from functools import cache
 
 from dynaspec.contract.step import DraftView, Ended, Limits, ProposerTraits, StepOutcome, StepView, Work
 
-from .controller import AutoController
+from .auto import AutoController
 
 _LONGEST, _STEPS = 4, 8
 _REJECTED: tuple[Ended, ...] = ("rejected", "rejected")
