@@ -112,15 +112,14 @@ class Candidates:
         glance = np.minimum(lag, context) if context else lag
         if probe and context:
             cap, lag = np.where(lag > context, np.minimum(cap, 1), cap), glance
-        read_s = lag * (read_in_s / (1.0 if probe else np.minimum(np.maximum(at.room / 2.0, 1.0), on.pay_off)))
+        read_s = lag * (read_in_s / (on.probe if probe else np.minimum(np.maximum(at.room / 2.0, 1.0), on.pay_off)))
         model, longest = self._models[index], int(at.cap.max())
-        survival = model.survival(at.slots, cap, longest, hope=on.hope if probe else 0.0)
+        survival = model.survival(at.slots, cap, longest)
         start_s = -pass_s if traits.idle_pass else start_s  # every step pays for the first pass
         runs, one_pass = np.ones(cap.size, np.bool_), traits.passes_per_draft == "one"
         slots = Slots(survival, cap, row_s + at.seen_s, read_s, runs, start_s, pass_s, one_pass)
-        depth, owner = fill(price, slots, self._levels, self._uniform, at.target), np.full(cap.size, index)
-        if probe:  # hope says what to draft, not what to expect of it
-            slots = slots._replace(survival=model.survival(at.slots, cap, longest))
+        offered = price * on.probe_price if probe else price
+        depth, owner = fill(offered, slots, self._levels, self._uniform, at.target), np.full(cap.size, index)
         tokens, seconds, spread_s, brings = weigh(price, slots, depth, at.target)
         priced = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds, spread_s)
         if offers is not None:

@@ -31,7 +31,7 @@ class AutoSettings:
     """The same of a measured time."""
     drift: float = 0.007
     """The same of the speed factor's change in a step."""
-    loss_budget: float = 0.008
+    loss_budget: float = 0.01
     """Share of all steps that probes of what seems slower may cost; what comes up in ``memory`` steps is there at first
     and is saved at most."""
     settling: int = 3
@@ -40,8 +40,8 @@ class AutoSettings:
     """Steps that such a change costs, until it has been seen."""
     probe: int = 4
     """Steps of a probe; those of plain decoding follow settling."""
-    hope: float = 1.0
-    """Standard deviations by which acceptance may be better than estimated in what a probe drafts."""
+    probe_price: float = 1.5
+    """Times what a token is worth that a probe drafts for: what nearly pays tells more than what loses least."""
     prior_steps: float = 16.0
     """Steps as predicted that measured ones of an arm are joined to."""
     pay_off: float = 32.0
