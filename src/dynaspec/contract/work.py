@@ -40,17 +40,24 @@ def drafting_of(outcome: StepOutcome, proposers: Sequence[ProposerTraits]) -> Dr
     return Drafting(index, len(passes), sum(passes) - read_in, read_in)
 
 
-def drafting_in(work: Work, proposers: Sequence[ProposerTraits]) -> Drafting | None:
+def drafting_in(work: Work, proposers: Sequence[ProposerTraits], requests: int) -> Drafting | None:
     """The drafting in a step whose seconds are known as a whole only; None where there was none of its own.
 
     It may have been for another plan than the one whose tokens the step verified, so only a host's single model can be
     told. A pass that runs in any case is not counted: it belongs to the target's, with the same rows.
+
+    Args:
+        requests: that decode; a first pass over more rows reads in what the drafter had missed.
     """
     models = [index for index, traits in enumerate(proposers) if runs_model(traits)]
     if len(models) != 1:
         return None
-    passes = work.rows_per_pass[1:] if proposers[models[0]].idle_pass else work.rows_per_pass
-    return Drafting(models[0], len(passes), sum(passes)) if passes else None
+    if proposers[models[0]].idle_pass:
+        later = work.rows_per_pass[1:]
+        return Drafting(models[0], len(later), sum(later)) if later else None
+    passes = work.rows_per_pass
+    read_in = max(0, passes[0] - requests) if passes else 0
+    return Drafting(models[0], len(passes), sum(passes) - read_in, read_in) if passes else None
 
 
 def drafting_before(outcome: StepOutcome, proposers: Sequence[ProposerTraits]) -> Drafting | None:
@@ -58,4 +65,4 @@ def drafting_before(outcome: StepOutcome, proposers: Sequence[ProposerTraits]) -
     columns = zip(outcome.proposer, outcome.requested, strict=True)
     drafted = [(proposers[p], k) for p, k in columns if k and runs_model(proposers[p])]
     deepest = max((k if traits.passes_per_draft == "per_token" else 1 for traits, k in drafted), default=0)
-    return drafting_in(Work(rows_per_pass=(len(drafted),) * deepest), proposers)
+    return drafting_in(Work(rows_per_pass=(len(drafted),) * deepest), proposers, len(drafted))

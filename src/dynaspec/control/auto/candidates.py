@@ -107,12 +107,13 @@ class Candidates:
             self._costs.draft_terms(index),
             self._settings,
         )
-        lag, cap = np.array(at.view.lag[index], dtype=np.float64), at.cap
-        context = on.probe_context if traits.probe_context else 0
-        glance = np.minimum(lag, context) if context else lag
-        if probe and context:
-            cap, lag = np.where(lag > context, np.minimum(cap, 1), cap), glance
-        read_s = lag * (read_in_s / (on.probe if probe else np.minimum(np.maximum(at.room / 2.0, 1.0), on.pay_off)))
+        lag, cap, most = np.array(at.view.lag[index], dtype=np.float64), at.cap, np.inf
+        steps = np.minimum(np.maximum(at.room / 2.0, 1.0), on.pay_off)  # that what is read is paid off over
+        if probe:
+            most = on.probe_context if traits.probe_context else np.inf
+            cap, steps = np.where(lag > most, np.minimum(cap, 1), cap), np.where(lag > most, 1.0, on.probe)
+        reads_s = np.minimum(lag, most) * read_in_s
+        read_s = reads_s / steps
         model, longest = self._models[index], int(at.cap.max())
         survival = model.survival(at.slots, cap, longest)
         start_s = -pass_s if traits.idle_pass else start_s  # every step pays for the first pass
@@ -132,9 +133,12 @@ class Candidates:
                     depth, owner = both, np.where(looked_up, offers[0], owner)
                     tokens, seconds, spread_s = more, more_s, spread
         drafts = (depth > 0) & (owner == index)
-        glance_s = float(glance @ (at.cap > 0)) * read_in_s
-        step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds, spread_s, glance_s)
-        return Candidate(depth, owner, step, float(lag @ drafts) * read_in_s, priced, context if probe else 0)
+        step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds, spread_s)
+        reading_s, context = float(reads_s @ drafts), 0
+        if probe and traits.probe_context:  # what is not read to its end is read in each step
+            context, again_s = on.probe_context, float(reads_s @ (drafts & (lag > most)))
+            step, reading_s = step._replace(seconds=step.seconds + again_s), reading_s - again_s
+        return Candidate(depth, owner, step, reading_s, priced, context)
 
     def _offers(self, at: Situation) -> tuple[Ints, Slots] | None:
         """[B] Proposers that offer what is likeliest to be accepted, and that; None where there is nothing."""

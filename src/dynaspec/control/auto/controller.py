@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -90,18 +91,24 @@ class AutoController:
         at = self._situation(view, cap)
         steps, self._step = max(1, view.step - self._step), view.step
         found = self._price_of_a_token(at)
-        choice = self._explorer.choose({PLAIN: at.plain} | {1 + p: one.expected for p, one in found.items()}, steps)
-        plan, expected, reading_s = plain_plan(view), at.plain, 0.0
+
+        @cache
+        def probe(arm: int) -> Candidate:
+            return self._candidates.probe(arm - 1, self._price, at)
+
+        plans = {PLAIN: at.plain} | {1 + p: one.expected for p, one in found.items()}
+        choice = self._explorer.choose(plans, steps, lambda arm: (probe(arm).expected, probe(arm).reading_s))
+        plan, expected, reading_s, usual_s = plain_plan(view), at.plain, 0.0, 0.0
         if choice.arm != PLAIN:
-            index = choice.arm - 1
-            candidate = self._candidates.probe(index, self._price, at) if choice.probe else found[index]
+            candidate = probe(choice.arm) if choice.probe else found[choice.arm - 1]
             plan, expected, reading_s = self._drafts(at, choice, candidate), candidate.expected, candidate.reading_s
+            rows = at.target.rows + float(np.maximum(candidate.depth - 1, 0).sum())
+            usual_s = target_s(at.target.knots, at.target.curve, rows)
         uses = {p for p, depth in zip(plan.proposer, plan.depth, strict=True) if depth}
         if not choice.probe and all(runs_model(self._limits.proposers[p]) for p in uses):
             often = self.settings.planning_s / (self.settings.planning_share * expected.seconds)
             self.holds = max(0, min(self._explorer.quiet, int(often)))
-        trims = self._can_trim and self._worth_trimming(plan, at.target)
-        return self.note(view, Planned(plan, view.ids, choice, expected, reading_s, self._price, trims, view.offers))
+        return self.note(view, Planned(plan, view.ids, choice, expected, reading_s, self._price, usual_s, view.offers))
 
     def note(self, view: StepView, planned: Planned) -> SpecPlan:
         """This is what the step will do."""
@@ -112,11 +119,13 @@ class AutoController:
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
         # Asynchronous hosts plan the next step before they trim this one: only what was noted for it counts here.
-        planned = self._pending.get(view.step)
-        if planned is None or not planned.trims:
-            return self._planner.trim(view, plan, drafts)
-        lens, context = tuple(map(min, plan.depth, drafts.length)), np.array(view.context_len, dtype=np.float64)
+        planned, lens = self._pending.get(view.step), tuple(map(min, plan.depth, drafts.length))
         target = Target(self.costs.knots, self.costs.curve, float(len(view.ids) + view.prefill_tokens))
+        # What the rows beyond one less a draft than expected take is what looking at the drafts can save.
+        saved_s = target_s(target.knots, target.curve, target.rows + sum(lens)) - (planned.usual_s if planned else 0.0)
+        if planned is None or not self._can_trim or saved_s <= self.settings.planning_s:
+            return self._planner.trim(view, plan, drafts)
+        context = np.array(view.context_len, dtype=np.float64)
         budget, row_s = sum(lens) if plan.verify_nodes is None else plan.verify_nodes, self.costs.rest_s[2] * context
         lengths = np.array(lens, dtype=np.int64)
         survival = self._shown_survival(view, plan, drafts, lengths)
@@ -211,13 +220,6 @@ class AutoController:
         bias, offset = (gamma * biases + shift).tolist(), (gamma * model.offsets(at.slots)).tolist()
         columns = (tuple(bias), tuple(offset), tuple(together.tolist()))
         return StopRule(tuple(below.tolist()), "request", "survival", weight, *columns)
-
-    def _worth_trimming(self, plan: SpecPlan, target: Target) -> bool:
-        """Whether the last rows of all drafts take more than looking at them does."""
-        rows = target.rows + sum(plan.depth)
-        last = rows - sum(depth > 0 for depth in plan.depth)
-        saved_s = target_s(target.knots, target.curve, rows) - target_s(target.knots, target.curve, last)
-        return bool(saved_s > self.settings.planning_s)
 
     def _shown_survival(self, view: StepView, plan: SpecPlan, drafts: DraftView, lens: Ints) -> Floats:
         """[B, longest] chances that each drafted token and all before it are accepted."""

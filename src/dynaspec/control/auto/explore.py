@@ -8,7 +8,7 @@ really lost, so one that gains pays for the next. Nothing else decides about mod
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,8 +28,6 @@ class Prediction(NamedTuple):
     seconds: float
     spread_s: float = 0.0
     """Of each on top of that, in the long run: what the drafter has to read of a request first, over all its steps."""
-    probe_s: float = 0.0
-    """What a probe takes once, to read what it needs."""
 
     @property
     def goodput(self) -> float:
@@ -104,12 +102,23 @@ class Explorer:
         tokens, predicted = self._record[arm].tolist()
         return float(tokens / predicted)
 
-    def choose(self, plans: Mapping[int, Prediction], steps: int) -> Choice:
-        """The arm of the next step, of those in ``plans``; ``steps`` have passed since the last choice."""
+    def choose(
+        self, plans: Mapping[int, Prediction], steps: int, probe: Callable[[int], tuple[Prediction, float]]
+    ) -> Choice:
+        """The arm of the next step.
+
+        Args:
+            plans: of each arm that can be played.
+            steps: since the last choice.
+            probe: of an arm, what a probe gives and takes a step, and its seconds on top in the first one.
+        """
         worth = {arm: plan.goodput * self.ratio(arm) for arm, plan in plans.items()}
         leader = self._leader = self._lead(worth, steps)
         best = Prediction(plans[leader].tokens, plans[leader].seconds / self.ratio(leader))
-        costs = {arm: self._cost(arm, plan, best) for arm, plan in plans.items() if arm != leader}
+        costs = {arm: self._cost(arm, plan, 0.0, best) for arm, plan in plans.items() if arm != leader}
+        if self._probe is None and self._pause <= steps:  # a probe may lose more than the drafts that lose least
+            for arm in [arm for arm in costs if arm != PLAIN and self.budget[arm] + steps * self._share >= costs[arm]]:
+                costs[arm] = self._cost(arm, *probe(arm), best)
         for arm, cost in costs.items():
             saved = max(self.budget[arm], self._first_budget, cost)
             self.budget[arm] = min(self.budget[arm] + steps * self._share, saved)
@@ -200,10 +209,10 @@ class Explorer:
         settles = arm == PLAIN and self._runs_model[self._leader]
         return self._settings.probe + (self._settings.settling if settles else 0)
 
-    def _cost(self, arm: int, plan: Prediction, best: Prediction) -> float:
+    def _cost(self, arm: int, plan: Prediction, once_s: float, best: Prediction) -> float:
         """Steps of the best arm that a probe is expected to lose."""
         loss = max(0.0, plan.seconds / best.seconds - plan.tokens * self.ratio(arm) / best.tokens)
-        return self._length(arm) * loss + plan.probe_s / best.seconds + self._change(arm, self._leader)
+        return self._length(arm) * loss + once_s / best.seconds + self._change(arm, self._leader)
 
     def _change(self, arm: int, other: int) -> float:
         """Steps that changing from one to the other costs; caches hold what a model needs, and nothing for lookups."""

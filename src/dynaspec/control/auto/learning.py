@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -34,8 +34,8 @@ class Planned:
     """Seconds on top of that, in this step alone, in which the drafter reads what it lacks."""
     price: float
     """Seconds that a token is worth."""
-    trims: bool
-    """Drafts are looked at before they are verified."""
+    usual_s: float
+    """Seconds of a target pass over one row a draft less than expected."""
     offers: Offers
     """As in the view."""
 
@@ -111,14 +111,16 @@ class Learner:
             return None
         seconds, ahead = outcome.step_s, outcome.verify_s == 0.0
         if work.rows_per_pass or any(outcome.drafted):
-            drafting = drafting_in(work, proposers) if ahead or self._idle else drafting_of(outcome, proposers)
+            drafting = drafting_of(outcome, proposers)
+            if ahead or self._idle:
+                drafting = drafting_in(work, proposers, len(outcome.ids))
             drafted = next((p for p, n in zip(outcome.proposer, outcome.drafted, strict=True) if n), -1)
             arm = 1 + (drafted if drafting is None else drafting.proposer)
             if ahead and drafting is None and drafted >= 0 and runs_model(proposers[drafted]):
                 arm = PLAIN  # what it verified was drafted the step before
             if ahead:  # it has drafted for another plan than the one that it verified
-                before = drafting_before(outcome, proposers)
-                seconds += (costs.draft_s(before) if before else 0.0) - (costs.draft_s(drafting) if drafting else 0.0)
+                before, now = drafting_before(outcome, proposers), drafting and replace(drafting, read_in=0)
+                seconds += (costs.draft_s(before) if before else 0.0) - (costs.draft_s(now) if now else 0.0)
         settled, probe = self._explorer.ran(arm), planned is not None and planned.choice.probe
         if planned is not None:
             expected, emitted = Prediction(planned.expected.tokens, planned.step_s), sum(outcome.emitted)

@@ -152,6 +152,7 @@ def test_a_pass_that_runs_in_every_step_is_a_part_of_it() -> None:
     [
         (MODEL, (), None),
         (MODEL, (6, 4), Drafting(0, 2, 10)),
+        (MODEL, (36, 4), Drafting(0, 2, 10, 30)),
         (IDLE, (6,), None),
         (IDLE, (6, 4, 4), Drafting(0, 2, 8)),
         (ONE, (6,), None),
@@ -161,9 +162,9 @@ def test_a_pass_that_runs_in_every_step_is_a_part_of_it() -> None:
 def test_a_pass_that_runs_anyway_is_no_drafting(
     traits: ProposerTraits, passes: tuple[int, ...], drafting: Drafting | None
 ) -> None:
-    assert drafting_in(Work(rows_per_pass=passes), (traits,)) == drafting
-    assert drafting_in(Work(rows_per_pass=passes), (traits, LOOKUP)) == drafting  # which runs no passes
-    assert drafting_in(Work(rows_per_pass=passes), (traits, traits)) is None
+    assert drafting_in(Work(rows_per_pass=passes), (traits,), 6) == drafting
+    assert drafting_in(Work(rows_per_pass=passes), (traits, LOOKUP), 6) == drafting  # which runs no passes
+    assert drafting_in(Work(rows_per_pass=passes), (traits, traits), 6) is None
 
 
 def test_what_a_plan_had_drafted_the_step_before() -> None:
