@@ -27,7 +27,7 @@ class CachedPlan(Wrapper[AutoController]):
         self._made_for: frozenset[str] = frozenset()
         self._lookups = [i for i, traits in enumerate(limits.proposers) if not runs_model(traits)]
         self._passed_over = [0] * len(limits.proposers)
-        """Longest match of each lookup that was not worth a draft; one less with each plan since."""
+        """Longest match of each lookup that was not worth a draft."""
 
     def plan(self, view: StepView) -> SpecPlan:
         latest = self._inner.latest
@@ -39,13 +39,19 @@ class CachedPlan(Wrapper[AutoController]):
         else:
             plan = self._inner.plan(view)
             self._made_for = frozenset(view.ids)
-            for index in self._lookups:
-                longest = max((match for match, _ in view.offers[index] or ()), default=0)
-                self._passed_over[index] = max(longest, self._passed_over[index] - 1)
+            latest = self._inner.latest
+            for index in self._lookups if latest is not None and not latest.choice.probe else ():
+                self._learn_match(index, view, plan)
         if self._lookups or self._inner.holds <= 0:
             return plan
         needs: Needs = "lag" if any(plan.depth) else "nothing"
         return plan.needing(needs)
+
+    def _learn_match(self, index: int, view: StepView, plan: SpecPlan) -> None:
+        """Longer matches than those that a plan made nothing of are worth a plan of their own."""
+        match = [match for match, _ in view.offers[index] or ()]
+        used = [m for m, p, depth in zip(match, plan.proposer, plan.depth, strict=False) if depth and p == index]
+        self._passed_over[index] = min(used) - 1 if used else max(self._passed_over[index], *match, 0)
 
     def _still_holds(self, view: StepView, latest: Planned) -> bool:
         for index in self._lookups:

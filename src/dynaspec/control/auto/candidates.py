@@ -79,7 +79,8 @@ class Candidates:
             owner, slots = offers
             depth = fill(price, slots, self._levels, self._uniform, at.target)
             tokens, seconds, _, brings = weigh(price, slots, depth, at.target)
-            step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds)
+            # What lookups offer changes in every step, which is planned anew.
+            step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds + self._settings.planning_s)
             priced = step if len(self._traits) == 1 else at.plain
             found[int(owner[depth.argmax()])] = Candidate(depth, owner, step, 0.0, priced)
             offers = (np.where(depth > 0, owner, -1), slots._replace(read_s=brings))
@@ -129,6 +130,7 @@ class Candidates:
                 joint = _instead(slots, offers[1], looked_up)
                 both = fill(price, joint, self._levels, self._uniform, at.target)
                 more, more_s, spread, _ = weigh(price, joint, both, at.target)
+                more_s += on.planning_s
                 if (more - tokens) * price > more_s + spread - seconds - spread_s:
                     depth, owner = both, np.where(looked_up, offers[0], owner)
                     tokens, seconds, spread_s = more, more_s, spread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -98,14 +99,14 @@ class AutoController:
 
         plans = {PLAIN: at.plain} | {1 + p: one.expected for p, one in found.items()}
         choice = self._explorer.choose(plans, steps, lambda arm: (probe(arm).expected, probe(arm).reading_s))
-        plan, expected, reading_s, usual_s = plain_plan(view), at.plain, 0.0, 0.0
+        plan, expected, reading_s, usual_s = plain_plan(view), at.plain, 0.0, math.inf
         if choice.arm != PLAIN:
             candidate = probe(choice.arm) if choice.probe else found[choice.arm - 1]
             plan, expected, reading_s = self._drafts(at, choice, candidate), candidate.expected, candidate.reading_s
             rows = at.target.rows + float(np.maximum(candidate.depth - 1, 0).sum())
             usual_s = target_s(at.target.knots, at.target.curve, rows)
         uses = {p for p, depth in zip(plan.proposer, plan.depth, strict=True) if depth}
-        if not choice.probe and all(runs_model(self._limits.proposers[p]) for p in uses):
+        if all(runs_model(self._limits.proposers[p]) for p in uses):
             often = self.settings.planning_s / (self.settings.planning_share * expected.seconds)
             self.holds = max(0, min(self._explorer.quiet, int(often)))
         return self.note(view, Planned(plan, view.ids, choice, expected, reading_s, self._price, usual_s, view.offers))
@@ -118,12 +119,16 @@ class AutoController:
         return planned.plan
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
+        if not any(drafts.length):
+            return plan
         # Asynchronous hosts plan the next step before they trim this one: only what was noted for it counts here.
         planned, lens = self._pending.get(view.step), tuple(map(min, plan.depth, drafts.length))
         target = Target(self.costs.knots, self.costs.curve, float(len(view.ids) + view.prefill_tokens))
+        if planned is None or planned.choice.probe or not self._can_trim:  # a probe is there to see what is accepted
+            return self._planner.trim(view, plan, drafts)
         # What the rows beyond one less a draft than expected take is what looking at the drafts can save.
-        saved_s = target_s(target.knots, target.curve, target.rows + sum(lens)) - (planned.usual_s if planned else 0.0)
-        if planned is None or not self._can_trim or saved_s <= self.settings.planning_s:
+        saved_s = target_s(target.knots, target.curve, target.rows + sum(lens)) - planned.usual_s
+        if saved_s <= self.settings.planning_s:
             return self._planner.trim(view, plan, drafts)
         context = np.array(view.context_len, dtype=np.float64)
         budget, row_s = sum(lens) if plan.verify_nodes is None else plan.verify_nodes, self.costs.rest_s[2] * context

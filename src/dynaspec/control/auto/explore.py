@@ -84,7 +84,7 @@ class Explorer:
         self.last_probe: Probe | None = None
         self._pause = 0
         self.quiet = 0
-        """Coming steps in which no probe can be due."""
+        """Coming steps in which no probe begins or ends."""
 
     def meet(self, requests: int) -> None:
         """So many requests decode in the steps to come. By powers of two of that, measured tokens a request and those
@@ -125,19 +125,20 @@ class Explorer:
         self._pause -= steps
         if self.last_probe is not None:
             self.last_probe.ago += steps
-        if self._probe is not None and not self._goes_on(self._probe, plans):
-            # The best arm is measured anew before another one is held against it.
-            self._pause = self._probe.steps + self._settings.settling
-            self.last_probe, self._probe = self._probe, None
+        if self._probe is not None:
+            self._probe.left -= steps
+            self._probe.steps += steps
+            if not self._goes_on(self._probe, plans):
+                # The best arm is measured anew before another one is held against it.
+                self._pause = self._probe.steps + self._settings.settling
+                self.last_probe, self._probe = self._probe, None
         if self._probe is None and self._pause <= 0:
             due = [arm for arm, cost in costs.items() if self.budget[arm] >= cost]
             if due:
                 arm = max(due, key=worth.__getitem__)
                 self._probe = Probe(arm, best, left=self._length(arm))
         if self._probe is not None:
-            self._probe.left -= 1
-            self._probe.steps += 1
-            self.quiet = 0
+            self.quiet = self._probe.left - 1
             return Choice(self._probe.arm, True, self._probe.best)
         waits = [math.ceil((cost - self.budget[arm]) / self._share) for arm, cost in costs.items()]
         self.quiet = max(self._pause, min(waits, default=1 << 20)) - 1

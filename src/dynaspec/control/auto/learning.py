@@ -125,7 +125,7 @@ class Learner:
         if planned is not None:
             expected, emitted = Prediction(planned.expected.tokens, planned.step_s), sum(outcome.emitted)
             self._explorer.observe(planned.choice, arm, len(outcome.ids), expected, emitted, seconds)
-        if not settled or after_prompt:
+        if not settled or after_prompt or work.prefill_rows:  # taking a request in takes more than its rows
             return None
         rows, read = work.verify_rows + work.prefill_rows, work.kv_tokens * len(outcome.ids) / max(1, work.verify_rows)
         # A first pass that runs in any case belongs to the target's: then, too, only whole steps can be told apart.

@@ -32,7 +32,7 @@ _DRAFT = 5
 """Terms of drafting: its start, a pass, a row that a token is drawn from, a row that is only read in, and what the
 target's pass takes more after it, as the caches have been used."""
 _ROWS_GUESS, _ROW_GUESS, _REST_GUESS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 4096), 0.03, (0.05, 2e-6, 2e-7)
-_DRAFT_GUESS, _LOOKUP_GUESS = (0.02, 0.1, 0.002, 0.0014, 0.02), (1e-3, 0.0, 0.0, 0.0, 0.0)
+_DRAFT_GUESS, _LOOKUP_GUESS = (0.02, 0.1, 0.002, 0.0014, 0.02), (1e-3, 0.0, 0.0, 0.0, 0.02)
 _READ_IN_GUESS = 0.7
 """Guesses until there are measurements: of a row, other terms and drafting as shares of a pass of one row, and of a row
 that is only read in as a share of one that a token is drawn from."""
@@ -113,8 +113,8 @@ def _learn(s: _State, work: Floats, seconds: float, noise: float, usual: bool) -
     deviation = max(noise, float(abs(error)) / _DISTURBED)
     variance = share @ spread + deviation * deviation
     gain = spread / variance
-    if not usual:  # the speed factor is taken as it is, with its uncertainty
-        gain[0] = 0.0
+    if not usual:  # the speed factor and the target's terms are taken as they are, with their uncertainty
+        gain[: 1 + s.knots.size + _REST] = 0.0
     for i in range(gain.size):
         s.exponents[i] += gain[i] * error
         for j in range(gain.size):
