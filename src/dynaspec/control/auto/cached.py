@@ -64,7 +64,11 @@ class CachedPlan(Wrapper[AutoController]):
             return abs(len(view.ids) - len(self._made_for)) <= most
         come = sum(request not in self._made_for for request in view.ids)
         gone = len(self._made_for) + come - len(view.ids)
-        return bool(view.lag) and max(come, gone) <= most and self._reading_s(view, latest) <= _CHANGED * latest.step_s
+        return (
+            bool(view.lag)
+            and max(come, gone) <= most
+            and self._reading_s(view, latest) <= _CHANGED * latest.expected.seconds
+        )
 
     def _reading_s(self, view: StepView, latest: Planned) -> float:
         """Seconds in which the drafter reads the prompts of requests that have come."""
@@ -75,17 +79,15 @@ class CachedPlan(Wrapper[AutoController]):
     def _repeated(self, view: StepView, latest: Planned) -> Planned:
         """The same for the requests that run now; those that have come get what most others have."""
         if view.ids == latest.ids:
-            return replace(latest, reading_s=0.0) if latest.reading_s else latest
-        plan, reading_s = latest.plan, 0.0
+            return replace(latest, expected=latest.expected._replace(once_s=0.0)) if latest.expected.once_s else latest
+        plan, expected = latest.plan, latest.expected
         place = {request: i for i, request in enumerate(latest.ids)}
         old, usual = [place.get(request, -1) for request in view.ids], max(set(plan.depth), key=plan.depth.count)
         depth = tuple([plan.depth[i] if i >= 0 else usual for i in old])
         rows, share = len(place) + sum(plan.depth), len(old) / len(place)
         more_s = self._inner.costs.target_s(rows * share, 0.0, 0.0) - self._inner.costs.target_s(rows, 0.0, 0.0)
-        if any(depth):
-            reading_s = self._reading_s(view, latest)
+        once_s = self._reading_s(view, latest) if any(depth) else 0.0
         stop = plan.stop and plan.stop.with_offset(tuple([plan.stop.offset[i] if i >= 0 else 0.0 for i in old]))
         plan = SpecPlan(view.step, depth, plan.proposer[:1] * len(old), depth, stop)
-        expected = latest.expected
-        expected = expected._replace(tokens=expected.tokens * share, seconds=expected.seconds + more_s)
-        return replace(latest, plan=plan, ids=view.ids, expected=expected, reading_s=reading_s)
+        expected = expected._replace(tokens=expected.tokens * share, seconds=expected.seconds + more_s, once_s=once_s)
+        return replace(latest, plan=plan, ids=view.ids, expected=expected)

@@ -31,8 +31,6 @@ class Candidate:
     owner: Ints
     """[B] proposers."""
     expected: Prediction
-    reading_s: float
-    """Seconds, in this step alone, to read what the drafter lacks."""
     priced: Prediction
     """What a token's price follows from: such steps without lookups. Stretches that repeat the text come and go, and a
     price that was right in one is wrong behind it."""
@@ -82,7 +80,7 @@ class Candidates:
             # What lookups offer changes in every step, which is planned anew.
             step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds + self._settings.planning_s)
             priced = step if len(self._traits) == 1 else at.plain
-            found[int(owner[depth.argmax()])] = Candidate(depth, owner, step, 0.0, priced)
+            found[int(owner[depth.argmax()])] = Candidate(depth, owner, step, priced)
             offers = (np.where(depth > 0, owner, -1), slots._replace(read_s=brings))
         for index, traits in enumerate(self._traits):
             if runs_model(traits):
@@ -123,7 +121,7 @@ class Candidates:
         offered = price * on.probe_price if probe else price
         depth, owner = fill(offered, slots, self._levels, self._uniform, at.target), np.full(cap.size, index)
         tokens, seconds, spread_s, brings = weigh(price, slots, depth, at.target)
-        priced = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds, spread_s)
+        priced = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds)
         if offers is not None:
             looked_up = (offers[0] >= 0) & (offers[1].read_s > brings)
             if looked_up.any() and (cap[~looked_up] > 0).any():
@@ -133,14 +131,14 @@ class Candidates:
                 more_s += on.planning_s
                 if (more - tokens) * price > more_s + spread - seconds - spread_s:
                     depth, owner = both, np.where(looked_up, offers[0], owner)
-                    tokens, seconds, spread_s = more, more_s, spread
+                    tokens, seconds = more, more_s
         drafts = (depth > 0) & (owner == index)
-        step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds, spread_s)
-        reading_s, context = float(reads_s @ drafts), 0
+        again_s, context = 0.0, 0
         if probe and traits.probe_context:  # what is not read to its end is read in each step
             context, again_s = on.probe_context, float(reads_s @ (drafts & (lag > most)))
-            step, reading_s = step._replace(seconds=step.seconds + again_s), reading_s - again_s
-        return Candidate(depth, owner, step, reading_s, priced, context)
+        once_s = float(reads_s @ drafts) - again_s
+        step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds + again_s, once_s)
+        return Candidate(depth, owner, step, priced, context)
 
     def _offers(self, at: Situation) -> tuple[Ints, Slots] | None:
         """[B] Proposers that offer what is likeliest to be accepted, and that; None where there is nothing."""

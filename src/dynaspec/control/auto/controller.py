@@ -98,18 +98,18 @@ class AutoController:
             return self._candidates.probe(arm - 1, self._price, at)
 
         plans = {PLAIN: at.plain} | {1 + p: one.expected for p, one in found.items()}
-        choice = self._explorer.choose(plans, steps, lambda arm: (probe(arm).expected, probe(arm).reading_s))
-        plan, expected, reading_s, usual_s = plain_plan(view), at.plain, 0.0, math.inf
+        choice = self._explorer.choose(plans, steps, lambda arm: probe(arm).expected)
+        plan, expected, usual_s = plain_plan(view), at.plain, math.inf
         if choice.arm != PLAIN:
             candidate = probe(choice.arm) if choice.probe else found[choice.arm - 1]
-            plan, expected, reading_s = self._drafts(at, choice, candidate), candidate.expected, candidate.reading_s
+            plan, expected = self._drafts(at, choice, candidate), candidate.expected
             rows = at.target.rows + float(np.maximum(candidate.depth - 1, 0).sum())
             usual_s = target_s(at.target.knots, at.target.curve, rows)
         uses = {p for p, depth in zip(plan.proposer, plan.depth, strict=True) if depth}
         if all(runs_model(self._limits.proposers[p]) for p in uses):
             often = self.settings.planning_s / (self.settings.planning_share * expected.seconds)
             self.holds = max(0, min(self._explorer.quiet, int(often)))
-        return self.note(view, Planned(plan, view.ids, choice, expected, reading_s, self._price, usual_s, view.offers))
+        return self.note(view, Planned(plan, view.ids, choice, expected, self._price, usual_s, view.offers))
 
     def note(self, view: StepView, planned: Planned) -> SpecPlan:
         """This is what the step will do."""
@@ -156,7 +156,7 @@ class AutoController:
         return {
             "mode": _mode(latest.choice) if latest else "plain",
             "expected_tokens": latest.expected.tokens if latest else 0.0,
-            "expected_step_s": latest.step_s if latest else 0.0,
+            "expected_step_s": latest.expected.seconds + latest.expected.once_s if latest else 0.0,
             "plain_goodput": self._worth.get(PLAIN, 0.0),
             "draft_goodput": drafting.get(best, 0.0),
             "plain_measured_over_expected": plain,
@@ -210,18 +210,19 @@ class AutoController:
         depth, stop, index = candidate.depth, None, choice.arm - 1
         traits, mine = self._limits.proposers[index], (candidate.owner == index) & (depth > 0)
         if self._can_stop and traits.has_confidence and traits.passes_per_draft == "per_token":
-            stop = self._stop_rule(at, index, np.where(mine, depth, 0))
+            price = self._price * (self.settings.probe_price if choice.probe else 1.0)
+            stop = self._stop_rule(price, at, index, np.where(mine, depth, 0))
             if not choice.probe:  # the rule ends drafts by what they turn out to be: the expected length is no limit
                 end = next((done for done, below in enumerate(stop.below, 1) if below >= 1.0), self._longest)
                 depth = np.where(mine, np.minimum(at.cap, end), depth)
         plan = self._planner.plan(at.view, depth.tolist(), stop, tuple(candidate.owner.tolist()))
         return replace(plan, probe_context=candidate.probe_context) if candidate.probe_context else plan
 
-    def _stop_rule(self, at: Situation, index: int, depth: Ints) -> StopRule:
+    def _stop_rule(self, price: float, at: Situation, index: int, depth: Ints) -> StopRule:
         model, (_, pass_s, row_s, _) = self._models[index], self.costs.draft_terms(index)
         biases, (gamma, weight, shift) = model.biases(), model.head.tolist()
         row_s += float(at.seen_s.sum()) / at.cap.size
-        below, together = stop_thresholds(self._price, biases, row_s, pass_s, at.target, depth, int(at.cap.max()))
+        below, together = stop_thresholds(price, biases, row_s, pass_s, at.target, depth, int(at.cap.max()))
         bias, offset = (gamma * biases + shift).tolist(), (gamma * model.offsets(at.slots)).tolist()
         columns = (tuple(bias), tuple(offset), tuple(together.tolist()))
         return StopRule(tuple(below.tolist()), "request", "survival", weight, *columns)

@@ -26,13 +26,13 @@ class Prediction(NamedTuple):
 
     tokens: float
     seconds: float
-    spread_s: float = 0.0
-    """Of each on top of that, in the long run: what the drafter has to read of a request first, over all its steps."""
+    once_s: float = 0.0
+    """On top of that in the first one: what the drafter has to read."""
 
     @property
     def goodput(self) -> float:
         """Tokens a second in the long run; 0 where nothing was predicted."""
-        return self.tokens / (self.seconds + self.spread_s) if self.seconds else 0.0
+        return self.tokens / self.seconds if self.seconds else 0.0
 
 
 @dataclass(slots=True)
@@ -102,23 +102,21 @@ class Explorer:
         tokens, predicted = self._record[arm].tolist()
         return float(tokens / predicted)
 
-    def choose(
-        self, plans: Mapping[int, Prediction], steps: int, probe: Callable[[int], tuple[Prediction, float]]
-    ) -> Choice:
+    def choose(self, plans: Mapping[int, Prediction], steps: int, probe: Callable[[int], Prediction]) -> Choice:
         """The arm of the next step.
 
         Args:
             plans: of each arm that can be played.
             steps: since the last choice.
-            probe: of an arm, what a probe gives and takes a step, and its seconds on top in the first one.
+            probe: what the steps of a probe of an arm give and take.
         """
         worth = {arm: plan.goodput * self.ratio(arm) for arm, plan in plans.items()}
-        leader = self._leader = self._lead(worth, steps)
+        leader = self._leader = self._lead(worth, plans, steps)
         best = Prediction(plans[leader].tokens, plans[leader].seconds / self.ratio(leader))
-        costs = {arm: self._cost(arm, plan, 0.0, best) for arm, plan in plans.items() if arm != leader}
+        costs = {arm: self._cost(arm, plan._replace(once_s=0.0), best) for arm, plan in plans.items() if arm != leader}
         if self._probe is None and self._pause <= steps:  # a probe may lose more than the drafts that lose least
             for arm in [arm for arm in costs if arm != PLAIN and self.budget[arm] + steps * self._share >= costs[arm]]:
-                costs[arm] = self._cost(arm, *probe(arm), best)
+                costs[arm] = self._cost(arm, probe(arm), best)
         for arm, cost in costs.items():
             saved = max(self.budget[arm], self._first_budget, cost)
             self.budget[arm] = min(self.budget[arm] + steps * self._share, saved)
@@ -164,19 +162,20 @@ class Explorer:
         """
         # However long a step takes that was disturbed, it counts for no more than all that may be saved up.
         on, took = self._settings, min(seconds / expected.seconds, 1.0 + self._first_budget)
+        extra = took - 1.0 - expected.once_s / expected.seconds
         if self._since_change > on.settling and arm == choice.arm:
             self._record += (on.prior_steps - self._record) / on.memory  # what is not measured is as predicted again
             self._record[arm] += tokens / requests, took * expected.tokens / requests
             self._trusted[arm] = True
         elif arm == choice.arm:
-            self._change_lost += took - 1.0
+            self._change_lost += extra
             if self._since_change == on.settling:
                 self.change_steps += (max(0.0, self._change_lost) - self.change_steps) / on.probe
         if choice.probe:
             lost = took * expected.seconds / choice.best.seconds - tokens / choice.best.tokens
             self._charge(choice.arm, min(lost, self._first_budget))
         elif self._since_change <= on.settling and self._pause > 0 and self.last_probe is not None:
-            self._charge(self.last_probe.arm, took - 1.0)  # what a probe leaves behind in the caches is its price too
+            self._charge(self.last_probe.arm, extra)  # what a probe leaves behind in the caches is its price too
 
     def document(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -187,13 +186,14 @@ class Explorer:
         budget = max(self.budget[1:], default=0.0)
         return {"change_steps": self.change_steps, "probe_budget_steps": max(0.0, budget), "last_probe": found}
 
-    def _lead(self, worth: Mapping[int, float], steps: int) -> int:
+    def _lead(self, worth: Mapping[int, float], plans: Mapping[int, Prediction], steps: int) -> int:
         """The best arm, as soon as it would have gained as much as changing to it costs."""
         leader = self._leader if self._leader in worth else PLAIN
         for arm in worth:
             self._missed[arm] = max(0.0, self._missed[arm] + steps * (worth[arm] / worth[leader] - 1.0))
         better = [arm for arm in worth if self._trusted[arm] and worth[arm] > worth[leader]]
-        ready = [arm for arm in better if self._missed[arm] >= self._change(arm, self._mode)]
+        costs = {arm: self._change(arm, self._mode) + plans[arm].once_s / plans[leader].seconds for arm in better}
+        ready = [arm for arm in better if self._missed[arm] >= costs[arm]]
         if not ready:
             return leader
         self._missed = [0.0] * len(self._missed)
@@ -210,10 +210,10 @@ class Explorer:
         settles = arm == PLAIN and self._runs_model[self._leader]
         return self._settings.probe + (self._settings.settling if settles else 0)
 
-    def _cost(self, arm: int, plan: Prediction, once_s: float, best: Prediction) -> float:
+    def _cost(self, arm: int, plan: Prediction, best: Prediction) -> float:
         """Steps of the best arm that a probe is expected to lose."""
         loss = max(0.0, plan.seconds / best.seconds - plan.tokens * self.ratio(arm) / best.tokens)
-        return self._length(arm) * loss + once_s / best.seconds + self._change(arm, self._leader)
+        return self._length(arm) * loss + plan.once_s / best.seconds + self._change(arm, self._leader)
 
     def _change(self, arm: int, other: int) -> float:
         """Steps that changing from one to the other costs; caches hold what a model needs, and nothing for lookups."""

@@ -30,19 +30,12 @@ class Planned:
     ids: tuple[str, ...]
     choice: Choice
     expected: Prediction
-    reading_s: float
-    """Seconds on top of that, in this step alone, in which the drafter reads what it lacks."""
     price: float
     """Seconds that a token is worth."""
     usual_s: float
     """Seconds of a target pass over one row a draft less than expected."""
     offers: Offers
     """As in the view."""
-
-    @property
-    def step_s(self) -> float:
-        """Seconds expected of the step as a whole."""
-        return self.expected.seconds + self.reading_s
 
 
 class Learner:
@@ -123,8 +116,8 @@ class Learner:
                 seconds += (costs.draft_s(before) if before else 0.0) - (costs.draft_s(now) if now else 0.0)
         settled, probe = self._explorer.ran(arm), planned is not None and planned.choice.probe
         if planned is not None:
-            expected, emitted = Prediction(planned.expected.tokens, planned.step_s), sum(outcome.emitted)
-            self._explorer.observe(planned.choice, arm, len(outcome.ids), expected, emitted, seconds)
+            emitted = sum(outcome.emitted)
+            self._explorer.observe(planned.choice, arm, len(outcome.ids), planned.expected, emitted, seconds)
         if not settled or after_prompt or work.prefill_rows:  # taking a request in takes more than its rows
             return None
         rows, read = work.verify_rows + work.prefill_rows, work.kv_tokens * len(outcome.ids) / max(1, work.verify_rows)

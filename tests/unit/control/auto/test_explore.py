@@ -23,7 +23,7 @@ class World:
     def step(self, steps: int = 1) -> Choice:
         self.explorer.meet(1)
         plans = {PLAIN: USUAL, DRAFT: Prediction(self.predicted, 1.0)}
-        choice = self.explorer.choose(plans, steps, lambda arm: (plans[arm], 0.0))
+        choice = self.explorer.choose(plans, steps, plans.__getitem__)
         tokens = self.real if choice.arm == DRAFT else 1.0
         self.explorer.ran(choice.arm)
         self.explorer.observe(choice, choice.arm, 1, plans[choice.arm], tokens, 1.0)
