@@ -251,6 +251,8 @@ class StepOutcome:
     """From the beginning of its planning, or from the end of the step before if that was later."""
     signal: tuple[tuple[float, ...], ...] = ()
     """See ``DraftView``."""
+    plan_s: float = 0.0
+    """What the controller's plan took of ``step_s``; 0 = not known, or it was planned during the step before."""
 
 
 def _selected(value: object, columns: Sequence[str], keep: Sequence[int]) -> dict[str, Any]:

@@ -20,6 +20,8 @@ class Scheduled:
     plan: SpecPlan
     began_s: float
     """When planning began, by the engine's clock."""
+    plan_s: float = 0.0
+    """Seconds that the controller's plan took."""
 
 
 @dataclass(slots=True)

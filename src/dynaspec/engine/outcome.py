@@ -60,7 +60,7 @@ def why_off(view: StepView, plan: SpecPlan) -> dict[str, int]:
     )
 
 
-def build_outcome(ran: Ran, committed: Committed, step_s: float) -> StepOutcome:
+def build_outcome(ran: Ran, committed: Committed, step_s: float, plan_s: float = 0.0) -> StepOutcome:
     batch, result = ran.scheduled.batch, ran.verified.result
     return StepOutcome(
         plan_step=batch.step,
@@ -86,6 +86,7 @@ def build_outcome(ran: Ran, committed: Committed, step_s: float) -> StepOutcome:
         verify_s=ran.verify_s,
         step_s=step_s,
         signal=ran.drafted.signal,
+        plan_s=plan_s,
     )
 
 

@@ -64,11 +64,13 @@ class Step:
         lag = () if self._needs == "nothing" else self._proposer.lag(batch)
         offers = self._proposer.peek(batch) if self._needs == "all" else self._no_offers
         view = build_view(batch, self._limits, lag, offers)
+        asked = self._clock()
         plan = self._controller.plan(view)
+        plan_s = self._clock() - asked
         self._needs = plan.next_needs
         batch.skipped = why_off(view, plan)
         plan = self._scheduler.reserve(batch, plan)
-        return Scheduled(batch, view, plan, began)
+        return Scheduled(batch, view, plan, began, plan_s)
 
     def settle(self, scheduled: Scheduled) -> Scheduled | None:
         """Brings a step that was planned ahead up to date; None if all its requests have left."""
@@ -105,7 +107,9 @@ class Step:
         committed = self._scheduler.commit(batch, ran.verified.result)
         touched = self._follow(batch, committed)
         now = self._clock()
-        outcome = build_outcome(ran, committed, step_s=now - max(ran.scheduled.began_s, self._last_end))
+        began, ahead = ran.scheduled.began_s, ran.scheduled.began_s < self._last_end
+        plan_s = 0.0 if ahead else ran.scheduled.plan_s
+        outcome = build_outcome(ran, committed, step_s=now - max(began, self._last_end), plan_s=plan_s)
         self._last_end = now
         self._controller.observe(outcome)
         self._stats.record(outcome)

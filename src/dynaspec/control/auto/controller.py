@@ -103,7 +103,8 @@ class AutoController:
         if choice.arm != PLAIN:
             candidate = probe(choice.arm) if choice.probe else found[choice.arm - 1]
             plan, expected = self._drafts(at, choice, candidate), candidate.expected
-            rows = at.target.rows + float(np.maximum(candidate.depth - 1, 0).sum())
+            # Drafts that stop by themselves need looking at where they are longer than expected only.
+            rows = at.target.rows + (float(candidate.depth.sum()) if plan.stop else 0.0)
             usual_s = target_s(at.target.knots, at.target.curve, rows)
         uses = {p for p, depth in zip(plan.proposer, plan.depth, strict=True) if depth}
         if all(runs_model(self._limits.proposers[p]) for p in uses):
@@ -126,7 +127,6 @@ class AutoController:
         target = Target(self.costs.knots, self.costs.curve, float(len(view.ids) + view.prefill_tokens))
         if planned is None or planned.choice.probe or not self._can_trim:  # a probe is there to see what is accepted
             return self._planner.trim(view, plan, drafts)
-        # What the rows beyond one less a draft than expected take is what looking at the drafts can save.
         saved_s = target_s(target.knots, target.curve, target.rows + sum(lens)) - planned.usual_s
         if saved_s <= self.settings.planning_s:
             return self._planner.trim(view, plan, drafts)

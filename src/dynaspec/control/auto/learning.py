@@ -33,7 +33,7 @@ class Planned:
     price: float
     """Seconds that a token is worth."""
     usual_s: float
-    """Seconds of a target pass over one row a draft less than expected."""
+    """Seconds of the target's pass up to which drafts are verified as they are."""
     offers: Offers
     """As in the view."""
 
@@ -122,7 +122,7 @@ class Learner:
             return None
         rows, read = work.verify_rows + work.prefill_rows, work.kv_tokens * len(outcome.ids) / max(1, work.verify_rows)
         # A first pass that runs in any case belongs to the target's: then, too, only whole steps can be told apart.
-        rest_s, draft_s = outcome.step_s, -1.0
+        rest_s, draft_s = outcome.step_s - outcome.plan_s, -1.0
         if not ahead and not self._idle:
             rest_s, draft_s = rest_s - outcome.draft_s, outcome.draft_s
         told = Measured(rows, read, work.kv_tokens, rest_s, draft_s, usual=not probe or arm == PLAIN)
