@@ -88,9 +88,7 @@ class Candidates:
         return found
 
     def probe(self, index: int, price: float, at: Situation) -> Candidate:
-        """What may well pay, which tells more than what loses least, with as little to read as can be."""
-        if not runs_model(self._traits[index]):
-            return self.of(price, at)[index]
+        """Of a model: what may well pay, which tells more than what loses least, with as little to read as can be."""
         return self._draft(index, price, at, None, probe=True)
 
     def _draft(
@@ -101,11 +99,8 @@ class Candidates:
         Args:
             offers: [B] proposers whose lookups pay, or −1; those, with what they bring in the place of ``read_s``.
         """
-        traits, (start_s, pass_s, row_s, read_in_s), on = (
-            self._traits[index],
-            self._costs.draft_terms(index),
-            self._settings,
-        )
+        start_s, pass_s, row_s, read_in_s = self._costs.draft_terms(index)
+        traits, on = self._traits[index], self._settings
         lag, cap, most = np.array(at.view.lag[index], dtype=np.float64), at.cap, np.inf
         steps = np.minimum(np.maximum(at.room / 2.0, 1.0), on.pay_off)  # that what is read is paid off over
         if probe:

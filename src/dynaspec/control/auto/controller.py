@@ -95,7 +95,8 @@ class AutoController:
 
         @cache
         def probe(arm: int) -> Candidate:
-            return self._candidates.probe(arm - 1, self._price, at)
+            model = runs_model(self._limits.proposers[arm - 1])
+            return self._candidates.probe(arm - 1, self._price, at) if model else found[arm - 1]
 
         plans = {PLAIN: at.plain} | {1 + p: one.expected for p, one in found.items()}
         choice = self._explorer.choose(plans, steps, lambda arm: probe(arm).expected)

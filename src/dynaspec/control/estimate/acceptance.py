@@ -271,10 +271,6 @@ class AcceptanceModel:
         """Conditional acceptance of a slot, of a request like the average."""
         return float(_sigmoid(self.biases()[min(position, POSITIONS - 1)]))
 
-    def rates(self, positions: int) -> tuple[float, ...]:
-        """Unconditional acceptance per position, non-increasing."""
-        return tuple(np.cumprod([self.chance(j) for j in range(positions)]).tolist())
-
     def document(self) -> dict[str, object]:
         """What is believed, as plain JSON values."""
         gamma, weight, shift = self.head.tolist()

@@ -38,11 +38,6 @@ def test_conditional_acceptance_is_learnt(chance: float) -> None:
     assert found == pytest.approx([chance, chance], abs=0.05)
 
 
-def test_rates_are_products_and_never_rise() -> None:
-    model = taught(0.8, 200)
-    assert model.rates(3) == pytest.approx(np.cumprod([model.chance(j) for j in range(3)]))
-
-
 @pytest.mark.parametrize(("before", "after"), [(0.9, 0.0), (0.05, 0.95)])
 def test_what_was_learnt_is_forgotten_where_outcomes_surprise(before: float, after: float) -> None:
     """Twelve steps of the opposite outweigh three hundred."""
