@@ -138,19 +138,18 @@ def _observe(
 
 
 @njit(cache=True, nogil=True)
-def _biases(s: _State, hope: float) -> Floats:
+def _biases(s: _State) -> Floats:
     out, before = np.empty(POSITIONS), 0.0
     for j in range(POSITIONS):
-        before = _pulled(s, j, before)[1]
-        out[j] = before + hope / np.sqrt(s.information[j] + s.tied[j])
+        out[j] = before = _pulled(s, j, before)[1]
     return out
 
 
 @njit(cache=True, nogil=True)
 def _survival(
-    s: _State, hope: float, shrinkage: float, slots: Ints, lens: Ints, signal: Floats, bonus: Floats, longest: int
+    s: _State, shrinkage: float, slots: Ints, lens: Ints, signal: Floats, bonus: Floats, longest: int
 ) -> Floats:
-    biases, out, n = _biases(s, hope), np.zeros((lens.size, longest)), 0
+    biases, out, n = _biases(s), np.zeros((lens.size, longest)), 0
     for r in range(lens.size):
         reach, offset = 1.0, _offset(s.counts, slots[r], shrinkage)
         for j in range(lens[r]):
@@ -238,23 +237,16 @@ class AcceptanceModel:
         drafts, numbers = (slots, drafted, tested, accepted), (on.memory, on.surprise, on.recent, on.request_shrinkage)
         _observe(self._state, drafts, signal, numbers)
 
-    def biases(self, hope: float = 0.0) -> Floats:
-        """[POSITIONS] z of a request like the average; ``hope``: standard deviations by which it may be better."""
-        return np.asarray(_biases(self._state, hope))
+    def biases(self) -> Floats:
+        """[POSITIONS] z of a request like the average."""
+        return np.asarray(_biases(self._state))
 
     def offsets(self, slots: Ints) -> Floats:
         """[B] by which z of these requests differs."""
         return np.asarray(_offsets(self._state.counts, slots, self.settings.request_shrinkage))
 
     def survival(
-        self,
-        slots: Ints,
-        lens: Ints,
-        longest: int,
-        signal: Floats = _UNKNOWN,
-        bonus: Floats = _UNKNOWN,
-        *,
-        hope: float = 0.0,
+        self, slots: Ints, lens: Ints, longest: int, signal: Floats = _UNKNOWN, bonus: Floats = _UNKNOWN
     ) -> Floats:
         """[B, longest] Chance that a token and all before it are accepted; 0 behind a draft's end.
 
@@ -262,10 +254,9 @@ class AcceptanceModel:
             slots, lens: [B] of requests, or −1; of their drafts.
             signal: [Σ lens] of each token, one request after the other; empty: nothing has been drafted yet.
             bonus: [Σ lens] the part of it that hangs on which token was drawn; it counts for the tokens behind only.
-            hope: see ``biases``.
         """
         shrinkage = self.settings.request_shrinkage
-        return np.asarray(_survival(self._state, hope, shrinkage, slots, lens, signal, bonus, longest))
+        return np.asarray(_survival(self._state, shrinkage, slots, lens, signal, bonus, longest))
 
     def chance(self, position: int) -> float:
         """Conditional acceptance of a slot, of a request like the average."""

@@ -134,12 +134,6 @@ def test_a_lookup_believes_longer_matches_more() -> None:
     assert chances[2] > 0.9
 
 
-def test_hope_lifts_what_is_little_known() -> None:
-    known, unknown = taught(0.6, 400), taught(0.6, 1)
-    lift = [m.biases(1.0)[0] - m.biases()[0] for m in (known, unknown)]
-    assert 0 < lift[0] < 0.5 * lift[1]
-
-
 def test_outcomes_of_requests_that_are_gone_teach_nothing() -> None:
     model = AcceptanceModel(signal=False)
     before = model.chance(0)
