@@ -101,12 +101,17 @@ class Candidates:
         """
         start_s, pass_s, row_s, read_in_s = self._costs.draft_terms(index)
         traits, on = self._traits[index], self._settings
-        lag, cap, most = np.array(at.view.lag[index], dtype=np.float64), at.cap, np.inf
-        steps = np.minimum(np.maximum(at.room / 2.0, 1.0), on.pay_off)  # that what is read is paid off over
+        lag, cap, context = np.array(at.view.lag[index], dtype=np.float64), at.cap, 0
+        reads, steps = lag, np.minimum(np.maximum(at.room / 2.0, 1.0), on.pay_off)  # that reading is paid off over
         if probe:
-            most = on.probe_context if traits.probe_context else np.inf
-            cap, steps = np.where(lag > most, np.minimum(cap, 1), cap), np.where(lag > most, 1.0, on.probe)
-        reads_s = np.minimum(lag, most) * read_in_s
+            # What takes no more than the latest tokens in each step of the probe is read to its end.
+            short, steps = lag <= on.probe * on.probe_context, np.full(cap.size, float(on.probe))
+            if traits.probe_context and short.any():
+                cap = np.where(short, cap, 0)
+            elif traits.probe_context:
+                context, cap, steps = on.probe_context, np.minimum(cap, 1), np.ones(cap.size)
+                reads = np.full(cap.size, float(context))
+        reads_s = reads * read_in_s
         read_s = reads_s / steps
         model, longest = self._models[index], int(at.cap.max())
         survival = model.survival(at.slots, cap, longest)
@@ -128,11 +133,9 @@ class Candidates:
                     depth, owner = both, np.where(looked_up, offers[0], owner)
                     tokens, seconds = more, more_s
         drafts = (depth > 0) & (owner == index)
-        again_s, context = 0.0, 0
-        if probe and traits.probe_context:  # what is not read to its end is read in each step
-            context, again_s = on.probe_context, float(reads_s @ (drafts & (lag > most)))
-        once_s = float(reads_s @ drafts) - again_s
-        step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds + again_s, once_s)
+        reading_s = float(reads_s @ drafts)
+        again_s = reading_s if context else 0.0  # what is not read to its end is read in each step
+        step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds + again_s, reading_s - again_s)
         return Candidate(depth, owner, step, priced, context)
 
     def _offers(self, at: Situation) -> tuple[Ints, Slots] | None:

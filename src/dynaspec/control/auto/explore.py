@@ -69,7 +69,7 @@ class Explorer:
         self._settings, self._runs_model = settings, (False, *runs_model)
         arms = len(self._runs_model)
         self._share = settings.loss_budget / max(1, arms - 1)
-        self._first_budget = settings.loss_budget * settings.memory
+        self._first_budget = self._share * settings.memory
         self._records: dict[int, npt.NDArray[np.float64]] = {}
         self.meet(1)
         self.budget = [0.0] + [self._first_budget] * (arms - 1)
@@ -117,9 +117,9 @@ class Explorer:
         if self._probe is None and self._pause <= steps:  # a probe may lose more than the drafts that lose least
             for arm in [arm for arm in costs if arm != PLAIN and self.budget[arm] + steps * self._share >= costs[arm]]:
                 costs[arm] = self._cost(arm, probe(arm), best)
-        for arm, cost in costs.items():
-            saved = max(self.budget[arm], self._first_budget, cost)
-            self.budget[arm] = min(self.budget[arm] + steps * self._share, saved)
+        for arm, budget in enumerate(self.budget):
+            saved = max(budget, self._first_budget, costs.get(arm, 0.0))
+            self.budget[arm] = min(budget + steps * self._share * (arm != leader), saved)
         self._pause -= steps
         if self.last_probe is not None:
             self.last_probe.ago += steps

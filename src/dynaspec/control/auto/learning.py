@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -38,23 +38,18 @@ class Planned:
     """As in the view."""
 
 
+@dataclass(slots=True)
 class Learner:
     """Teaches the estimators, several steps at a time."""
 
-    def __init__(
-        self,
-        proposers: Sequence[ProposerTraits],
-        models: Sequence[AcceptanceModel],
-        costs: StepCosts,
-        explorer: Explorer,
-        slots: RequestSlots,
-    ) -> None:
-        self._proposers, self._models, self._costs = proposers, models, costs
-        self._explorer, self._slots = explorer, slots
-        self._idle = any(traits.idle_pass for traits in proposers)
-        self._unread: list[tuple[StepOutcome, Planned | None]] = []
-        self._ended: list[str] = []
-        self._after_prompt = False
+    proposers: Sequence[ProposerTraits]
+    models: Sequence[AcceptanceModel]
+    costs: StepCosts
+    explorer: Explorer
+    slots: RequestSlots
+    _unread: list[tuple[StepOutcome, Planned | None]] = field(default_factory=list)
+    _ended: list[str] = field(default_factory=list)
+    _after_prompt: bool = False
 
     def add(self, outcome: StepOutcome, planned: Planned | None) -> None:
         """A step to be learnt from; None: how it was planned is not known any more."""
@@ -70,34 +65,35 @@ class Learner:
         if drafted:
             self._learn_acceptance(drafted)
         told = [self._told(outcome, planned) for outcome, planned in self._unread]
-        self._costs.observe(*(step for step in told if step is not None))
-        for model in self._models:
+        self.costs.observe(*(step for step in told if step is not None))
+        for model in self.models:
             model.pass_steps(len(self._unread))
-        self._slots.release(self._ended)
+        self.slots.release(self._ended)
         self._unread.clear()
         self._ended.clear()
 
     def _learn_acceptance(self, steps: Sequence[tuple[StepOutcome, Planned | None]]) -> None:
         outcomes = [outcome for outcome, _ in steps]
-        slots = self._slots.of([request for outcome in outcomes for request in outcome.ids])
+        slots = self.slots.of([request for outcome in outcomes for request in outcome.ids])
         drafted, accepted, proposer = (
             np.array(list(chain.from_iterable(columns)), dtype=np.int64)
             for columns in zip(*((one.drafted, one.accepted, one.proposer) for one in outcomes), strict=True)
         )
         refused = np.array([end in _REFUSED for outcome in outcomes for end in outcome.ended])
         signal = np.concatenate([signal_of(one.signal, one.confidence, one.drafted) for one in outcomes])
-        for index, model in enumerate(self._models):
+        for index, model in enumerate(self.models):
             mine, own = (proposer == index) & (drafted > 0), signal
             if not mine.any():
                 continue
-            if not runs_model(self._proposers[index]):
+            if not runs_model(self.proposers[index]):
                 told = ((one.drafted, planned.offers[index] if planned else None) for one, planned in steps)
                 own = np.concatenate([matches(offers, lens) for lens, offers in told])
             model.observe(np.where(mine, slots, -1), drafted, accepted + refused, accepted, own)
 
     def _told(self, outcome: StepOutcome, planned: Planned | None) -> Measured | None:
         """What a step tells of costs, if anything, after the explorer has been told."""
-        work, proposers, costs, drafting, arm = outcome.work, self._proposers, self._costs, None, PLAIN
+        work, proposers, costs, drafting, arm = outcome.work, self.proposers, self.costs, None, PLAIN
+        idle = any(traits.idle_pass for traits in proposers)
         # A longer prompt leaves nothing else in the caches: the step after it tells nothing of what others cost.
         after_prompt, self._after_prompt = self._after_prompt, work.prefill_rows > work.verify_rows
         if outcome.step_s <= 0.0 or not outcome.ids:
@@ -105,7 +101,7 @@ class Learner:
         seconds, ahead = outcome.step_s, outcome.verify_s == 0.0
         if work.rows_per_pass or any(outcome.drafted):
             drafting = drafting_of(outcome, proposers)
-            if ahead or self._idle:
+            if ahead or idle:
                 drafting = drafting_in(work, proposers, len(outcome.ids))
             drafted = next((p for p, n in zip(outcome.proposer, outcome.drafted, strict=True) if n), -1)
             arm = 1 + (drafted if drafting is None else drafting.proposer)
@@ -114,16 +110,16 @@ class Learner:
             if ahead:  # it has drafted for another plan than the one that it verified
                 before, now = drafting_before(outcome, proposers), drafting and replace(drafting, read_in=0)
                 seconds += (costs.draft_s(before) if before else 0.0) - (costs.draft_s(now) if now else 0.0)
-        settled, probe = self._explorer.ran(arm), planned is not None and planned.choice.probe
+        settled, probe = self.explorer.ran(arm), planned is not None and planned.choice.probe
         if planned is not None:
             emitted = sum(outcome.emitted)
-            self._explorer.observe(planned.choice, arm, len(outcome.ids), planned.expected, emitted, seconds)
+            self.explorer.observe(planned.choice, arm, len(outcome.ids), planned.expected, emitted, seconds)
         if not settled or after_prompt or work.prefill_rows:  # taking a request in takes more than its rows
             return None
         rows, read = work.verify_rows + work.prefill_rows, work.kv_tokens * len(outcome.ids) / max(1, work.verify_rows)
         # A first pass that runs in any case belongs to the target's: then, too, only whole steps can be told apart.
         rest_s, draft_s = outcome.step_s - outcome.plan_s, -1.0
-        if not ahead and not self._idle:
+        if not ahead and not idle:
             rest_s, draft_s = rest_s - outcome.draft_s, outcome.draft_s
         told = Measured(rows, read, work.kv_tokens, rest_s, draft_s, usual=not probe or arm == PLAIN)
         return told if drafting is None else told.with_drafting(drafting)

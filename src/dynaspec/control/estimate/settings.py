@@ -46,8 +46,9 @@ class AutoSettings:
     """Steps as predicted that measured ones of an arm are joined to."""
     pay_off: float = 32.0
     """Steps over which reading what a drafter lacks of a request is paid off, if the request has so many left."""
-    probe_context: int = 128
-    """Tokens that a probe reads of a request of which the drafter lacks more, where the proposer can do with so few."""
+    probe_context: int = 32
+    """Latest tokens that each step of a probe reads of requests of which the drafter lacks more than all its steps read
+    so, where the proposer can do with so few."""
     planning_s: float = 5e-4
     """Seconds of planning a step, about, on a server's CPU: what cannot save as much is not looked at."""
     planning_share: float = 0.0025
