@@ -127,8 +127,8 @@ class Explorer:
             self._probe.left -= steps
             self._probe.steps += steps
             if not self._goes_on(self._probe, plans):
-                # The best arm is measured anew before another one is held against it.
-                self._pause = self._probe.steps + self._settings.settling
+                # The best arm is measured anew before another one is held against it; most steps are its own.
+                self._pause = self._settings.probe * self._probe.steps
                 self.last_probe, self._probe = self._probe, None
         if self._probe is None and self._pause <= 0:
             due = [arm for arm, cost in costs.items() if self.budget[arm] >= cost]

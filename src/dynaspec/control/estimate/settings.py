@@ -39,7 +39,7 @@ class AutoSettings:
     change_steps: float = 0.5
     """Steps that such a change costs, until it has been seen."""
     probe: int = 4
-    """Steps of a probe; those of plain decoding follow settling."""
+    """Steps of a probe, and of the best arm for each of them; those of plain decoding follow settling."""
     probe_price: float = 1.5
     """Times what a token is worth that a probe drafts for: what nearly pays tells more than what loses least."""
     prior_steps: float = 16.0
