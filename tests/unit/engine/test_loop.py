@@ -157,6 +157,15 @@ def test_the_controller_hears_of_every_step_once_and_in_order(overlapped: bool) 
     assert chunk_tokens - 1 <= sum(len(r.output) for r in results.values()) - emitted <= chunk_tokens
 
 
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_what_planning_took_is_a_part_of_the_step_unless_it_was_done_before(overlapped: bool) -> None:
+    rig = Rig(CYCLE, "draft_model", overlapped)
+    rig.run(requests())
+    took = [outcome.plan_s for outcome in rig.controller.outcomes]
+    assert all(0.0 <= s < o.step_s for s, o in zip(took, rig.controller.outcomes, strict=True))
+    assert (sum(s > 0.0 for s in took) > 0.9 * len(took)) is not overlapped
+
+
 def test_outcomes_count_the_work_really_done() -> None:
     rig = Rig(CYCLE, "draft_model", max_rows=16)
     rig.run(requests())

@@ -84,3 +84,22 @@ def test_hosts_are_asked_for_no_more_than_the_next_plan_uses() -> None:
     both = replace(LIMITS, proposers=(*LIMITS.proposers, lookup))
     asked, _ = cached(limits=both)
     assert asked.plan(Loop(2, limits=both)._view(0, [0, 0])).next_needs == "all"
+
+
+def test_a_lookup_that_found_more_than_was_passed_over_makes_a_new_plan() -> None:
+    lookup = ProposerTraits("ngram", "none", has_confidence=False)
+    limits = replace(LIMITS, proposers=(*LIMITS.proposers, lookup))
+    controller, inner = cached(limits=limits)
+    view = replace(Loop(2, limits=limits)._view(0, [0, 0]), lag=((0, 0), (0, 0)))
+    for step in range(300):
+        plans = inner.plans
+        plan = controller.plan(replace(view, step=step, offers=(None, ((1, 1), (0, 0)))))
+        if inner.plans == plans and not any(plan.depth):
+            break
+    assert inner.plans == plans, "no plan was ever repeated"
+    holds = inner.holds
+    assert holds > 2
+    controller.plan(replace(view, step=step + 1, offers=(None, ((1, 1), (1, 1)))))
+    assert inner.plans == plans
+    controller.plan(replace(view, step=step + 2, offers=(None, ((9, 8), (0, 0)))))
+    assert inner.plans == plans + 1

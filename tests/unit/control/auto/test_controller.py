@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,10 @@ from dynaspec.control.constant import Constant
 from dynaspec.control.length_policy import LengthController
 from dynaspec.control.plain import PlainController
 from dynaspec.control.planner import ChainPlanner
+from dynaspec.simulate.arrivals import closed_loop
+from dynaspec.simulate.costs import CurveCosts
+from dynaspec.simulate.simulator import simulate
+from dynaspec.simulate.synthetic import Lengths, Synthetic
 from support.closed_loop import COSTS, LIMITS, LONGEST, Loop
 
 
@@ -151,6 +156,40 @@ def test_a_step_is_trimmed_by_its_own_requests_though_the_next_is_planned_alread
         trimmed = controller.trim(first, plan, DraftView(lens, confidence))
         assert len(trimmed.depth) == len(first.ids)
         assert all(cut <= n for cut, n in zip(trimmed.depth, lens, strict=True))
+
+
+def test_a_probe_is_verified_as_it_was_drafted() -> None:
+    """It is there to see what is accepted: trimmed, it would teach what its own signals say."""
+    controller = auto()
+    view = Loop(6)._view(0, [0] * 6)
+    plan = controller.plan(view)
+    assert controller.estimates()["mode"] == "probe_draft"
+    drafts = DraftView(plan.depth, tuple((0.02,) * depth for depth in plan.depth))
+    assert controller.trim(view, plan, drafts).depth == plan.depth
+
+
+@pytest.mark.parametrize(("lag", "context"), [(0, 0), (100, 0), (4000, 32)])
+def test_a_probe_reads_the_latest_tokens_alone_where_all_would_be_dear(lag: int, context: int) -> None:
+    limits = replace(LIMITS, proposers=(replace(LIMITS.proposers[0], probe_context=True),))
+    controller, view = auto(limits), replace(Loop(1, limits=limits)._view(0, [0]), lag=((lag,),))
+    # One that reads much waits until as much has been saved up.
+    found = [plan for step in range(0, 3000, 100) if any((plan := controller.plan(replace(view, step=step))).depth)]
+    assert controller.estimates()["last_probe"] is not None
+    assert {plan.probe_context for plan in found} == {context}
+
+
+def test_a_server_that_takes_prompts_in_all_the_time_finds_what_pays() -> None:
+    """Sixty-four requests of 32 tokens: nearly every step computes a prompt beside the decoding rows."""
+    costs = PassCosts(target=((1, 0.02), (256, 0.022), (2048, 0.04)), drafters=(((1, 1e-3), (256, 2e-3)),))
+    trace = Synthetic(requests=1000, output=Lengths(32)).draw(np.random.default_rng(1))
+
+    def goodput(make: Callable[[Limits], Controller]) -> float:
+        run = simulate(trace, closed_loop(1000, 64), CurveCosts(costs), make)
+        return float(run.output.sum()) / run.seconds
+
+    drafting = goodput(lambda limits: LengthController(Constant(4), ChainPlanner(limits)))
+    assert drafting > 1.2 * goodput(lambda limits: PlainController())
+    assert goodput(lambda limits: auto(limits, costs)) > 0.93 * drafting
 
 
 class Refused(AutoController):
