@@ -23,9 +23,10 @@ from dynaspec.contract.step import (
 from dynaspec.propose.stopping import stop_mask
 from exactness.toy import Decoder, World
 
-PASS_S, ROW_S = 1e-3, 3e-5
-DRAFT_PASS_S = 5e-5
-"""The toy world's clock: seconds of a target pass, of each of its rows, and of a drafter pass."""
+PASS_S, ROW_S = 20e-3, 6e-4
+DRAFT_PASS_S = 1e-3
+"""The toy world's clock: seconds of a target pass, of each of its rows, and of a drafter pass. So long that looking at
+drafts before they are verified is worth its while."""
 
 CPU = torch.device("cpu")
 

@@ -150,7 +150,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 BATCH = 6
 
 
-DEAR_ROW_S = 0.2e-3
+DEAR_ROW_S = 2e-3
 """A price of the target's rows at which a draft's last token may not be worth its own."""
 
 
@@ -255,8 +255,8 @@ def convinced(policy: str, budget: int | None, row_s: float = ROW_S) -> Controll
 
 
 def drafting_plans(controller: Controller, limits: Limits, count: int) -> list[tuple[StepView, SpecPlan]]:
-    """The next plans that draft: a trial of plain decoding trims nothing."""
-    views = (view_of(step, tuple(f"new-{step}-{i}" for i in range(BATCH)), limits) for step in range(1, 30))
+    """The next plans that draft: plain decoding trims nothing."""
+    views = (view_of(step, tuple(f"new-{step}-{i}" for i in range(BATCH)), limits) for step in range(1, 1000))
     plans = ((view, controller.plan(view)) for view in views)
     found = list(islice(((view, plan) for view, plan in plans if any(plan.depth)), count))
     assert len(found) == count

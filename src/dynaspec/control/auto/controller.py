@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,7 +16,7 @@ from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, Ste
 from dynaspec.contract.work import runs_model
 
 from ..estimate.acceptance import AcceptanceModel, RequestSlots
-from ..estimate.costs import StepCosts, target_s
+from ..estimate.costs import StepCosts, row_price_s, target_s
 from ..estimate.settings import AutoSettings
 from ..plain import plain_plan
 from ..planner import ChainPlanner
@@ -100,18 +99,16 @@ class AutoController:
 
         plans = {PLAIN: at.plain} | {1 + p: one.expected for p, one in found.items()}
         choice = self._explorer.choose(plans, steps, lambda arm: probe(arm).expected)
-        plan, expected, usual_s = plain_plan(view), at.plain, math.inf
+        plan, expected, trims = plain_plan(view), at.plain, False
         if choice.arm != PLAIN:
             candidate = probe(choice.arm) if choice.probe else found[choice.arm - 1]
             plan, expected = self._drafts(at, choice, candidate), candidate.expected
-            # Drafts that stop by themselves need looking at where they are longer than expected only.
-            rows = at.target.rows + (float(candidate.depth.sum()) if plan.stop else 0.0)
-            usual_s = target_s(at.target.knots, at.target.curve, rows)
+            trims = not choice.probe and self._worth_trimming(at.target, candidate.depth, plan.depth)
         uses = {p for p, depth in zip(plan.proposer, plan.depth, strict=True) if depth}
         if all(runs_model(self._limits.proposers[p]) for p in uses):
             often = self.settings.planning_s / (self.settings.planning_share * expected.seconds)
             self.holds = max(0, min(self._explorer.quiet, int(often)))
-        return self.note(view, Planned(plan, view.ids, choice, expected, self._price, usual_s, view.offers))
+        return self.note(view, Planned(plan, view.ids, choice, expected, self._price, trims, view.offers))
 
     def note(self, view: StepView, planned: Planned) -> SpecPlan:
         """This is what the step will do."""
@@ -126,10 +123,7 @@ class AutoController:
         # Asynchronous hosts plan the next step before they trim this one: only what was noted for it counts here.
         planned, lens = self._pending.get(view.step), tuple(map(min, plan.depth, drafts.length))
         target = Target(self.costs.knots, self.costs.curve, float(len(view.ids) + view.prefill_tokens))
-        if planned is None or planned.choice.probe or not self._can_trim:  # a probe is there to see what is accepted
-            return self._planner.trim(view, plan, drafts)
-        saved_s = target_s(target.knots, target.curve, target.rows + sum(lens)) - planned.usual_s
-        if saved_s <= self.settings.planning_s:
+        if planned is None or not planned.trims:
             return self._planner.trim(view, plan, drafts)
         context = np.array(view.context_len, dtype=np.float64)
         budget, row_s = sum(lens) if plan.verify_nodes is None else plan.verify_nodes, self.costs.rest_s[2] * context
@@ -227,6 +221,16 @@ class AutoController:
         bias, offset = (gamma * biases + shift).tolist(), (gamma * model.offsets(at.slots)).tolist()
         columns = (tuple(bias), tuple(offset), tuple(together.tolist()))
         return StopRule(tuple(below.tolist()), "request", "survival", weight, *columns)
+
+    def _worth_trimming(self, target: Target, expected: Ints, depth: Sequence[int]) -> bool:
+        """Whether looking at drafts saves more than it takes: the last row of each, and what rows cost more where they
+        are longer than expected. Decided before drafting, as no token may decide whether it is looked at."""
+        knots, curve, rows = target
+        rows += float(expected.sum())
+        drafting, more = float(np.count_nonzero(expected)), target.rows + sum(depth) - rows
+        row_s = row_price_s(knots, curve, rows, max(drafting, 1.0))
+        dearer_s = target_s(knots, curve, rows + more) - target_s(knots, curve, rows) - more * row_s
+        return self._can_trim and bool(drafting * row_s + dearer_s > self.settings.planning_s)
 
     def _shown_survival(self, view: StepView, plan: SpecPlan, drafts: DraftView, lens: Ints) -> Floats:
         """[B, longest] chances that each drafted token and all before it are accepted."""

@@ -32,8 +32,8 @@ class Planned:
     expected: Prediction
     price: float
     """Seconds that a token is worth."""
-    usual_s: float
-    """Seconds of the target's pass up to which drafts are verified as they are."""
+    trims: bool
+    """Drafts are looked at before they are verified."""
     offers: Offers
     """As in the view."""
 
