@@ -153,7 +153,7 @@ class Explorer:
     def observe(
         self, choice: Choice, arm: int, requests: int, expected: Prediction, tokens: float, seconds: float
     ) -> None:
-        """A step was measured, without prefill, see ``ran``.
+        """A step was measured, see ``ran``.
 
         Args:
             choice: as it was made.

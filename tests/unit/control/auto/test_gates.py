@@ -16,6 +16,20 @@ from support.drifting_machine import Prices
 SEEDS = tuple(range(1, 17))
 
 
+MISSED = {
+    ("tiles of 16", "draft model"): "0.982 of plain decoding",
+    ("tiles of 16", "one pass"): "0.982 of plain decoding",
+    ("tiles of 16", "whole steps"): "0.982 of plain decoding",
+    ("tiles of 24", "one pass"): "0.984 of plain decoding",
+    ("tiles of 24", "whole steps"): "0.981 of plain decoding",
+    ("tiles of 14", "draft model"): "0.984 of plain decoding",
+    ("tiles of 14", "whole steps"): "0.983 of plain decoding",
+    ("small pair on two cores", "one pass"): "0.957 of the best fixed length at one request",
+    ("small pair on two cores", "whole steps"): "0.959 of the best fixed length at one request",
+}
+"""Machines and kinds of host on which a load misses a bound, and what was seen. An entry goes once it holds."""
+
+
 def auto(limits: Limits, costs: PassCosts) -> Controller:
     return AutoController(limits, longest=16, costs=costs)
 
@@ -60,9 +74,12 @@ def test_other_hardware_at_every_load(machine: str, host: str) -> None:
     seen = f"{min(best):.3f} of the best fixed length, {min(plain):.3f} of plain decoding"
     assert np.mean(best) >= 0.98, seen
     assert min(best) >= 0.95, seen
-    assert min(plain) >= 0.975, seen
-    if min(best) < 0.96 or min(plain) < 0.985:  # wanted, and missed by a little in some cases: see docs/auto.md
-        pytest.xfail(seen)
+    assert min(plain) >= 0.98, seen
+    missed, holds = MISSED.get((machine, host)), min(best) >= 0.96 and min(plain) >= 0.985
+    if missed is not None:
+        assert not holds, "this holds now: take it out of MISSED"
+        pytest.xfail(missed)
+    assert holds, seen
 
 
 def test_a_gain_of_a_twentieth_at_eight_requests_is_found_from_a_cold_start() -> None:
