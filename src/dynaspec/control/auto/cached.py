@@ -78,16 +78,17 @@ class CachedPlan(Wrapper[AutoController]):
 
     def _repeated(self, view: StepView, latest: Planned) -> Planned:
         """The same for the requests that run now; those that have come get what most others have."""
-        if view.ids == latest.ids:
+        if view.ids == latest.ids and view.prefill_tokens == latest.prefill_tokens:
             return replace(latest, expected=latest.expected._replace(once_s=0.0)) if latest.expected.once_s else latest
         plan, expected = latest.plan, latest.expected
         place = {request: i for i, request in enumerate(latest.ids)}
         old, usual = [place.get(request, -1) for request in view.ids], max(set(plan.depth), key=plan.depth.count)
         depth = tuple([plan.depth[i] if i >= 0 else usual for i in old])
         rows, share = len(place) + sum(plan.depth), len(old) / len(place)
-        more_s = self._inner.costs.target_s(rows * share, 0.0, 0.0) - self._inner.costs.target_s(rows, 0.0, 0.0)
+        now, before = rows * share + view.prefill_tokens, rows + latest.prefill_tokens
+        slower = self._inner.costs.target_s(now, 0.0, 0.0) / self._inner.costs.target_s(before, 0.0, 0.0)
         once_s = self._reading_s(view, latest) if any(depth) else 0.0
         stop = plan.stop and plan.stop.with_offset(tuple([plan.stop.offset[i] if i >= 0 else 0.0 for i in old]))
         plan = SpecPlan(view.step, depth, plan.proposer[:1] * len(old), depth, stop)
-        expected = expected._replace(tokens=expected.tokens * share, seconds=expected.seconds + more_s, once_s=once_s)
-        return replace(latest, plan=plan, ids=view.ids, expected=expected)
+        expected = expected._replace(tokens=expected.tokens * share, seconds=expected.seconds * slower, once_s=once_s)
+        return replace(latest, plan=plan, ids=view.ids, prefill_tokens=view.prefill_tokens, expected=expected)

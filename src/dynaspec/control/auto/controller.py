@@ -108,7 +108,8 @@ class AutoController:
         if all(runs_model(self._limits.proposers[p]) for p in uses):
             often = self.settings.planning_s / (self.settings.planning_share * expected.seconds)
             self.holds = max(0, min(self._explorer.quiet, int(often)))
-        return self.note(view, Planned(plan, view.ids, choice, expected, self._price, trims, view.offers))
+        known = (plan, view.ids, view.prefill_tokens, choice, expected, self._price, trims, view.offers)
+        return self.note(view, Planned(*known))
 
     def note(self, view: StepView, planned: Planned) -> SpecPlan:
         """This is what the step will do."""

@@ -28,6 +28,7 @@ class Planned:
 
     plan: SpecPlan
     ids: tuple[str, ...]
+    prefill_tokens: int
     choice: Choice
     expected: Prediction
     price: float

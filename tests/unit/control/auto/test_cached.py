@@ -103,3 +103,17 @@ def test_a_lookup_that_found_more_than_was_passed_over_makes_a_new_plan() -> Non
     assert inner.plans == plans
     controller.plan(replace(view, step=step + 2, offers=(None, ((9, 8), (0, 0)))))
     assert inner.plans == plans + 1
+
+
+def test_a_repeated_plan_expects_what_its_own_step_computes() -> None:
+    """A plan that was made beside a prompt is not slow without it: plain decoding would look fast ever after."""
+    controller, inner, view = drafting()
+    controller.plan(view)
+    assert inner.latest is not None
+    before = inner.latest.expected.seconds
+    controller.plan(replace(view, step=view.step + 1, prefill_tokens=200))
+    beside = inner.latest.expected.seconds
+    controller.plan(replace(view, step=view.step + 2))
+    after = inner.latest.expected.seconds
+    assert beside > 2 * before
+    assert abs(after / before - 1.0) < 0.01
