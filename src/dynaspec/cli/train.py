@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from dynaspec.cli.train_eagle3 import eagle3
 from dynaspec.contract.errors import ConfigError, DynaspecError
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ app = typer.Typer(help="Train models for speculative decoding.", no_args_is_help
 @app.callback()
 def train() -> None:
     """Train models for speculative decoding."""
+
+
+app.command()(eagle3)
 
 
 @app.command()
@@ -151,8 +155,8 @@ def lm(
             seed=seed,
             target_budget=_budget(target_steps, target_minutes, target_until, default_minutes=105),
             draft_budget=_budget(draft_steps, draft_minutes, draft_until, default_minutes=18),
-            target_rates=_rates("target_lr", target_lr),
-            draft_rates=_rates("draft_lr", draft_lr),
+            target_rates=parse_rates("target_lr", target_lr),
+            draft_rates=parse_rates("draft_lr", draft_lr),
             decay_share=decay_share,
             distill=DistillSettings(
                 kl_weight=kl_weight,
@@ -210,7 +214,12 @@ def _shape(option: str, text: str, vocab: int, positions: int = 2048) -> Shape:
     return Shape(hidden, layers, heads, kv_heads, intermediate, vocab=vocab, positions=positions)
 
 
-def _rates(option: str, text: str) -> Rates:
+def parse_rates(option: str, text: str) -> Rates:
+    """``matrix,other``, the peak rates of both optimizers.
+
+    Raises:
+        ConfigError: these are no two positive numbers.
+    """
     from dynaspec.train.optimizer import Rates
 
     matrix, other = _numbers(option, text, float, 2)

@@ -3,7 +3,7 @@
 Muon: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024). The update
 is the momentum matrix with all its singular values moved near one. ``torch.optim.Muon`` does the
 same in bfloat16; stepping on the Gram matrix, as this one does for long matrices, needs float32:
-in bfloat16 the loss soon rises again.
+in bfloat16 the loss soon rises again. Asked for bfloat16, it therefore steps on the matrix itself.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from torch.optim import AdamW, Optimizer
 QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
+def orthogonalise(matrix: Tensor, steps: int = 5, dtype: torch.dtype = torch.float32) -> Tensor:
     """Move the singular values of ``matrix`` [rows, columns] near one, keeping its singular vectors.
+
+    Products are taken in ``dtype``.
 
     A quintic step is X ← Z X with G = X Xᵀ and Z = aI + bG + cG². Since Z is a polynomial in G, the
     next G is Z G Z: where X is much longer than G it pays to step on G alone and to multiply X by
@@ -30,8 +32,9 @@ def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
     x = matrix.float()
     if tall := x.shape[0] > x.shape[1]:
         x = x.T
-    x = x / x.norm().clamp_min(1e-7)  # Frobenius: no singular value exceeds one now
-    x = _by_gram(x, steps) if x.shape[1] > 2 * x.shape[0] else _directly(x, steps)
+    x = (x / x.norm().clamp_min(1e-7)).to(dtype)  # Frobenius: no singular value exceeds one now
+    by_gram = x.shape[1] > 2 * x.shape[0] and dtype == torch.float32
+    x = _by_gram(x, steps) if by_gram else _directly(x, steps)
     return (x.T if tall else x).to(matrix.dtype)
 
 
@@ -66,7 +69,10 @@ class Muon(Optimizer):
         lr: float,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
+        products: torch.dtype = torch.float32,
     ) -> None:
+        """``products`` is the dtype in which updates are orthogonalised."""
+        self._products = products
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @overload
@@ -94,7 +100,7 @@ class Muon(Optimizer):
             state["momentum"] = torch.zeros_like(parameter)
         average = state["momentum"]
         average.lerp_(gradient, 1 - group["momentum"])
-        update = orthogonalise(gradient.lerp(average, group["momentum"]))
+        update = orthogonalise(gradient.lerp(average, group["momentum"]), dtype=self._products)
         rows, columns = parameter.shape
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
@@ -112,13 +118,14 @@ class Rates:
 class Optimizers:
     """Both optimizers as one: a step, a learning-rate factor, a state."""
 
-    def __init__(self, model: nn.Module, rates: Rates) -> None:
+    def __init__(self, model: nn.Module, rates: Rates, products: torch.dtype = torch.float32) -> None:
+        """``products``: see :class:`Muon`."""
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
             inner = parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
             (matrices if inner else others).append(parameter)
-        self._muon = Muon(matrices, rates.matrix_lr, weight_decay=rates.weight_decay)
+        self._muon = Muon(matrices, rates.matrix_lr, weight_decay=rates.weight_decay, products=products)
         self._adamw = AdamW(others, rates.other_lr, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True)
         self._peaks = ((self._muon, rates.matrix_lr), (self._adamw, rates.other_lr))
 

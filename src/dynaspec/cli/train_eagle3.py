@@ -1,0 +1,128 @@
+"""``dynaspec train eagle3``: a head that drafts for a model from its own hidden states."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dynaspec.contract.errors import DynaspecError
+
+SELF_WRITTEN = 20_000
+
+
+def eagle3(
+    model: Annotated[str, typer.Option(help="The model to draft for: checkpoint folder or hub id.")],
+    out: Annotated[Path, typer.Option(help="Folder that receives the head, in the speculators format.")],
+    work: Annotated[
+        Path, typer.Option(help="Folder for conversations, hidden states and checkpoints; keep it to resume.")
+    ] = Path("eagle3-state"),
+    stage: Annotated[
+        str, typer.Option(help="What to do: data, states, train, export, or all of them in order.")
+    ] = "all",
+    conversations: Annotated[
+        list[Path] | None,
+        typer.Option(help="Ready conversations as token ids, JSON lines with prompt and answer; may be repeated."),
+    ] = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Prompts for the model to answer, JSON lines with messages, turns, prompt or question; repeatable."
+        ),
+    ] = None,
+    self_written: Annotated[
+        int,
+        typer.Option(min=0, help="Conversations that the model makes up itself; default: 20000 if nothing is given."),
+    ] = 0,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer, at most.")] = 256,
+    at_once: Annotated[int, typer.Option(min=1, help="Answers written together; a kill may lose so many.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="Answer tokens to train on in all, repetitions included.")] = (
+        100_000_000
+    ),
+    decay_share: Annotated[float, typer.Option(min=0, max=1, help="Last part of them in which rates fall.")] = 0.2,
+    warmup_steps: Annotated[int, typer.Option(min=0, help="Steps in which rates rise.")] = 50,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Answer tokens a step.")] = 8192,
+    micro_tokens: Annotated[int, typer.Option(min=1, help="Answer tokens that are computed at once.")] = 1536,
+    evaluate_tokens: Annotated[int, typer.Option(min=1, help="Measure on held-out answers so often.")] = 400_000,
+    depths: Annotated[int, typer.Option(min=1, help="Drafts in a row that training unrolls.")] = 5,
+    depth_decay: Annotated[float, typer.Option(min=0, help="Weight of each depth, seen from the one before.")] = 0.8,
+    chain_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the positions that go on beyond the first draft.")
+    ] = 0.5,
+    temperature: Annotated[
+        float, typer.Option(help="Of the target's distribution in the labels; below 1, for greedy requests.")
+    ] = 1.0,
+    lr: Annotated[
+        str, typer.Option(help="Peak rates: Muon for the matrices, AdamW for head and norms.")
+    ] = "0.02,0.001",
+    draft_vocab: Annotated[int, typer.Option(min=1, help="Tokens that can be drafted: the most frequent ones.")] = 8192,
+    norm_before_residual: Annotated[
+        bool, typer.Option(help="Whether the residual stream starts from the normalised hidden state.")
+    ] = True,
+    held_out: Annotated[
+        int, typer.Option(min=1, help="Conversations to measure on, greedy ones where there are.")
+    ] = 48,
+    longest: Annotated[int, typer.Option(min=2, help="Conversations with more tokens are passed over.")] = 2048,
+    states_gb: Annotated[float, typer.Option(min=0, help="Disk space for hidden states, at most.")] = 50.0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes on a CPU; default: one a core.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="Name of the model in the head's config; default: --model.")] = (
+        None
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Of the weights and of the order of the data.")] = 1234,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    resume: Annotated[bool, typer.Option(help="Continue from the work folder's checkpoint.")] = True,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="Continue from the checkpoint before the rates began to fall.")
+    ] = False,
+    note: Annotated[str, typer.Option(help="A sentence for the model card.")] = "",
+) -> None:
+    """Train an EAGLE-3 head for a model, on answers that the model writes."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from transformers.utils.logging import disable_progress_bar
+
+    from dynaspec.cli.train import parse_rates
+    from dynaspec.train.console import progress
+    from dynaspec.train.eagle3.loss import LossSettings
+    from dynaspec.train.eagle3.pipeline import Pipeline
+    from dynaspec.train.eagle3.settings import DataSettings, Eagle3Settings, parse_stage
+    from dynaspec.train.eagle3.trainer import TrainSettings
+    from dynaspec.train.schedule import Schedule
+
+    disable_progress_bar()
+    if not (conversations or prompts or self_written):
+        self_written = SELF_WRITTEN
+    try:
+        settings = Eagle3Settings(
+            model=model,
+            out=out,
+            work=work,
+            verifier=verifier or model,
+            data=DataSettings(tuple(conversations or ()), tuple(prompts or ()), self_written, new_tokens, at_once),
+            train=TrainSettings(
+                tokens=tokens,
+                schedule=Schedule(warmup_steps, decay_share),
+                batch_tokens=batch_tokens,
+                micro_tokens=micro_tokens,
+                evaluate_tokens=evaluate_tokens,
+                seed=seed,
+            ),
+            loss=LossSettings(depths, depth_decay, chain_share, temperature),
+            rates=parse_rates("lr", lr),
+            draft_vocab=draft_vocab,
+            norm_before_residual=norm_before_residual,
+            held_out=held_out,
+            longest=longest,
+            states_gb=states_gb,
+            workers=workers or cores,
+            device=device,
+            resume=resume,
+            extend=extend,
+            note=note,
+        )
+        Pipeline(settings, progress, typer.echo).run(parse_stage(stage))
+    except DynaspecError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
