@@ -63,6 +63,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma2Config",
         LLAMA_SIZES | {"sliding_window": 9, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0},
     ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        LLAMA_SIZES
+        | {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+            },
+        },
+    ),
     "phi3": ("Phi3Config", {k: v for k, v in LLAMA_SIZES.items() if k != "head_dim"} | {"sliding_window": 9}),
     "phi3_longrope": (
         "Phi3Config",

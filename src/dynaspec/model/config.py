@@ -43,6 +43,8 @@ class DecoderConfig:
     norm_eps: float = 1e-6
     mlp: MlpKind = "gated_silu"
     rope: RopeConfig | None = None
+    local_rope: RopeConfig | None = None
+    """Of layers with a sliding window, where they have another one (Gemma 3); rotates as many dimensions."""
     learned_positions: int = 0
     """Rows of the learned position embedding; 0 = none."""
     qk_norm: bool = False

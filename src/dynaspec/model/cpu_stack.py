@@ -39,19 +39,19 @@ class CpuStack:
             spec: of the attention, which is ``CpuAttention``.
         """
         self._layers = tuple(layers)  # keeps alive what the table points to
-        self._table = np.array([_row(layer) for layer in layers], np.int64)
+        ropes = RopeTable.of(config, torch.device("cpu"))
+        self._table = np.array([_row(layer, ropes) for layer in layers], np.int64)
         self._attention_work = attention_work(spec)
         self._caches = CacheAddresses()
-        rope = RopeTable.build(config.rope, config.max_position, torch.device("cpu")) if config.rope else None
         self._settings = (
             (config.num_heads, config.num_kv_heads, config.head_dim),
             config.gated,
             _ACTIVATIONS[config.mlp],
             config.parallel_residual,
             config.norm_eps,
-            _NO_ANGLES if rope is None else rope.cos.numpy(),
-            _NO_ANGLES if rope is None else rope.sin.numpy(),
-            rope is not None and rope.interleaved,
+            np.concatenate([rope.cos.numpy() for rope in ropes]) if ropes else _NO_ANGLES,
+            np.concatenate([rope.sin.numpy() for rope in ropes]) if ropes else _NO_ANGLES,
+            bool(ropes) and ropes[0].interleaved,
             spec.scale,
             spec.softcap or 0.0,
             team_size(threads),
@@ -88,7 +88,7 @@ class CpuStack:
         )
 
 
-def _row(layer: Layer) -> list[int]:
+def _row(layer: Layer, ropes: Sequence[RopeTable]) -> list[int]:
     """A layer's row of ``kernels.run``'s table."""
     matrices = (layer.qkv, layer.out, layer.up, layer.down)
     norms = (
@@ -100,7 +100,8 @@ def _row(layer: Layer) -> list[int]:
         layer.key_norm,
     )
     row = [number for matrix in matrices for number in _matrix(matrix)]
-    return [*row, *(number for norm in norms for number in _norm(norm)), layer.window or 0]
+    row += [number for norm in norms for number in _norm(norm)]
+    return [*row, layer.window or 0, len(ropes[0].cos) if layer.window and len(ropes) > 1 else 0]
 
 
 def _matrix(linear: Linear) -> tuple[int, int, int, int]:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from .config import MlpKind, RopeConfig
+from .config import DecoderConfig, MlpKind, RopeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,13 @@ class RopeTable:
         angles = torch.arange(positions).float()[:, None] * torch.tensor(rope.inv_freq)[None, :]
         cos, sin = (table * rope.amplitude for table in (angles.cos(), angles.sin()))
         return RopeTable(cos.to(device), sin.to(device), rope.interleaved)
+
+    @staticmethod
+    def of(config: DecoderConfig, device: torch.device) -> list[RopeTable]:
+        """That of a decoder's layers, and a second one where those with a sliding window have their own; none at all
+        without rotation."""
+        ropes = (config.rope, config.local_rope)
+        return [RopeTable.build(rope, config.max_position, device) for rope in ropes if rope is not None]
 
 
 class RowOps(Protocol):

@@ -48,7 +48,7 @@ class OpsStack:
         self._layers = layers
         self._attention = attention
         self._ops = ops
-        self._rope = RopeTable.build(config.rope, config.max_position, device) if config.rope else None
+        self._ropes = RopeTable.of(config, device)
         self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
 
     def run(
@@ -79,8 +79,9 @@ class OpsStack:
         if layer.query_norm is not None and layer.key_norm is not None:
             self._ops.head_norm(q, layer.query_norm)
             self._ops.head_norm(k, layer.key_norm)
-        if self._rope is not None:
-            self._ops.rotate(qkv[:, : heads + kv_heads], meta.positions, self._rope)
+        if self._ropes:
+            rope = self._ropes[-1 if layer.window else 0]
+            self._ops.rotate(qkv[:, : heads + kv_heads], meta.positions, rope)
         return layer.out(self._attention.attend(q, k, v, kv, meta, layer.window))
 
     def _mlp(self, layer: Layer, h: torch.Tensor) -> torch.Tensor:

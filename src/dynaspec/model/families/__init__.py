@@ -8,7 +8,7 @@ from dynaspec.model.config import DecoderConfig
 from dynaspec.model.layer import Weights
 from dynaspec.model.reader import Reader
 
-from . import codegen, gemma2, gpt2, gpt_neox, gptj, llama, opt, phi3, qwen2, qwen3
+from . import codegen, gemma2, gemma3, gpt2, gpt_neox, gptj, llama, opt, phi3, qwen2, qwen3
 
 
 class Family(Protocol):
@@ -26,7 +26,7 @@ class Family(Protocol):
     def weights(self, reader: Reader, config: DecoderConfig) -> Weights: ...
 
 
-_MODULES: tuple[Family, ...] = (llama, qwen2, qwen3, gemma2, phi3, opt, gpt_neox, gpt2, gptj, codegen)
+_MODULES: tuple[Family, ...] = (llama, qwen2, qwen3, gemma2, gemma3, phi3, opt, gpt_neox, gpt2, gptj, codegen)
 
 FAMILIES: dict[str, Family] = {name: module for module in _MODULES for name in module.ARCHITECTURES}
 """By architecture name."""

@@ -84,19 +84,31 @@ def windows_everywhere(hf: Any) -> tuple[int | None, ...]:
     return () if window is None else (window,) * hf.num_hidden_layers
 
 
-def rope_parameters(hf: Any) -> dict[str, Any]:
-    """Rotary settings: ``rope_parameters`` of Transformers 5, or the older ``rope_theta`` and ``rope_scaling``."""
+def rope_parameters(hf: Any, layer_type: str | None = None) -> dict[str, Any]:
+    """Rotary settings: ``rope_parameters`` of Transformers 5, or the older ``rope_theta`` and ``rope_scaling``.
+
+    Args:
+        layer_type: one of ``layer_types``, where each has settings of its own.
+    """
     found: dict[str, Any] = {"rope_theta": getattr(hf, "rope_theta", None) or 10000.0}
-    found |= dict(getattr(hf, "rope_scaling", None) or {})
-    found |= dict(getattr(hf, "rope_parameters", None) or {})
+    for name in ("rope_scaling", "rope_parameters"):
+        given = dict(getattr(hf, name, None) or {})
+        found |= given.get(layer_type) or given
     found["rope_type"] = found.get("rope_type") or found.get("type") or "default"
     require(not any(isinstance(value, Mapping) for value in found.values()), "rotary settings by layer type")
     return found
 
 
-def rope(hf: Any, head_dim: int, max_position: int, partial: float | None = None) -> RopeConfig:
-    """Rotary embedding with the scaling that the config asks for; ``partial``: share of a head that is rotated."""
-    p = rope_parameters(hf)
+def rope(
+    hf: Any, head_dim: int, max_position: int, partial: float | None = None, layer_type: str | None = None
+) -> RopeConfig:
+    """Rotary embedding with the scaling that the config asks for.
+
+    Args:
+        partial: share of a head that is rotated.
+        layer_type: see ``rope_parameters``.
+    """
+    p = rope_parameters(hf, layer_type)
     share = p.get("partial_rotary_factor") or partial or getattr(hf, "partial_rotary_factor", None) or 1.0
     dim = int(head_dim * share)
     plain = [p["rope_theta"] ** (-2 * i / dim) for i in range(dim // 2)]

@@ -24,8 +24,8 @@ def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
     )
 
 
-def shape(hf: Any, max_model_len: int | None) -> dict[str, Any]:
-    """The fields that mean the same in all of Llama's descendants."""
+def shape(hf: Any, max_model_len: int | None, layer_type: str | None = None) -> dict[str, Any]:
+    """The fields that mean the same in all of Llama's descendants; ``layer_type``: whose rotation, see ``rope``."""
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     max_position = length(hf.max_position_embeddings, max_model_len)
     return {
@@ -40,7 +40,7 @@ def shape(hf: Any, max_model_len: int | None) -> dict[str, Any]:
         "max_position": max_position,
         "norm_eps": hf.rms_norm_eps,
         "mlp": activation(getattr(hf, "hidden_activation", None) or hf.hidden_act, gated=True),
-        "rope": rope(hf, head_dim, max_position),
+        "rope": rope(hf, head_dim, max_position, layer_type=layer_type),
         "tied_embeddings": bool(hf.tie_word_embeddings),
         **special_tokens(hf),
     }
@@ -67,14 +67,18 @@ def layer(reader: Reader, config: DecoderConfig, index: int) -> Layer:
     )
 
 
-def projections(reader: Reader, config: DecoderConfig, prefix: str) -> dict[str, Any]:
-    """The linear layers of one decoder layer, and the norms of query and key heads."""
+def projections(reader: Reader, config: DecoderConfig, prefix: str, width: int | None = None) -> dict[str, Any]:
+    """The linear layers of one decoder layer, and the norms of query and key heads.
+
+    Args:
+        width: of what queries, keys and values are computed from; None = the model's.
+    """
     hidden, inner = config.hidden_size, config.intermediate_size
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     qkv = [f"{attention}.{name}_proj" for name in "qkv"]
     gate_up = [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
     return {
-        "qkv": reader.linear(qkv, config.qkv_sizes, hidden, config.qkv_bias),
+        "qkv": reader.linear(qkv, config.qkv_sizes, width or hidden, config.qkv_bias),
         "out": reader.linear([f"{attention}.o_proj"], [hidden], config.qkv_sizes[0], config.out_bias),
         "up": reader.linear(gate_up, [inner, inner], hidden, config.mlp_bias),
         "down": reader.linear([f"{mlp}.down_proj"], [hidden], inner, config.mlp_bias),

@@ -35,6 +35,8 @@ ATTENTION_NORM, MLP_NORM, POST_ATTENTION_NORM, POST_MLP_NORM, QUERY_NORM, KEY_NO
 )
 WINDOW = 4 * MATRIX + 6 * NORM
 """Column of the sliding window; 0 = none."""
+ROTATION = WINDOW + 1
+"""Column of the first row of ``cos`` and ``sin`` that is of the layer's table."""
 
 
 @intrinsic
@@ -144,12 +146,12 @@ def run(
     Args:
         x: [R, hidden] in and out: the sum that all layers add to.
         delta: [R, hidden] in and out: what the layer before wants to add, which is done together with the next norm.
-        table: [layers, WINDOW + 1] addresses and sizes of all weights: the columns above, in this order.
+        table: [layers, ROTATION + 1] addresses and sizes of all weights: the columns above, in this order.
         caches: [layers, 2] addresses of the key and the value cache.
         blocks: KV blocks.
         heads: heads, KV heads, dimensions of a head.
         parallel: attention and MLP both read the layer's input.
-        cos, sin: see ``rope.rotate``; no columns = no rotation.
+        cos, sin: tables as ``rope.rotate`` wants them, one below the other; no columns = no rotation.
         threads: of the team, at most.
         scale, softcap, units … chains: see ``paged_attention.attend``.
     """
@@ -167,7 +169,8 @@ def run(
             head_rms_norm(q, carray(_pointer(layer[QUERY_NORM]), (head_dim,), np.float32), eps)
             head_rms_norm(k, carray(_pointer(layer[KEY_NORM]), (head_dim,), np.float32), eps)
         if cos.shape[1]:
-            rotate(qkv[:, : query_heads + kv_heads], positions, cos, sin, interleaved)
+            start = layer[ROTATION]
+            rotate(qkv[:, : query_heads + kv_heads], positions, cos[start:], sin[start:], interleaved)
         k_cache = carray(_pointer(caches[index, 0]), (blocks, kv_heads, head_dim, LANES), np.float32)
         v_cache = carray(_pointer(caches[index, 1]), (blocks, kv_heads, LANES, padded), np.float32)
         write_kv(k, qkv[:, query_heads + kv_heads :], k_cache, v_cache, slots)
