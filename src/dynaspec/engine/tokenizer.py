@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaspec.contract.errors import CheckpointError, RequestError
+from dynaspec.model.weights import is_gguf
 
 from .byte_level import bytes_of_token, longest_token
 
@@ -24,18 +25,11 @@ class Tokenizer:
     """Transformers' tokenizer, decoded through its Rust backend. Safe to use from several threads."""
 
     def __init__(self, name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> None:
-        from transformers import AutoTokenizer  # takes seconds to import, and not every run needs it
-
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(
-                name_or_path,
-                revision=revision,
-                trust_remote_code=trust_remote_code,
-                model_max_length=_NO_LIMIT,
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            kind = "folder" if Path(name_or_path).is_dir() else "name"
-            raise CheckpointError(f"no tokenizer could be loaded from the {kind} {name_or_path!r}: {error}") from error
+        """
+        Args:
+            name_or_path: a folder, a hub id or a GGUF file.
+        """
+        self._tokenizer = _load(name_or_path, revision, trust_remote_code)
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise CheckpointError(f"the tokenizer of {name_or_path!r} has no tokenizer.json; expected a fast tokenizer")
@@ -128,6 +122,27 @@ class Tokenizer:
             tuple(self.encode(prefix + word.lstrip(), special_tokens=False)) for word in words for prefix in ("", " ")
         }
         return tuple(sorted(tokens for tokens in spelled if tokens))
+
+
+def _load(name_or_path: str, revision: str | None, trust_remote_code: bool) -> Any:
+    """Transformers' tokenizer."""
+    path = Path(name_or_path).expanduser()
+    if is_gguf(name_or_path) and not path.is_dir():
+        from .gguf_tokenizer import gguf_tokenizer
+
+        return gguf_tokenizer(path, model_max_length=_NO_LIMIT)
+    from transformers import AutoTokenizer  # takes seconds to import, and not every run needs it
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            name_or_path,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            model_max_length=_NO_LIMIT,
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        kind = "folder" if path.is_dir() else "name"
+        raise CheckpointError(f"no tokenizer could be loaded from the {kind} {name_or_path!r}: {error}") from error
 
 
 def _check_messages(messages: Sequence[Message]) -> None:

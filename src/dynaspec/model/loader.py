@@ -22,7 +22,7 @@ from .layer import Weights
 from .ops import Ops, TorchOps
 from .reader import Reader
 from .stack import OpsStack
-from .weights import Checkpoint, find_checkpoint, read_json
+from .weights import Checkpoint, TensorSource, find_checkpoint, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +44,13 @@ def load_model(
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
 ) -> Model:
-    """Loads a decoder-only checkpoint in the Hugging Face layout (config.json, *.safetensors).
+    """Loads a decoder-only checkpoint in the Hugging Face layout (config.json, *.safetensors), or a GGUF file.
 
     Args:
-        path_or_id: a directory or a repository of the Hugging Face hub.
+        path_or_id: a directory, a GGUF file or a repository of the Hugging Face hub.
         revision: branch, tag or commit of the repository.
-        dtype: ``auto`` is float32 on CPU and the checkpoint's own elsewhere; or float32, bfloat16, float16.
+        dtype: ``auto`` is float32 on CPU and the checkpoint's own elsewhere; or float32, bfloat16, float16. What a GGUF
+            file has quantised is rounded to bfloat16 for ``auto``, otherwise to the dtype that is named.
         device: ``cpu``, ``cuda`` or ``cuda:<n>``.
         max_model_len: longest context that will be run; None = what the checkpoint was made for.
         trust_remote_code: let the checkpoint's own Python code run, for architectures that Transformers lacks.
@@ -60,6 +61,8 @@ def load_model(
     """
     target = _device(device)
     directory = find_checkpoint(path_or_id, revision)
+    if directory.is_file():
+        return _load_gguf(directory, target, dtype, max_model_len)
     hf = _read_config(directory, trust_remote_code)
     wanted = _dtype(dtype, target, hf)
     name = _architecture(hf, directory)
@@ -78,8 +81,28 @@ def load_model(
     return _load_decoder(Checkpoint(directory), FAMILIES[name], config, target, wanted)
 
 
+def _load_gguf(path: Path, device: torch.device, dtype: str, max_model_len: int | None) -> Decoder:
+    from .gguf.checkpoint import GgufCheckpoint  # here, as their package takes a quarter of a second to import
+    from .gguf.config import config_of
+    from .gguf.file import GgufFile
+
+    file = GgufFile(path)
+    hf = config_of(file)
+    wanted = _dtype(dtype, device, hf)
+    family = FAMILIES[_architecture(hf, path)]
+    try:
+        config = family.config(hf, max_model_len)
+    except UnsupportedVariantError as reason:
+        raise CheckpointError(
+            f"{path} is a {file.architecture} of a kind that is not run from GGUF: {reason}"
+        ) from reason
+    quantised = torch.bfloat16 if dtype == "auto" else wanted
+    checkpoint = GgufCheckpoint(file, config.num_layers, config.head_dim, quantised)
+    return _load_decoder(checkpoint, family, config, device, wanted)
+
+
 def _load_decoder(
-    checkpoint: Checkpoint, family: Family, config: DecoderConfig, device: torch.device, dtype: torch.dtype
+    checkpoint: TensorSource, family: Family, config: DecoderConfig, device: torch.device, dtype: torch.dtype
 ) -> Decoder:
     weights = family.weights(Reader(checkpoint, config, device, dtype), config)
     checkpoint.check_all_taken()

@@ -9,13 +9,15 @@ import torch
 from .config import DecoderConfig
 from .linear import Linear, LinearFactory
 from .ops import Norm
-from .weights import Checkpoint
+from .weights import TensorSource
 
 
 class Reader:
     """Reads tensors by name, checks their shapes, and builds linear layers and norms in the model's dtype."""
 
-    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, checkpoint: TensorSource, config: DecoderConfig, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self._checkpoint = checkpoint
         self._config = config
         self._device = device

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from dynaspec.contract.errors import CheckpointError
 
 _FILES = ("*.safetensors", "*.json", "tokenizer*", "*.txt", "*.model")
+GGUF = ".gguf"
+"""How the names of such files end."""
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _HARMLESS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias",
@@ -19,17 +21,28 @@ _HARMLESS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.
 """Ends of names of constants that older checkpoints carry and nothing needs."""
 
 
+def is_gguf(path_or_id: str) -> bool:
+    """Whether this names a GGUF file, be it there or not."""
+    return path_or_id.lower().endswith(GGUF)
+
+
 def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
-    """A local directory as it is, or a snapshot of a Hugging Face repository.
+    """A local directory or GGUF file as it is, or a snapshot of a Hugging Face repository.
 
     Raises:
-        CheckpointError: there is no such directory and the hub has no such repository or cannot be reached.
+        CheckpointError: there is no such file or directory, and the hub has no such repository or cannot be reached.
     """
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path
     if path.exists():
-        raise CheckpointError(f"{path_or_id} is a file; expected a directory with config.json and *.safetensors")
+        if is_gguf(path_or_id):
+            return path
+        raise CheckpointError(
+            f"{path_or_id} is a file; expected a directory with config.json and *.safetensors, or a *{GGUF} file"
+        )
+    if is_gguf(path_or_id):
+        raise CheckpointError(f"there is no file {path_or_id}; expected a local *{GGUF} file")
     if path.is_absolute() or path_or_id.startswith((".", "~")) or path_or_id.count("/") > 1:
         raise CheckpointError(f"there is no directory {path_or_id}; expected a checkpoint's directory or a hub id")
     return _download(path_or_id, revision)
@@ -68,8 +81,30 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+class TensorSource(Protocol):
+    """The tensors of a checkpoint under Hugging Face's names; keeps account of what was taken."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """A tensor, in the dtype it is kept in.
+
+        Raises:
+            CheckpointError: it is not there or has another shape.
+        """
+        ...
+
+    def ignore(self, names: Iterable[str]) -> None:
+        """These tensors may be there without being needed."""
+        ...
+
+    def check_all_taken(self) -> None:
+        """Raises CheckpointError if a tensor is left that nobody asked for: it is not the model it says it is."""
+        ...
+
+
 class Checkpoint:
-    """The tensors of a directory of safetensors files; keeps account of what was taken.
+    """See ``TensorSource``: those of a directory of safetensors files.
 
     Raises:
         CheckpointError: no safetensors files, a file that the index names is missing, or a file is corrupt.
@@ -85,11 +120,7 @@ class Checkpoint:
         return name in self._home
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
-        """A tensor, in the file's dtype.
-
-        Raises:
-            CheckpointError: it is not there or has another shape.
-        """
+        """See ``TensorSource``."""
         if name not in self._home:
             raise CheckpointError(f"{self.directory} lacks the tensor {name}, of shape {list(shape)}")
         handle = self._home[name]
@@ -100,12 +131,16 @@ class Checkpoint:
         tensor: torch.Tensor = handle.get_tensor(name)
         return tensor
 
+    def read_all(self) -> dict[str, torch.Tensor]:
+        """Every tensor by its name."""
+        return {name: handle.get_tensor(name) for name, handle in self._home.items()}
+
     def ignore(self, names: Iterable[str]) -> None:
-        """These tensors may be there without being needed."""
+        """See ``TensorSource``."""
         self._taken.update(names)
 
     def check_all_taken(self) -> None:
-        """Raises CheckpointError if a tensor is left that nobody asked for: it is not the model it says it is."""
+        """See ``TensorSource``."""
         left = sorted(name for name in self._home if name not in self._taken and not name.endswith(_HARMLESS))
         if left:
             raise CheckpointError(
@@ -124,7 +159,9 @@ def _file_names(directory: Path) -> list[str]:
         return [_SINGLE]
     names = sorted(path.name for path in directory.glob("*.safetensors"))
     if not names:
-        raise CheckpointError(f"{directory} has no *.safetensors files; other weight formats are not read")
+        raise CheckpointError(
+            f"{directory} has no *.safetensors files; of other weight formats only GGUF is read, from a *{GGUF} file"
+        )
     return names
 
 

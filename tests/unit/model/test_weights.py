@@ -43,7 +43,7 @@ def test_index_without_map(tmp_path: Path) -> None:
 
 def test_other_formats_are_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match="other weight formats are not read"):
+    with pytest.raises(CheckpointError, match="of other weight formats only GGUF is read"):
         Checkpoint(tmp_path)
 
 

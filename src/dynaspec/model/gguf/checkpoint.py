@@ -1,0 +1,71 @@
+"""The tensors of a GGUF file, under Hugging Face's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from dynaspec.contract.errors import CheckpointError
+
+from .dequantise import KINDS, numbers
+from .file import GgufFile
+from .names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, sources, undo
+
+
+class GgufCheckpoint:
+    """See ``weights.TensorSource``.
+
+    Raises:
+        CheckpointError: a tensor is quantised in a way that is not read.
+    """
+
+    def __init__(self, file: GgufFile, layers: int, head_dim: int, quantised: torch.dtype) -> None:
+        """
+        Args:
+            quantised: dtype that quantised tensors are rounded to; others stay as they are stored.
+        """
+        self._file = file
+        self._sources = sources(file.architecture, layers)
+        self._head_dim = head_dim
+        self._quantised = quantised
+        self._taken = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}  # the config has read those
+        for tensor in file.tensors.values():
+            if tensor.kind not in KINDS:
+                known = ", ".join(kind.name for kind in KINDS)
+                raise CheckpointError(
+                    f"{file.path} has the tensor {tensor.name} in {tensor.kind.name}, a quantisation that is not read; "
+                    f"expected one of {known}"
+                )
+
+    def __contains__(self, name: str) -> bool:
+        source = self._sources.get(name)
+        return source is not None and source.name in self._file.tensors
+
+    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """See ``TensorSource``."""
+        source = self._sources.get(name)
+        stored = None if source is None else self._file.tensors.get(source.name)
+        if source is None or stored is None:
+            what = name if source is None else source.name
+            raise CheckpointError(f"{self._file.path} lacks the tensor {what}, of shape {list(shape)}")
+        if stored.shape != tuple(shape):
+            raise CheckpointError(
+                f"{stored.name} has shape {list(stored.shape)} in {self._file.path}; its keys need {list(shape)}"
+            )
+        self._taken.add(stored.name)
+        tensor = numbers(self._file.data(stored), stored.kind, stored.shape, self._quantised)
+        return tensor if source.change is None else undo(source.change, tensor, self._head_dim)
+
+    def ignore(self, names: Iterable[str]) -> None:
+        """See ``TensorSource``."""
+        self._taken.update(self._sources[name].name for name in names if name in self._sources)
+
+    def check_all_taken(self) -> None:
+        """See ``TensorSource``."""
+        left = sorted(self._file.tensors.keys() - self._taken)
+        if left:
+            raise CheckpointError(
+                f"{self._file.path} holds {len(left)} tensors that {self._file.architecture} has no place for, such as "
+                f"{left[0]}"
+            )
