@@ -25,7 +25,7 @@ class LLM:
     """Decodes prompts in batches.
 
     Args:
-        model: checkpoint folder or hub id.
+        model: checkpoint folder, GGUF file or hub id.
         speculative_config: mapping, JSON text or ``SpeculativeConfig``; None = plain decoding.
         backend: ``dynaspec``, the engine in this process; ``vllm``, vLLM's, with dynaspec deciding how much is drafted.
         options: fields of ``engine.config.EngineConfig``; under vLLM also those of its ``EngineArgs``.

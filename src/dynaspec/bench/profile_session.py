@@ -215,7 +215,7 @@ def _made_with(settings: Settings) -> dict[str, Any]:
 
 
 def _checkpoint(name: str) -> dict[str, Any]:
-    """A folder's path with sizes and times of its weights; a hub's name as it is."""
-    folder = Path(name)
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    """The path of a folder or file with sizes and times of its weights; a hub's name as it is."""
+    path = Path(name)
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
     return {"name": os.fspath(name), "files": [[f.name, f.stat().st_size, int(f.stat().st_mtime)] for f in files]}

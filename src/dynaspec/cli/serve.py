@@ -58,7 +58,7 @@ class ServeCommand(TyperCommand):
 @with_fields(EngineConfig, "Engine", leave_out=("model", "speculative_config"))
 def serve(
     checkpoint: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Checkpoint folder or hub id of the target model.")
+        str | None, typer.Argument(metavar="MODEL", help="Checkpoint folder, GGUF file or hub id of the target.")
     ] = None,
     *,
     model: Annotated[str | None, typer.Option(help="The same as the argument.")] = None,

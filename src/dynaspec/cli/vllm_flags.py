@@ -68,7 +68,7 @@ FOREIGN: Mapping[str, Foreign] = {
     "hf_overrides": Foreign((), "a checkpoint's configuration is taken as it is"),
     "kv_cache_dtype": Foreign(("auto",), "the KV cache has the model's dtype"),
     "limit_mm_per_prompt": Foreign((), "models of text alone are served"),
-    "load_format": Foreign(("auto", "safetensors"), "weights are read from safetensors"),
+    "load_format": Foreign(("auto", "safetensors", "gguf"), "weights are read as they are: safetensors or GGUF"),
     "lora_modules": Foreign((), _NO_ADAPTERS),
     "max_seq_len_to_capture": Foreign((), "there is nothing to be captured"),
     "middleware": Foreign((), "the application is fixed"),
