@@ -28,6 +28,8 @@ _ENDS_OF_TURN = frozenset(
 """Tokens that end an answer wherever they exist: files name one end of text, and chats often end with another."""
 _CONTROL, _USER_DEFINED = 3, 4
 """Values of ``tokenizer.ggml.token_type``."""
+_LONGEST_CONTEXT = 1 << 24
+"""More than any model has, and few enough for tables by position."""
 _LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 """Layers of the models that scale attention by hidden size over heads, which no key says."""
 
@@ -68,16 +70,11 @@ class _Fields:
         self._hidden = self._count("embedding_length")
         self._heads = self._count("attention.head_count")
         self._head_dim = self._optional("attention.key_length", int) or self._hidden // self._heads
+        self._kv_heads = self._optional("attention.head_count_kv", int) or self._heads
         self._context = self._count("context_length")
 
     def all(self) -> dict[str, Any]:
-        if (experts := self._optional("expert_count", int) or 0) > 0:
-            raise CheckpointError(f"{self._file.path} has {experts} experts a layer; expected a dense model")
-        values = self._optional("attention.value_length", int)
-        if values not in (None, self._head_dim):
-            raise CheckpointError(
-                f"{self._file.path} has values of {values} dimensions and keys of {self._head_dim}; expected the same"
-            )
+        self._check()
         fields = self._shape() | self._tokens()
         if self._architecture.startswith("gemma"):
             return fields | self._gemma()
@@ -91,6 +88,31 @@ class _Fields:
             fields |= {"attention_bias": bias}
         return fields
 
+    def _check(self) -> None:
+        """Raises CheckpointError for what no model of these families can have."""
+        if (experts := self._optional("expert_count", int) or 0) > 0:
+            raise CheckpointError(f"{self._file.path} has {experts} experts a layer; expected a dense model")
+        values = self._optional("attention.value_length", int)
+        if values not in (None, self._head_dim):
+            raise CheckpointError(
+                f"{self._file.path} has values of {values} dimensions and keys of {self._head_dim}; expected the same"
+            )
+        if self._head_dim % 2 or self._heads % self._kv_heads:
+            raise CheckpointError(
+                f"{self._file.path} has {self._heads} heads of {self._head_dim} dimensions and {self._kv_heads} KV "
+                "heads; expected an even number of dimensions and a multiple of the KV heads"
+            )
+        if self._context > _LONGEST_CONTEXT:
+            raise CheckpointError(
+                f"{self._file.path} has {self._context} for {self._key('context_length')}; expected at most "
+                f"{_LONGEST_CONTEXT}"
+            )
+        if self._layers > len(self._file.tensors):
+            raise CheckpointError(
+                f"{self._file.path} has {self._layers} layers by its keys and {len(self._file.tensors)} tensors; "
+                "expected several tensors a layer"
+            )
+
     def _shape(self) -> dict[str, Any]:
         embedding = self._file.tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
@@ -103,7 +125,7 @@ class _Fields:
             "intermediate_size": self._count("feed_forward_length"),
             "num_hidden_layers": self._layers,
             "num_attention_heads": self._heads,
-            "num_key_value_heads": self._optional("attention.head_count_kv", int) or self._heads,
+            "num_key_value_heads": self._kv_heads,
             "head_dim": self._head_dim,
             "max_position_embeddings": self._context,
             "rms_norm_eps": self._file.need(self._key("attention.layer_norm_rms_epsilon"), float),
