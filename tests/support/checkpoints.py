@@ -55,6 +55,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2Config", _NO_HEAD_DIM),
     "qwen3": ("Qwen3Config", _LLAMA),
     "gemma2": ("Gemma2Config", _LLAMA | {"sliding_window": 24, "query_pre_attn_scalar": 16}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        _LLAMA
+        | {
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 16,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
     "phi3": ("Phi3Config", _NO_HEAD_DIM | {"sliding_window": 24}),
     "opt": (
         "OPTConfig",
