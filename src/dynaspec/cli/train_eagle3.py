@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -56,7 +57,13 @@ def eagle3(
     ] = 1.0,
     lr: Annotated[
         str, typer.Option(help="Peak rates: Muon for the matrices, AdamW for head and norms.")
-    ] = "0.02,0.001",
+    ] = "0.02,0.0003",
+    weight_decay: Annotated[
+        float, typer.Option(min=0, help="Of the matrices; strong, as texts are few and soon known by heart.")
+    ] = 0.5,
+    noise: Annotated[
+        float, typer.Option(min=0, help="Noise on the hidden states in training, as a share of their size.")
+    ] = 0.1,
     draft_vocab: Annotated[int, typer.Option(min=1, help="Tokens that can be drafted: the most frequent ones.")] = 8192,
     norm_before_residual: Annotated[
         bool, typer.Option(help="Whether the residual stream starts from the normalised hidden state.")
@@ -109,8 +116,8 @@ def eagle3(
                 evaluate_tokens=evaluate_tokens,
                 seed=seed,
             ),
-            loss=LossSettings(depths, depth_decay, chain_share, temperature),
-            rates=parse_rates("lr", lr),
+            loss=LossSettings(depths, depth_decay, chain_share, temperature, noise),
+            rates=replace(parse_rates("lr", lr), weight_decay=weight_decay),
             draft_vocab=draft_vocab,
             norm_before_residual=norm_before_residual,
             held_out=held_out,

@@ -127,6 +127,7 @@ class Optimizers:
             (matrices if inner else others).append(parameter)
         self._muon = Muon(matrices, rates.matrix_lr, weight_decay=rates.weight_decay, products=products)
         self._adamw = AdamW(others, rates.other_lr, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True)
+        self._weight_decay = rates.weight_decay
         self._peaks = ((self._muon, rates.matrix_lr), (self._adamw, rates.other_lr))
 
     def set_factor(self, factor: float) -> None:
@@ -146,6 +147,8 @@ class Optimizers:
         return {"muon": self._muon.state_dict(), "adamw": self._adamw.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Take over the momenta that :meth:`state_dict` gave; the weight decay stays this run's own."""
         self._muon.load_state_dict(state["muon"])
         self._adamw.load_state_dict(state["adamw"])
+        for group in self._muon.param_groups:
+            group["weight_decay"] = self._weight_decay

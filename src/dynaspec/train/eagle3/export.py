@@ -92,6 +92,7 @@ def export_head(
         (partial / "README.md").write_text(card, "utf-8")
         out.mkdir(parents=True, exist_ok=True)
         for name in ("model.safetensors", "config.json", "training.json", "README.md"):
+            (partial / name).chmod(0o644)  # safetensors lets nobody else read its files
             os.replace(partial / name, out / name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -7,7 +7,7 @@ both products with it are taken there; the backward pass only scales them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,12 +24,15 @@ CHUNK = 256
 @dataclass(frozen=True, slots=True)
 class LossSettings:
     """``depths`` unrolled steps, the j-th weighing ``depth_decay`` ** j; ``chain_share`` of the chains go beyond the
-    first. ``temperature`` is the target's in its labels."""
+    first. ``temperature`` is the target's in its labels. ``noise`` is added to the hidden states in training, as a
+    share of their own size: without it a head soon knows its texts by heart.
+    """
 
     depths: int = 5
     depth_decay: float = 0.8
     chain_share: float = 0.5
     temperature: float = 1.0
+    noise: float = 0.1
 
 
 @torch.no_grad()
@@ -53,6 +56,10 @@ def loss_of(
         The scalar to differentiate, and float64 [depths, 2]: sampled cross-entropy in nats and rows sampled.
     """
     truth = labels(batch, target_head, settings.temperature)
+    if settings.noise:
+        generator = torch.Generator(batch.aux.device).manual_seed(seed)
+        noise = torch.randn(batch.aux.shape, generator=generator, device=batch.aux.device, dtype=batch.aux.dtype)
+        batch = replace(batch, aux=batch.aux + settings.noise * noise)
     outputs = list(unroll(head, batch, settings.depths, settings.chain_share, seed))
     index = torch.cat([depth.chains + j for j, depth in enumerate(outputs)])
     weights = torch.cat([_weights(batch, depth, j, settings, chains) for j, depth in enumerate(outputs)])

@@ -38,7 +38,7 @@ class Eagle3Settings:
     verifier: str
     data: DataSettings = field(default_factory=DataSettings)
     loss: LossSettings = field(default_factory=LossSettings)
-    rates: Rates = field(default_factory=lambda: Rates(matrix_lr=0.02, other_lr=1e-3))
+    rates: Rates = field(default_factory=lambda: Rates(matrix_lr=0.02, other_lr=3e-4, weight_decay=0.5))
     draft_vocab: int = 8192
     norm_before_residual: bool = True
     held_out: int = 48

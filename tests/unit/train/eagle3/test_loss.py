@@ -26,7 +26,7 @@ def test_gradients_are_those_of_the_plain_cross_entropy() -> None:
 
 
 def test_a_step_is_the_weighted_mean_over_depths_and_chains(head: Head) -> None:
-    settings = LossSettings(depths=3, depth_decay=0.5, chain_share=1.0)
+    settings = LossSettings(depths=3, depth_decay=0.5, chain_share=1.0, noise=0.0)
     target_head = torch.randn(20, 16, generator=torch.Generator().manual_seed(1))
     batch = join([example(3, 6, seed=1), example(2, 4, seed=2)])
     truth = labels(batch, target_head, 1.0)
@@ -44,7 +44,7 @@ def test_a_step_is_the_weighted_mean_over_depths_and_chains(head: Head) -> None:
 
 def test_micro_batches_add_up_to_the_step() -> None:
     head = make_head()
-    settings = LossSettings(depths=3, chain_share=1.0)
+    settings = LossSettings(depths=3, chain_share=1.0, noise=0.0)
     target_head = torch.randn(20, 16, generator=torch.Generator().manual_seed(1))
     examples = [example(3, 6, seed=1), example(2, 4, seed=2)]
     chains = sum(e.chains for e in examples)
