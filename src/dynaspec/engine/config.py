@@ -17,7 +17,7 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
 
     model: str = Field(min_length=1, description="Checkpoint folder, GGUF file or hub id of the target model.")
-    tokenizer: str | None = Field(None, description="Folder, GGUF file or hub id of the tokenizer; default: the model's.")
+    tokenizer: str | None = Field(None, description="Folder, GGUF file or hub id of a tokenizer; default: the model's.")
     revision: str | None = Field(None, description="Branch, tag or commit of a hub checkpoint.")
     trust_remote_code: bool = Field(False, description="Allow code that comes with a checkpoint to run.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
