@@ -168,7 +168,7 @@ def copy_bandwidth(repeats: int, device: torch.device) -> float:
 
 
 def eager_pass(subject: Subject, batch: ForwardBatch, kv: list[KV]) -> Callable[[], object]:
-    return lambda: subject.decoder.logits(subject.decoder.forward(batch, kv).hidden)
+    return lambda: subject.decoder.logits(subject.decoder.forward(batch, kv))
 
 
 def graphed_pass(subject: Subject, batch: ForwardBatch, kv: list[KV]) -> Callable[[], object]:
@@ -178,7 +178,7 @@ def graphed_pass(subject: Subject, batch: ForwardBatch, kv: list[KV]) -> Callabl
     meta = attention.prepare(batch)
 
     def run() -> torch.Tensor:
-        return decoder.logits(decoder.run(batch.tokens, meta, kv).hidden)
+        return decoder.logits(decoder.run(batch.tokens, meta, kv))
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

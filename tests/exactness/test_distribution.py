@@ -15,7 +15,7 @@ from scipy.stats import chi2
 from dynaspec import LLM, SamplingParams
 from dynaspec.contract.proposer import DecodeBatch, Drafts
 from dynaspec.contract.step import SpecPlan
-from dynaspec.propose.draft_model import DraftModelProposer
+from dynaspec.propose.autoregressive import AutoregressiveProposer
 from support.checkpoints import VOCAB, Pair
 from support.controllers import VaryingController
 from support.engines import PlainDecoding, open_llm
@@ -156,16 +156,16 @@ def test_a_proposer_that_misstates_its_distribution_is_seen(
     tiny: Pair, law: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check can fail: q is flattened after the tokens were drawn from it."""
-    honest = DraftModelProposer.propose
+    honest = AutoregressiveProposer.propose
 
-    def flattened(self: DraftModelProposer, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
+    def flattened(self: AutoregressiveProposer, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         drafts = honest(self, batch, plan)
         if drafts.q is None:
             return drafts
         q = drafts.q.sqrt()
         return replace(drafts, q=q / q.sum(-1, keepdim=True).clamp_min(1e-9))
 
-    monkeypatch.setattr(DraftModelProposer, "propose", flattened)
+    monkeypatch.setattr(AutoregressiveProposer, "propose", flattened)
     with open_llm(
         tiny.target,
         speculative_config=speculation(tiny, "probabilistic"),

@@ -46,7 +46,7 @@ def logits(model: Model) -> torch.Tensor:
     outputs = []
     for contexts, rows in passes:
         batch = _batch(contexts, rows, tables, rng, model.device)
-        outputs.append(model.logits(model.forward(batch, kv).hidden).cpu())  # type: ignore[arg-type]
+        outputs.append(model.logits(model.forward(batch, kv)).cpu())  # type: ignore[arg-type]
     return torch.cat(outputs)
 
 

@@ -9,6 +9,9 @@ import torch
 
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.taps import Taps
+
+from .checkpoints import TEXTS
 
 
 class PagedTexts:
@@ -45,7 +48,7 @@ class PagedTexts:
 
     def append(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, torch.Tensor]:
         """One pass; logits [tokens, vocabulary] for each text of ``chunks``."""
-        logits = self.model.logits(self.model.forward(self.batch(chunks), self.kv).hidden)
+        logits = self.model.logits(self.model.forward(self.batch(chunks), self.kv))
         for text, tokens in chunks.items():
             self.lengths[text] += len(tokens)
         return dict(zip(chunks, logits.split([len(tokens) for tokens in chunks.values()]), strict=True))
@@ -66,3 +69,15 @@ def in_passes(
         for t, logits in paged.append(chunks).items():
             found[t].append(logits)
     return [torch.cat(parts) for parts in found]
+
+
+def all_states(paged: PagedTexts) -> torch.Tensor:
+    """[layers + 2, tokens, hidden] of a pass over the first text of ``TEXTS``, as ``model.taps`` numbers them."""
+    config = paged.model.config
+    text = TEXTS[0]
+    states, width = range(config.num_layers + 2), config.hidden_size
+    taps = Taps.allocate(states, paged.tables.size, config.num_layers, width, paged.model.dtype, torch.device("cpu"))
+    batch = paged.batch({0: text})
+    paged.model.forward(batch, paged.kv, taps)
+    kept = taps.arena[torch.from_numpy(batch.slots)].view(len(text), len(states), width)
+    return kept.transpose(0, 1)

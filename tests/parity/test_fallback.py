@@ -14,7 +14,7 @@ from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.loader import load_model
 
 from .checkpoints import LLAMA_SIZES, TEXTS, save_random, their_logits
-from .paging import PagedTexts, in_passes
+from .paging import PagedTexts, all_states, in_passes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Transformers' own
 
@@ -48,15 +48,16 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path, caplog: pyt
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_taps_are_the_outputs_of_layers(tmp_path: Path) -> None:
+def test_taps_are_the_hidden_states(tmp_path: Path) -> None:
     theirs = save_random("StableLmConfig", DRIVABLE["StableLmConfig"], tmp_path)
     ours = load_model(str(tmp_path))
     paged = PagedTexts(ours, 1, 64)
-    taps = ours.forward(paged.batch({0: TEXTS[0]}), paged.kv, taps=(0,)).taps
+    states = all_states(paged)
     with torch.no_grad():
-        expected = theirs(torch.tensor([TEXTS[0]]), output_hidden_states=True).hidden_states[1][0]
-    assert set(taps) == {0}
-    torch.testing.assert_close(taps[0], expected, rtol=1e-4, atol=1e-4)
+        expected = theirs(torch.tensor([TEXTS[0]]), output_hidden_states=True).hidden_states
+    for state in range(ours.config.num_layers):
+        torch.testing.assert_close(states[state], expected[state][0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(states[-1], expected[-1][0], rtol=1e-4, atol=1e-4)  # after the final norm
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 
 from dynaspec.model.attention.base import KV
 from dynaspec.model.attention.reference import ReferenceAttention
-from dynaspec.model.base import ForwardOutput, Model
+from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.model.decoder import Decoder
 from dynaspec.model.kernels.decode import logits
@@ -21,7 +21,7 @@ from dynaspec.model.ops import TorchOps
 from dynaspec.model.stack import OpsStack
 
 from .checkpoints import GPT_SIZES, LLAMA_SIZES, TEXTS, VOCAB, save_random, their_logits
-from .paging import PagedTexts, in_passes
+from .paging import PagedTexts, all_states, in_passes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Transformers' own
 
@@ -139,9 +139,8 @@ def test_single_operations_compute_the_same(models: tuple[Model, Any]) -> None:
     for found, expected in zip(in_passes(single, TEXTS, RAGGED), their_logits(theirs), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     paged = [PagedTexts(model, 1, len(TEXTS[0])) for model in (ours, single)]
-    taps = [texts.model.forward(texts.batch({0: TEXTS[0]}), texts.kv, taps=(0, 1)).taps for texts in paged]
-    for index in (0, 1):
-        torch.testing.assert_close(taps[1][index], taps[0][index], rtol=1e-4, atol=1e-4)
+    taps = [all_states(texts) for texts in paged]
+    torch.testing.assert_close(taps[1], taps[0], rtol=1e-4, atol=1e-4)
 
 
 def in_single_operations(model: Decoder) -> Decoder:
@@ -159,7 +158,7 @@ class OneByOne:
         self.config, self.dtype, self.kv_shapes, self.logits = model.config, model.dtype, model.kv_shapes, model.logits
         self._model = model
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[KV]) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, kv: Sequence[KV]) -> torch.Tensor:
         return self._model.run(batch.tokens, self._model.attention.prepare(batch), kv)
 
 
@@ -184,15 +183,19 @@ def test_rows_are_bitwise_independent_of_batch_and_chunks(models: tuple[Model, A
             assert torch.equal(alone, expected), f"chunks of {chunk}"
 
 
-def test_taps_are_the_outputs_of_layers(models: tuple[Model, Any]) -> None:
+def test_taps_are_the_hidden_states_and_change_no_bits(models: tuple[Model, Any]) -> None:
     ours, theirs = models
-    paged = PagedTexts(ours, 1, len(TEXTS[0]))
-    taps = ours.forward(paged.batch({0: TEXTS[0]}), paged.kv, taps=(0, 1)).taps
+    paged, plain = PagedTexts(ours, 1, len(TEXTS[0])), PagedTexts(ours, 1, len(TEXTS[0]))
+    states = all_states(paged)
     with torch.no_grad():
-        expected = theirs(torch.tensor([TEXTS[0]]), output_hidden_states=True).hidden_states[1][0]
-    torch.testing.assert_close(taps[0], expected, rtol=1e-4, atol=1e-4)
-    assert set(taps) == {0, 1}
-    assert not torch.equal(taps[0], taps[1])
+        expected = theirs(torch.tensor([TEXTS[0]]), output_hidden_states=True).hidden_states
+    for state in range(ours.config.num_layers):
+        torch.testing.assert_close(states[state], expected[state][0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(states[-1], expected[-1][0], rtol=1e-4, atol=1e-4)  # after the final norm
+    assert torch.equal(states[-1], plain.model.forward(plain.batch({0: TEXTS[0]}), plain.kv))
+    for with_taps, without in zip(paged.kv, plain.kv, strict=True):
+        for one, other in zip(with_taps, without, strict=True):
+            assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def test_three_hundred_rows_of_mixed_texts_have_the_bits_of_single_ones(tmp_path: Path) -> None:

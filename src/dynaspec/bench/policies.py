@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.methods import METHODS, WITH_MODEL
+from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.resolve import DEFAULT_LOOKUP_BESIDE
 
 PLAIN = "plain"
-_METHODS = ("draft_model", "ngram", "both")
+_HEADS = (*METHODS, "both")
 _LOOKUP: Mapping[str, Any] = dict(zip(("prompt_lookup_min", "prompt_lookup_max"), DEFAULT_LOOKUP_BESIDE, strict=True))
 """N-grams of a lookup that drafts beside a model, as by default."""
 FORMS = (
     "plain, auto[:K], constant:K, heuristic[:K], heuristic_transient[:K], confidence[:T[:K]], goodput:FILE[:K], "
-    "schedule:LO-HI=K;… or elastic[:A/B/C[:GATE]], after ngram: (lookup), draft_model: (no lookup beside the model) or "
-    "both: (lookup beside it, as auto has by itself) if need be, and before +stop:T (confidence stopping) or +off:B "
-    "(plain above B requests)"
+    "schedule:LO-HI=K;… or elastic[:A/B/C[:GATE]], after ngram: (lookup), draft_model: or eagle3: (no lookup beside "
+    "the model) or both: (lookup beside it, as auto has by itself) if need be, and before +stop:T (confidence stopping)"
+    " or +off:B (plain above B requests)"
 )
 """What a command line may say."""
 
@@ -59,20 +61,23 @@ def parse_policy(name: str, draft_model: str | None) -> PolicySpec:
         return PolicySpec(name, None)
     whole, *suffixes = name.split("+")
     head, _, rest = whole.partition(":")
-    method, form = (head, rest) if head in _METHODS else ("draft_model", whole)
+    method, form = (head, rest) if head in _HEADS else ("both", whole)
     policy, *arguments = form.split(":")
     if policy not in _READERS:
         raise ConfigError(f"the policy {name!r} is not known; expected {FORMS}")
-    if method != "ngram" and draft_model is None:
+    drafts = method not in METHODS or METHODS[method].checkpoint is not None
+    if drafts and draft_model is None:
         raise ConfigError(f"the policy {name!r} needs a draft model; expected --draft-model, or ngram:{form}")
     options: Options = {"method": method, "policy": policy} | _READERS[policy](name, arguments)
     for suffix in suffixes:
         options |= _suffix(name, suffix)
-    if method != "ngram":
+    if drafts:
         options["model"] = draft_model
     if method == "both":
-        options |= {"method": "draft_model", **_LOOKUP}
-    elif head == "draft_model":
+        options["method"] = checkpoint_method(draft_model)
+    if head == "both":
+        options |= _LOOKUP
+    elif head in WITH_MODEL:
         options["prompt_lookup_max"] = 0
     try:
         return PolicySpec(name, SpeculativeConfig.parse(options))

@@ -128,7 +128,7 @@ class _Branches:
             context_lens=start.astype(np.int32),
             block_tables=rows.block_tables,
         )
-        return self._model.forward(batch, self._arena.layers).hidden
+        return self._model.forward(batch, self._arena.layers)
 
 
 class _Drafts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +47,6 @@ class TargetStep(Protocol):
     """[N] draft tokens accepted; 0 for prefill chunks."""
     computed: Ints
     """[N] tokens whose target KV is valid after the pass."""
-    taps: dict[int, Any]
-    """Hidden states [rows, hidden] by target layer, as far as ``Proposer.needs`` asked for them."""
 
 
 @dataclass(slots=True)
@@ -85,7 +83,7 @@ class ProposerNeeds:
     """What a proposer wants from the engine."""
 
     taps: tuple[int, ...] = ()
-    """Target layers whose hidden states it reads in ``advance``."""
+    """Hidden states of the target that it reads, see ``model.taps``."""
     kv: bool = False
     """Keeps its own KV under the target's block tables."""
 

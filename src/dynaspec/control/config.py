@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.methods import METHODS, WITH_MODEL
 
 from .environment import fill_in
 from .keys import canonical
 from .planner import MAX_DRAFT_TOKENS
 from .profile import Profile
-from .resolve import SCHEDULE_KEY, resolve
+from .resolve import SCHEDULE_KEY, either, resolve
 from .synthetic import LENGTH_KEY, RATES_KEY, synthetic_rates
 
 
@@ -26,7 +27,7 @@ class Expected:
     text: str
 
 
-Method = Annotated[Literal["draft_model", "ngram"], Expected("'draft_model' or 'ngram'")]
+Method = Annotated[str, Expected(either(tuple(METHODS)))]
 Policy = Annotated[
     Literal["auto", "constant", "heuristic", "heuristic_transient", "confidence", "schedule", "goodput", "elastic"],
     Expected(
@@ -78,7 +79,7 @@ class SpeculativeConfig(BaseModel):
     method: Method
     """Who drafts."""
     model: Name = None
-    """The draft model's checkpoint: a folder or a Hugging Face name. None for ``ngram``."""
+    """The draft model's or head's checkpoint: a folder or a Hugging Face name. None for ``ngram``."""
     revision: Name = None
     """The checkpoint's branch, tag or commit."""
     max_model_len: Count = None
@@ -176,8 +177,8 @@ class SpeculativeConfig(BaseModel):
 
     @property
     def lookup_beside(self) -> bool:
-        """An n-gram proposer drafts beside the draft model."""
-        return self.method == "draft_model" and self.lookup is not None
+        """An n-gram proposer drafts beside the draft model or head."""
+        return self.method in WITH_MODEL and self.lookup is not None
 
     @property
     def synthetic_rates(self) -> tuple[float, ...] | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.methods import METHODS, WITH_CONFIDENCE
 
 from .resolve import DECIDING_KEYS, SCHEDULE_KEY, infer_method
 
@@ -51,8 +52,9 @@ def fill_in(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, A
 
 def _set_for_models(values: dict[str, Any], key: str, value: object, variables: Sequence[str]) -> None:
     """Both thresholds compare a drafter's confidence, which looked-up drafts do not have."""
-    if value != 0 and infer_method(values) == "ngram":
-        logger.warning("%s: no effect on method 'ngram', which has no confidence", " and ".join(variables))
+    method = infer_method(values)
+    if value != 0 and method in METHODS and method not in WITH_CONFIDENCE:
+        logger.warning("%s: no effect on method %r, which has no confidence", " and ".join(variables), method)
         return
     values[key] = value
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.methods import METHODS, WITH_CONFIDENCE, WITH_MODEL
 
 from . import elastic, schedule
+from .checkpoint import checkpoint_method
 from .planner import MAX_DRAFT_TOKENS
 
 SCHEDULE_KEY = "num_assistant_tokens_schedule"
@@ -26,14 +28,13 @@ DEFAULT_LOOKUP = 5
 DEFAULT_LOOKUP_BESIDE = (4, 16)
 """Shortest and longest n-gram looked up beside a draft model, by ``auto``."""
 
-METHODS = ("draft_model", "ngram")
 POLICIES = (
     *("auto", "constant", "heuristic", "heuristic_transient"),
     *("confidence", "schedule", "goodput", "elastic"),
 )
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 UNAVAILABLE_METHODS = (
-    *("medusa", "mlp_speculator", "eagle", "eagle3", "suffix", "mtp", "dflash", "dspark"),
+    *("medusa", "mlp_speculator", "eagle", "suffix", "mtp", "dflash", "dspark"),
     *("ngram_gpu", "custom_class", "extract_hidden_states"),
 )
 
@@ -46,7 +47,8 @@ DECIDING_KEYS: Mapping[str, tuple[str, ...]] = {
 STOPPING_POLICIES = ("confidence", "schedule", "goodput", "elastic")
 """Beside which a confidence threshold may stand: the policy caps the draft, the threshold ends it earlier."""
 
-_NGRAM_NAMES = ("ngram", "[ngram]")
+_ALIASES = {alias: method.name for method in METHODS.values() for alias in (method.name, *method.aliases)}
+_NGRAM_NAMES = ("ngram", *METHODS["ngram"].aliases)
 _MODEL_ONLY = ("model", "revision", "max_model_len", "dtype", "kv_write_gating_threshold")
 _LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 _HARMLESS = (("dtype", "auto"), ("kv_write_gating_threshold", 0))
@@ -83,11 +85,11 @@ def infer_method(given: Mapping[str, Any]) -> Any:
     """The method named or implied; ``ngram`` may also stand in the place of a model."""
     method, model = given.get("method"), given.get("model")
     if method is not None:
-        return "ngram" if method in _NGRAM_NAMES else method
+        return _ALIASES.get(method, method) if isinstance(method, str) else method
     if model in _NGRAM_NAMES:
         return "ngram"
     if model is not None:
-        return "draft_model"
+        return checkpoint_method(model)
     if any(name in given for name in _LOOKUP):
         return "ngram"
     raise ConfigError(
@@ -115,21 +117,27 @@ def _stops(values: Mapping[str, Any]) -> bool:
 def _check_method(values: Mapping[str, Any]) -> None:
     method, model = values["method"], values.get("model")
     if method in UNAVAILABLE_METHODS:
-        raise ConfigError(f"method is {method!r}, which is not available in this version; expected {_either(METHODS)}")
-    if method == "draft_model" and (model is None or model in _NGRAM_NAMES):
-        raise ConfigError(f"method is 'draft_model' but model is {model!r}; expected a model's checkpoint")
-    if method != "ngram":
+        raise ConfigError(
+            f"method is {method!r}, which is not available in this version; expected {either(tuple(METHODS))}"
+        )
+    if method not in METHODS:
+        raise ConfigError(f"method is {method!r}; expected {either(tuple(METHODS))}")
+    checkpoint = METHODS[method].checkpoint
+    if checkpoint is not None:
+        if model is None or model in _NGRAM_NAMES:
+            raise ConfigError(f"method is {method!r} but model is {model!r}; expected {checkpoint}")
         return
     if values.get("prompt_lookup_max") == 0:
-        raise ConfigError("prompt_lookup_max is 0; expected an integer of at least 1 with method 'ngram'")
+        raise ConfigError(f"prompt_lookup_max is 0; expected an integer of at least 1 with method {method!r}")
     for name in _MODEL_ONLY:
         if name in values and (name, values[name]) not in _HARMLESS:
             raise ConfigError(
-                f"{name} is {values[name]!r} but method is 'ngram'; expected no {name}, or method 'draft_model'"
+                f"{name} is {values[name]!r} but method is {method!r}; expected no {name}, or method "
+                f"{either(WITH_MODEL)}"
             )
     if values.get("draft_sample_method") == "probabilistic":
         raise ConfigError(
-            "draft_sample_method is 'probabilistic' but method is 'ngram'; expected 'greedy', as a looked-up "
+            f"draft_sample_method is 'probabilistic' but method is {method!r}; expected 'greedy', as a looked-up "
             "draft is certain"
         )
 
@@ -144,16 +152,16 @@ def _check_policy(values: Mapping[str, Any]) -> None:
         if key in values and policy not in owners:
             raise ConfigError(
                 f"{key} is {_plain(values[key])!r} but policy is {policy!r}; expected no {key}, or policy "
-                f"{_either(owners)}"
+                f"{either(owners)}"
             )
         if policy == owners[0] and policy != "elastic" and key not in values:
             raise ConfigError(f"policy is {policy!r} but there is no {key}; expected one")
-    if values["method"] == "draft_model" and policy != "auto":
+    if values["method"] in WITH_MODEL and policy != "auto":
         for name in _LOOKUP:
             if values.get(name, 0) != 0:
                 raise ConfigError(
-                    f"{name} is {values[name]!r} but method is 'draft_model' and policy is {policy!r}; expected no "
-                    f"{name}, method 'ngram', or policy 'auto', which looks up beside the model"
+                    f"{name} is {values[name]!r} but method is {values['method']!r} and policy is {policy!r}; "
+                    f"expected no {name}, method 'ngram', or policy 'auto', which looks up beside the model"
                 )
 
 
@@ -162,7 +170,7 @@ def _check_schedule_word(values: Mapping[str, Any]) -> None:
     if word is None:
         return
     if word not in SCHEDULES:
-        raise ConfigError(f"{SCHEDULE_KEY} is {word!r}; expected {_either(SCHEDULES)}")
+        raise ConfigError(f"{SCHEDULE_KEY} is {word!r}; expected {either(SCHEDULES)}")
     # Transformers' default is 'constant' beside a threshold: the maximum stays, the threshold decides.
     if word != policy and (word, policy) != ("constant", "confidence"):
         raise ConfigError(f"{SCHEDULE_KEY} is {word!r} but policy is {policy!r}; expected one of the two")
@@ -174,13 +182,13 @@ def _check_stopping(values: Mapping[str, Any]) -> None:
         why = ", which decides by itself when to stop" if policy == "auto" else ""
         raise ConfigError(
             f"draft_confidence_threshold is {threshold!r} but policy is {policy!r}{why}; expected no threshold, "
-            f"or policy {_either(STOPPING_POLICIES)}"
+            f"or policy {either(STOPPING_POLICIES)}"
         )
-    if values["method"] == "ngram" and (_stops(values) or policy == "confidence"):
+    if values["method"] not in WITH_CONFIDENCE and (_stops(values) or policy == "confidence"):
         given = "policy is 'confidence'" if policy == "confidence" else f"draft_confidence_threshold is {threshold!r}"
         raise ConfigError(
-            f"{given} but method is 'ngram', which has no confidence; expected another policy, "
-            "no threshold, or method 'draft_model'"
+            f"{given} but method is {values['method']!r}, which has no confidence; expected another policy, "
+            f"no threshold, or method {either(WITH_CONFIDENCE)}"
         )
 
 
@@ -205,18 +213,19 @@ def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     if _looks_up_beside(values):
         values["prompt_lookup_min"], values["prompt_lookup_max"] = DEFAULT_LOOKUP_BESIDE
     elif values.get("prompt_lookup_max") != 0 and (
-        any(name in values for name in _LOOKUP) or values["method"] == "ngram"
+        any(name in values for name in _LOOKUP) or not METHODS[values["method"]].checkpoint
     ):
         # A single bound stands for both, as in vLLM.
         values.setdefault("prompt_lookup_max", values.get("prompt_lookup_min", DEFAULT_LOOKUP))
         values.setdefault("prompt_lookup_min", values["prompt_lookup_max"])
-    values.setdefault("draft_sample_method", "greedy" if values["method"] == "ngram" else "probabilistic")
+    drawn = METHODS[values["method"]].traits.has_confidence
+    values.setdefault("draft_sample_method", "probabilistic" if drawn else "greedy")
     return values
 
 
 def _looks_up_beside(values: Mapping[str, Any]) -> bool:
     """Whether an n-gram lookup joins the draft model without being asked for; synthetic rates are one drafter's."""
-    alone = values["method"] == "ngram" or values["policy"] != "auto" or any(name in values for name in _LOOKUP)
+    alone = values["method"] not in WITH_MODEL or values["policy"] != "auto" or any(name in values for name in _LOOKUP)
     return not alone and values.get("rejection_sample_method") != "synthetic"
 
 
@@ -242,6 +251,7 @@ def _plain(value: object) -> object:
     return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
 
 
-def _either(names: tuple[str, ...]) -> str:
+def either(names: tuple[str, ...]) -> str:
+    """The names in quotes, as a choice."""
     *head, last = map(repr, names)
     return f"{', '.join(head)} or {last}" if head else last

@@ -21,14 +21,15 @@ from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.kernels.team import dissolve
 from dynaspec.model.loader import load_model
+from dynaspec.model.taps import Taps
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.calibrate import Runner, measure_costs
-from dynaspec.propose.draft_model import DraftModelProposer
+from dynaspec.propose.drafter import Drafter
 from dynaspec.propose.guard import Guard
-from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.none import NoProposer
 from dynaspec.propose.patience import TargetPace
+from dynaspec.propose.registry import Loaded, Source, Weights, build_proposers, load_drafter
 from dynaspec.propose.router import Router
 from dynaspec.propose.warm_up import load_kernels
 from dynaspec.sampling.state import SamplerState
@@ -76,16 +77,16 @@ def build_engine(
         config.tokenizer or config.model, revision=config.revision, trust_remote_code=config.trust_remote_code
     )
     max_model_len = _max_model_len(config, target)
-    drafter = _load_drafter(config, target, load) if speculation and speculation.method == "draft_model" else None
-    tables, arenas = _kv_cache(config, [m for m in (target, drafter) if m is not None], max_model_len)
+    loaded = None if speculation is None else load_drafter(_source(config, speculation, target, load))
+    tables, arenas, taps = _kv_cache(config, target, loaded, max_model_len)
     sampler = SamplerState(config.max_num_seqs, target.config.vocab_size, device)
-    draft_runner = None if drafter is None else Runner(drafter, arenas[-1])
-    proposers = _build_proposers(speculation, draft_runner, tables, sampler) if proposer is None else [proposer]
+    drafter = None if loaded is None else loaded.drafter(arenas[-1], taps)
+    proposers = _proposers(speculation, drafter, tables, sampler) if proposer is None else [proposer]
     stats = SpecStats()
     limits = _limits(speculation, proposers, config)
     costs = PassCosts()
     if speculation is not None and speculation.policy == "auto":
-        runners = [draft_runner if isinstance(p, DraftModelProposer) else None for p in proposers]
+        runners = [None if drafter is None or not p.needs.kv else drafter.runner for p in proposers]
         costs = measure_costs(Runner(target, arenas[0]), runners, time.perf_counter, config.max_num_batched_tokens)
     if wrap is not None:
         proposers = [wrap(p) for p in proposers]
@@ -109,7 +110,7 @@ def build_engine(
             arenas[0],
             sampler,
             BLOCK_SIZE,
-            tuple(sorted({tap for p in proposers for tap in p.needs.taps})),
+            taps,
             synthetic_rates=None if speculation is None else speculation.synthetic_rates,
         ),
         sampler=sampler,
@@ -154,35 +155,30 @@ def _max_model_len(config: EngineConfig, target: Model) -> int:
     return config.max_model_len or limit
 
 
-def _load_drafter(config: EngineConfig, target: Model, load: Callable[..., Model]) -> Model:
-    """
-    Raises:
-        ConfigError: its vocabulary is not the target's.
-    """
-    speculation = config.speculative_config
-    if speculation is None or speculation.model is None:
-        raise ConfigError("method is 'draft_model' but no model is given; expected its checkpoint")
-    dtype = config.dtype if speculation.dtype == "auto" else speculation.dtype
-    drafter = load(
-        speculation.model,
-        revision=speculation.revision,
-        dtype=dtype,
+def _source(config: EngineConfig, speculation: SpeculativeConfig, target: Model, load: Callable[..., Model]) -> Source:
+    return Source(
+        config=speculation,
+        target=target,
+        target_name=f"the target {config.model!r}",
+        vocab_size=target.config.vocab_size,
+        dtype=config.dtype,
         device=str(target.device),
+        load=load,
         trust_remote_code=config.trust_remote_code,
     )
-    if drafter.config.vocab_size != target.config.vocab_size:
-        raise ConfigError(
-            f"the drafter {speculation.model!r} has a vocabulary of {drafter.config.vocab_size} tokens but the target "
-            f"{config.model!r} has {target.config.vocab_size}; expected a drafter with the target's vocabulary"
-        )
-    return drafter
 
 
-def _kv_cache(config: EngineConfig, models: list[Model], max_model_len: int) -> tuple[BlockTables, list[Arena]]:
-    """One pool and one table; an arena for each model, all within one budget."""
-    memory = config.kv_cache_memory or default_kv_memory(models[0].device)
+def _kv_cache(
+    config: EngineConfig, target: Model, loaded: Loaded | None, max_model_len: int
+) -> tuple[BlockTables, list[Arena], Taps | None]:
+    """One pool and one table; an arena for each model and one for hidden states, all within one budget."""
+    models: list[Weights] = [target] if loaded is None else [target, loaded.weights]
+    wanted, width = () if loaded is None else loaded.taps, target.config.hidden_size
+    memory = config.kv_cache_memory or default_kv_memory(target.device)
     needed = config.max_num_seqs * -(-max_model_len // BLOCK_SIZE)
-    blocks = blocks_within(memory, sum(model.kv_bytes_per_block for model in models), needed)
+    per_block = sum(model.kv_bytes_per_block for model in models)
+    per_block += BLOCK_SIZE * len(wanted) * width * target.dtype.itemsize
+    blocks = blocks_within(memory, per_block, needed)
     tables = BlockTables(
         BlockPool(blocks),
         config.max_num_seqs,
@@ -193,30 +189,19 @@ def _kv_cache(config: EngineConfig, models: list[Model], max_model_len: int) -> 
     arenas = [
         Arena.allocate(model.config.num_layers, model.kv_shapes(blocks), model.dtype, model.device) for model in models
     ]
-    return tables, arenas
+    if not wanted:
+        return tables, arenas, None
+    layers = target.config.num_layers
+    return tables, arenas, Taps.allocate(wanted, blocks, layers, width, target.dtype, target.device)
 
 
-def _build_proposers(
-    speculation: SpeculativeConfig | None, drafter: Runner | None, tables: BlockTables, sampler: SamplerState
+def _proposers(
+    speculation: SpeculativeConfig | None, drafter: Drafter | None, tables: BlockTables, sampler: SamplerState
 ) -> list[Proposer]:
-    """In the order of ``Limits.proposers``: a draft model before the lookup beside it."""
     if speculation is None:
         return [NoProposer()]
-    proposers: list[Proposer] = []
-    if drafter is not None:
-        longest = drafter.model.config.max_position
-        proposers.append(
-            DraftModelProposer(
-                drafter.model,
-                drafter.arena,
-                tables,
-                sampler,
-                max_length=min(longest, speculation.max_model_len or longest),
-                probabilistic=speculation.draft_sample_method == "probabilistic",
-            )
-        )
-    if speculation.lookup is not None:
-        proposers.append(NgramProposer(*speculation.lookup))
+    probabilistic = speculation.draft_sample_method == "probabilistic"
+    proposers = build_proposers(speculation, drafter, tables, sampler, probabilistic=probabilistic)
     load_kernels()
     return proposers
 

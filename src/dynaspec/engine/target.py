@@ -13,6 +13,7 @@ from dynaspec.contract.proposer import Drafts, Ints
 from dynaspec.contract.step import SpecPlan
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
+from dynaspec.model.taps import Taps
 from dynaspec.sampling.dead_end import DeadEnd
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
@@ -37,7 +38,6 @@ class TargetPass:
     lengths: Ints
     accepted: Ints
     computed: Ints
-    taps: dict[int, torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -60,12 +60,12 @@ class TargetVerifier:
         arena: Arena,
         sampler: SamplerState,
         block_size: int,
-        taps: tuple[int, ...],
+        taps: Taps | None = None,
         synthetic_rates: tuple[float, ...] | None = None,
     ) -> None:
         """
         Args:
-            taps: layers whose hidden states proposers want.
+            taps: where the hidden states go that proposers want; None = they want none.
             synthetic_rates: accept drafts at these rates instead of exactly (see ``verify.synthetic``); output is
                 then not the target's. None = exact.
 
@@ -90,11 +90,11 @@ class TargetVerifier:
         lens = np.minimum(np.array(plan.depth, dtype=np.int64), drafts.lens)
         lens = self._sampler.grammars.testable(batch.lanes, drafts.tokens, lens)
         layout = lay_out(batch, drafts, lens, self._block_size)
-        output = self._model.forward(layout.forward_batch(self._model.device), self._arena.layers, self._taps)
-        result = self._sample(batch, drafts, layout, output.hidden)
+        hidden = self._model.forward(layout.forward_batch(self._model.device), self._arena.layers, self._taps)
+        result = self._sample(batch, drafts, layout, hidden)
         return Verified(
             result=result,
-            target=_target_pass(batch, layout, result, output.taps),
+            target=_target_pass(batch, layout, result),
             verify_rows=layout.decode_rows,
             prefill_rows=len(layout.rows.slots) - layout.decode_rows,
             kv_tokens=int(layout.rows.positions.sum()) + len(layout.rows.positions),
@@ -134,7 +134,7 @@ class TargetVerifier:
         return {ids[i]: self._sampler.grammars.dead_end(lanes[i], accepted[i]) for i in stuck.tolist()}
 
 
-def _target_pass(batch: StepBatch, layout: PassLayout, result: StepResult, taps: dict[int, torch.Tensor]) -> TargetPass:
+def _target_pass(batch: StepBatch, layout: PassLayout, result: StepResult) -> TargetPass:
     requests = len(batch.requests)
     accepted = np.zeros(len(layout.lanes), dtype=np.int64)
     accepted[:requests] = result.accepted
@@ -142,4 +142,4 @@ def _target_pass(batch: StepBatch, layout: PassLayout, result: StepResult, taps:
     computed[:requests] = batch.lengths + result.accepted
     lengths = layout.starts.copy()
     lengths[:requests] = batch.lengths
-    return TargetPass(layout.lanes, lengths, accepted, computed, taps)
+    return TargetPass(layout.lanes, lengths, accepted, computed)

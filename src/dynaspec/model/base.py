@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -11,16 +10,8 @@ import torch
 from .batch import ForwardBatch
 from .compiled import CompiledDecoder
 from .config import DecoderConfig
-
-
-@dataclass(slots=True)
-class ForwardOutput:
-    """What one pass computes."""
-
-    hidden: torch.Tensor
-    """[R, hidden] after the final norm, in the model's dtype."""
-    taps: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Layer → [R, hidden]: the residual stream after that layer (0-based)."""
+from .linear import Linear
+from .taps import Taps
 
 
 class Model(Protocol):
@@ -34,6 +25,16 @@ class Model(Protocol):
     compiled: CompiledDecoder | None
     """The same model for compiled code; None where its passes have to be run from Python."""
 
+    @property
+    def embedding(self) -> torch.Tensor:
+        """[vocabulary, hidden] of its tokens, in its dtype, before any scaling."""
+        ...
+
+    @property
+    def head(self) -> Linear:
+        """[R, hidden] after the final norm → [R, vocabulary], before any capping."""
+        ...
+
     def kv_shapes(self, num_blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of the key and of the value cache of one layer; their dtype is the model's."""
         ...
@@ -42,14 +43,17 @@ class Model(Protocol):
         self,
         batch: ForwardBatch,
         kv: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        taps: Sequence[int] = (),
-    ) -> ForwardOutput:
+        taps: Taps | None = None,
+    ) -> torch.Tensor:
         """Runs all rows of the batch and writes their KV.
 
         Args:
             batch: the rows; token ids within the vocabulary, positions below ``config.max_position``.
             kv: key and value cache of every layer.
-            taps: layers whose residual stream is wanted.
+            taps: hidden states to keep at the rows' slots.
+
+        Returns:
+            [R, hidden] after the final norm, in the model's dtype.
         """
         ...
 

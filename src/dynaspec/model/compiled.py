@@ -46,6 +46,16 @@ class CompiledDecoder(NamedTuple):
     """0 = none"""
 
 
+class NoTaps(NamedTuple):
+    """Arguments of a compiled pass of which no hidden states are kept."""
+
+    arena: Floats = np.empty((0, 0), np.float32)
+    columns: Int64 = np.empty(0, np.int64)
+
+
+NO_TAPS = NoTaps()
+
+
 class CacheAddresses:
     """Where the key and the value cache of each layer are; worked out once for caches that are the same ones pass after
     pass."""

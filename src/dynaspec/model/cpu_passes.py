@@ -9,25 +9,27 @@ import torch
 
 from .attention.base import KV
 from .batch import ForwardBatch
-from .compiled import CacheAddresses, CompiledDecoder
+from .compiled import NO_TAPS, CacheAddresses, CompiledDecoder
 from .kernels.decode import decode, repeat
+from .taps import Taps
 
 
 class CompiledPasses:
-    """What a pass from Python does, without trees and without taps. The same bits."""
+    """What a pass from Python does, without trees. The same bits."""
 
     def __init__(self, decoder: CompiledDecoder) -> None:
         self.decoder = decoder
         self._caches = CacheAddresses()
 
-    def run(self, batch: ForwardBatch, kv: Sequence[KV]) -> torch.Tensor:
-        """[R, hidden] after the final norm; writes the rows' KV."""
-        return torch.from_numpy(decode(*self._arguments(batch, kv)))
+    def run(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None = None) -> torch.Tensor:
+        """[R, hidden] after the final norm; writes the rows' KV and the hidden states that ``taps`` wants."""
+        return torch.from_numpy(decode(*self._arguments(batch, kv, taps)))
 
     def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
         """The same pass, with its logits, so many times in one call."""
-        repeat(*self._arguments(batch, kv), passes)
+        repeat(*self._arguments(batch, kv, None), passes)
 
-    def _arguments(self, batch: ForwardBatch, kv: Sequence[KV]) -> tuple[Any, ...]:
+    def _arguments(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None) -> tuple[Any, ...]:
         rows = batch.query_start, batch.context_lens, batch.block_tables, batch.slots, batch.positions
-        return self.decoder, self._caches.of(kv), len(kv[0][0]), batch.tokens.numpy(), *rows
+        kept = NO_TAPS if taps is None else (taps.arena.numpy(), taps.columns)
+        return self.decoder, *kept, self._caches.of(kv), len(kv[0][0]), batch.tokens.numpy(), *rows

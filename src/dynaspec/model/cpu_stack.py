@@ -9,7 +9,7 @@ import torch
 
 from .attention.base import KV, AttentionSpec
 from .attention.cpu import CpuMeta, attention_work
-from .compiled import CacheAddresses, CompiledDecoder
+from .compiled import NO_TAPS, CacheAddresses, CompiledDecoder
 from .config import DecoderConfig, MlpKind
 from .kernels import elementwise
 from .kernels import layers as kernels
@@ -40,7 +40,7 @@ class CpuStack:
         """
         self._layers = tuple(layers)  # keeps alive what the table points to
         ropes = RopeTable.of(config, torch.device("cpu"))
-        self._table = np.array([_row(layer, ropes) for layer in layers], np.int64)
+        self._table = np.array([_row(layer, spec, ropes) for layer in layers], np.int64)
         self._attention_work = attention_work(spec)
         self._caches = CacheAddresses()
         self._settings = (
@@ -65,6 +65,7 @@ class CpuStack:
             layers.start,
             layers.stop,
             self._table,
+            *NO_TAPS,
             self._caches.of(kv),
             kv[0][0].shape[0],
             *self._settings,
@@ -80,7 +81,7 @@ class CpuStack:
             np.float32(config.embedding_scale),
             np.empty((0, config.hidden_size), np.float32) if position is None else position.numpy(),
             self._table,
-            np.array([*_matrix(weights.head), *_norm(weights.final_norm)], np.int64),
+            np.array([*matrix_row(weights.head), *norm_row(weights.final_norm)], np.int64),
             *self._settings,
             self._attention_work,
             weights.final_norm.eps,
@@ -88,7 +89,7 @@ class CpuStack:
         )
 
 
-def _row(layer: Layer, ropes: Sequence[RopeTable]) -> list[int]:
+def _row(layer: Layer, spec: AttentionSpec, ropes: Sequence[RopeTable]) -> list[int]:
     """A layer's row of ``kernels.run``'s table."""
     matrices = (layer.qkv, layer.out, layer.up, layer.down)
     norms = (
@@ -99,18 +100,20 @@ def _row(layer: Layer, ropes: Sequence[RopeTable]) -> list[int]:
         layer.query_norm,
         layer.key_norm,
     )
-    row = [number for matrix in matrices for number in _matrix(matrix)]
-    row += [number for norm in norms for number in _norm(norm)]
-    return [*row, layer.window or 0, len(ropes[0].cos) if layer.window and len(ropes) > 1 else 0]
+    row = [number for matrix in matrices for number in matrix_row(matrix)]
+    row += [number for norm in norms for number in norm_row(norm)]
+    return [*row, layer.window or 0, spec.hidden_keys, len(ropes[0].cos) if layer.window and len(ropes) > 1 else 0]
 
 
-def _matrix(linear: Linear) -> tuple[int, int, int, int]:
+def matrix_row(linear: Linear) -> tuple[int, int, int, int]:
+    """What describes a matrix in a table of ``kernels.layers``."""
     if not isinstance(linear, PackedLinear):
         raise TypeError(f"a layer has a {type(linear).__name__}; expected a PackedLinear")
     return linear.packed.ctypes.data, linear.packed.shape[2], linear.bias.ctypes.data, linear.width
 
 
-def _norm(norm: Norm | None) -> tuple[int, int]:
+def norm_row(norm: Norm | None) -> tuple[int, int]:
+    """What describes a norm there; None = none."""
     if norm is None:
         return 0, 0
     return norm.weight.data_ptr(), 0 if norm.bias is None else norm.bias.data_ptr()

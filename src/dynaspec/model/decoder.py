@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from .attention.base import KV, AttentionBackend, AttentionMeta, Shape
-from .base import ForwardOutput
 from .batch import ForwardBatch
 from .compiled import CompiledDecoder
 from .config import DecoderConfig
 from .layer import Weights
+from .linear import Linear
 from .ops import RowOps
 from .stack import LayerStack
+from .taps import Taps
 
 
 class Passes(Protocol):
@@ -23,7 +24,7 @@ class Passes(Protocol):
 
     decoder: CompiledDecoder
 
-    def run(self, batch: ForwardBatch, kv: Sequence[KV]) -> torch.Tensor: ...
+    def run(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None = None) -> torch.Tensor: ...
 
     def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None: ...
 
@@ -65,10 +66,10 @@ class Decoder:
         """See ``Model``."""
         return self.attention.kv_shape(num_blocks)
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[KV], taps: Sequence[int] = ()) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None = None) -> torch.Tensor:
         """See ``Model``."""
-        if self._passes is not None and not taps and batch.ancestors is None:
-            return ForwardOutput(self._passes.run(batch, kv))
+        if self._passes is not None and batch.ancestors is None:
+            return self._passes.run(batch, kv, taps)
         return self.run(batch.tokens, self.attention.prepare(batch), kv, taps)
 
     def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
@@ -77,20 +78,35 @@ class Decoder:
             self._passes.repeat(batch, kv, passes)
             return
         for _ in range(passes):
-            self.logits(self.forward(batch, kv).hidden)
+            self.logits(self.forward(batch, kv))
 
     def run(
-        self, tokens: torch.Tensor, meta: AttentionMeta, kv: Sequence[KV], taps: Sequence[int] = ()
-    ) -> ForwardOutput:
+        self, tokens: torch.Tensor, meta: AttentionMeta, kv: Sequence[KV], taps: Taps | None = None
+    ) -> torch.Tensor:
         """``forward`` without its host work: reads nothing but tensors, so that a device can record it."""
         x = self._embed(tokens, meta.positions)
-        delta, first, tapped = torch.zeros_like(x), 0, {}
-        for end in sorted({*(index + 1 for index in taps), self.config.num_layers}):
-            delta = self._stack.run(x, delta, range(first, end), kv, meta)
-            if end - 1 in taps:
-                tapped[end - 1] = x + delta
-            first = end
-        return ForwardOutput(self._ops.add_norm(x, delta, self._weights.final_norm), tapped)
+        delta, first, layers = torch.zeros_like(x), 0, self.config.num_layers
+        inner = () if taps is None else sorted(state for state in taps.states if state < layers)
+        for state in (*inner, layers):
+            if state > first:
+                delta = self._stack.run(x, delta, range(first, state), kv, meta)
+            if taps is not None:
+                taps.keep(state, x + delta, meta.slots)
+            first = state
+        hidden = self._ops.add_norm(x, delta, self._weights.final_norm)
+        if taps is not None:
+            taps.keep(layers + 1, hidden, meta.slots)
+        return hidden
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """See ``Model``."""
+        return self._weights.embedding
+
+    @property
+    def head(self) -> Linear:
+        """See ``Model``."""
+        return self._weights.head
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See ``Model``."""

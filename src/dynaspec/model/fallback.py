@@ -11,7 +11,7 @@ import copy
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,12 @@ from dynaspec.contract.errors import CheckpointError, ConfigError
 
 from .attention.base import KV, AttentionBackend, AttentionMeta, AttentionSpec, Shape
 from .attention.select import attention_backend
-from .base import ForwardOutput
 from .batch import BLOCK_SIZE, ForwardBatch
 from .compiled import CompiledDecoder
 from .config import DecoderConfig
 from .families.common import length
 from .linear import Linear, LinearFactory
+from .taps import Taps
 
 _PROBE_TOKENS = 24
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
@@ -44,8 +44,7 @@ class _Pass:
 
     meta: AttentionMeta
     kv: Sequence[KV]
-    wanted: Sequence[int]
-    taps: dict[int, torch.Tensor] = field(default_factory=dict)
+    taps: Taps | None
 
 
 class FallbackModel:
@@ -64,14 +63,16 @@ class FallbackModel:
         self._head = _head_of(inner)
         inner.set_attn_implementation(_register(self))
         for index, layer in enumerate(_layers_of(inner, config.num_layers)):
-            layer.register_forward_hook(_tap(weakref.ref(self), index))
+            layer.register_forward_pre_hook(_tap(weakref.ref(self), index), with_kwargs=True)
+            last = layer
+        last.register_forward_hook(_tap_after(weakref.ref(self), config.num_layers))
 
     def kv_shapes(self, num_blocks: int) -> tuple[Shape, Shape]:
         """See ``Model``."""
         return self._attention.kv_shape(num_blocks)
 
     @torch.no_grad()
-    def forward(self, batch: ForwardBatch, kv: Sequence[KV], taps: Sequence[int] = ()) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None = None) -> torch.Tensor:
         """See ``Model``."""
         running = _Pass(self._attention.prepare(batch), kv, taps)
         self._running = running
@@ -81,13 +82,16 @@ class FallbackModel:
             )
         finally:
             self._running = None
-        return ForwardOutput(out.last_hidden_state[0], running.taps)
+        hidden: torch.Tensor = out.last_hidden_state[0]
+        if taps is not None:
+            taps.keep(self.config.num_layers + 1, hidden, running.meta.slots)
+        return hidden
 
     @torch.no_grad()
     def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
         """See ``Model``."""
         for _ in range(passes):
-            self.logits(self.forward(batch, kv).hidden)
+            self.logits(self.forward(batch, kv))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See ``Model``."""
@@ -106,10 +110,32 @@ class FallbackModel:
         out = self._attention.attend(q, k, v, kv, running.meta, kwargs.get("sliding_window"))
         return out.view(1, *q.shape), None
 
-    def keep_tap(self, index: int, hidden: torch.Tensor) -> None:
-        """Keeps the output of a layer [1, R, hidden], if the pass wants it."""
-        if self._running is not None and index in self._running.wanted:
-            self._running.taps[index] = hidden[0].clone()
+    @property
+    def embedding(self) -> torch.Tensor:
+        """See ``Model``."""
+        table: torch.Tensor = self._inner.get_input_embeddings().weight.detach()
+        return table
+
+    @property
+    def head(self) -> Linear:
+        """See ``Model``."""
+        return _Logits(self)
+
+    def keep_tap(self, state: int, hidden: torch.Tensor) -> None:
+        """Keeps a hidden state [1, R, hidden], if the pass wants it."""
+        running = self._running
+        if running is not None and running.taps is not None:
+            running.taps.keep(state, hidden[0], running.meta.slots)
+
+
+class _Logits:
+    """A model's logits as a linear layer."""
+
+    def __init__(self, model: FallbackModel) -> None:
+        self._model = model
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._model.logits(x)
 
 
 class _PackedModule(nn.Module):
@@ -255,7 +281,7 @@ def _probe_logits(model: FallbackModel, tokens: torch.Tensor) -> torch.Tensor:
             context_lens=np.array([first, first], np.int32),
             block_tables=np.arange(2 * blocks, dtype=np.int32).reshape(2, blocks),
         )
-        hidden = model.forward(batch, kv).hidden
+        hidden = model.forward(batch, kv)
         found.append(model.logits(hidden[: end - first]))
     return torch.cat(found)
 
@@ -313,11 +339,24 @@ def _layer_index(module: nn.Module) -> int:
     return index
 
 
-def _tap(model: weakref.ref[FallbackModel], index: int) -> Callable[[nn.Module, Any, Any], None]:
+def _tap(model: weakref.ref[FallbackModel], state: int) -> Callable[[nn.Module, Any, Any], None]:
+    """Before a layer: what enters it."""
+
+    def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+        owner = model()
+        if owner is not None:
+            owner.keep_tap(state, args[0] if args else kwargs["hidden_states"])
+
+    return hook
+
+
+def _tap_after(model: weakref.ref[FallbackModel], state: int) -> Callable[[nn.Module, Any, Any], None]:
+    """After the last layer: what leaves it."""
+
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         owner = model()
         if owner is not None:
-            owner.keep_tap(index, output[0] if isinstance(output, tuple) else output)
+            owner.keep_tap(state, output[0] if isinstance(output, tuple) else output)
 
     return hook
 

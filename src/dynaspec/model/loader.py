@@ -19,7 +19,7 @@ from .decoder import Decoder
 from .families import FAMILIES, Family
 from .families.common import UnsupportedVariantError, special_tokens, token_ids
 from .layer import Weights
-from .ops import Ops, TorchOps
+from .ops import ops_for
 from .reader import Reader
 from .stack import OpsStack
 from .weights import Checkpoint, TensorSource, find_checkpoint, read_json
@@ -122,17 +122,9 @@ def assemble(config: DecoderConfig, weights: Weights, device: torch.device, dtyp
         cpu_stack = CpuStack(config, weights.layers, spec, torch.get_num_threads())
         passes = CompiledPasses(cpu_stack.compiled(config, weights))
         return Decoder(config, weights, attention, cpu_stack, CpuOps(), device, dtype, passes)
-    ops = _ops(device)
+    ops = ops_for(device)
     stack = OpsStack(config, weights.layers, attention, ops, device)
     return Decoder(config, weights, attention, stack, ops, device, dtype)
-
-
-def _ops(device: torch.device) -> Ops:
-    if device.type != "cuda":
-        return TorchOps()
-    from .cuda_ops import CudaOps
-
-    return CudaOps()
 
 
 def _device(name: str) -> torch.device:

@@ -60,7 +60,10 @@ class OpsStack:
         return delta
 
     def _layer(self, layer: Layer, x: torch.Tensor, delta: torch.Tensor, kv: KV, meta: AttentionMeta) -> torch.Tensor:
-        h = self._ops.add_norm(x, delta, layer.attention_norm)
+        return self.after_norm(layer, x, self._ops.add_norm(x, delta, layer.attention_norm), kv, meta)
+
+    def after_norm(self, layer: Layer, x: torch.Tensor, h: torch.Tensor, kv: KV, meta: AttentionMeta) -> torch.Tensor:
+        """One layer from its attention's normed input ``h`` [R, in] on; ``x`` as in ``LayerStack.run``."""
         attended = self._attend(layer, h, kv, meta)
         if layer.mlp_norm is None:
             return attended + self._mlp(layer, h)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,9 @@ import torch
 
 from dynaspec.contract.costs import Curve, PassCosts
 from dynaspec.kv.arena import Arena
-from dynaspec.model.base import Model
+from dynaspec.model.attention.base import KV
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.config import DecoderConfig
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,11 +41,27 @@ BUDGET_S = 1.0
 """Once all has taken longer, no larger passes are tried, and none again."""
 
 
+class Timed(Protocol):
+    """As much of ``Model`` as it takes to time passes."""
+
+    config: DecoderConfig
+    device: torch.device
+
+    @property
+    def compiled(self) -> object | None: ...
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[KV]) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+    def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Runner:
     """A model and its KV."""
 
-    model: Model
+    model: Timed
     arena: Arena
 
     def run(self, rows: int, context: int = 0, rows_each: int = 1, passes: int = 1) -> None:
@@ -68,7 +86,7 @@ class Runner:
         )
         if passes > 1:
             self.model.repeat(batch, self.arena.layers, passes - 1)
-        self.model.logits(self.model.forward(batch, self.arena.layers).hidden)[0, 0].item()
+        self.model.logits(self.model.forward(batch, self.arena.layers))[0, 0].item()
 
 
 @dataclass(slots=True)

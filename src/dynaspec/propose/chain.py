@@ -46,7 +46,8 @@ def draft_chain(
         choices.texts, tables, block_size, choices.lanes, choices.lengths, read, choices.requests, most
     )
     query_start, _, positions, slots, block_tables = fields
-    every = decode(model, caches, blocks, tokens, query_start, context, block_tables, slots, positions)
+    none, nowhere = np.empty((0, 0), np.float32), np.empty(0, np.int64)
+    every = decode(model, none, nowhere, caches, blocks, tokens, query_start, context, block_tables, slots, positions)
     running, width = np.arange(lanes.size), every.shape[1]
     hidden = np.empty((lanes.size, width), np.float32)
     for i in range(lanes.size):
@@ -66,7 +67,9 @@ def draft_chain(
             tables, block_size, lanes[running], start, np.ones_like(start)
         )
         seen = start.astype(np.int32)
-        hidden = decode(model, caches, blocks, drafted, query_start, seen, block_tables, slots, positions)
+        hidden = decode(
+            model, none, nowhere, caches, blocks, drafted, query_start, seen, block_tables, slots, positions
+        )
         processed[running] = done
         rows[done] = running.size
     return rows, end, processed

@@ -26,12 +26,15 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 _NO_RULE = StopRule(below=(0.0,))
+_EVERYTHING = np.empty(0, np.int64)
 
 
 class Choices(NamedTuple):
     """The drafts of one propose call and the rule that ends them, for compiled code. B requests, A of them drafting."""
 
     texts: npt.NDArray[np.int32]
+    vocabulary: Int64
+    """[V] the target's ids of the tokens that logits are about; empty = all, in their order."""
     lanes: Int64
     lengths: Int64
     """[B] of the texts; see ``match.gather_signal``."""
@@ -61,7 +64,14 @@ class Choices(NamedTuple):
 class FirstChoices:
     """Satisfies ``passes.DraftPasses`` where every token is the one with the drafter's largest logit."""
 
-    def __init__(self, batch: DecodeBatch, requests: Ints, granted: Ints, rule: StopRule | None) -> None:
+    def __init__(
+        self,
+        batch: DecodeBatch,
+        requests: Ints,
+        granted: Ints,
+        rule: StopRule | None,
+        vocabulary: Ints | None = None,
+    ) -> None:
         """See ``passes.draft_passes``."""
         shape = batch.lanes.size, int(granted.max(initial=0))
         rule = rule or _NO_RULE
@@ -71,6 +81,7 @@ class FirstChoices:
         below = np.array(rule.below, np.float64 if survives else np.float32).astype(np.float64)
         self.choices = Choices(
             texts=batch.tokens,
+            vocabulary=_EVERYTHING if vocabulary is None else vocabulary,
             lanes=batch.lanes,
             lengths=batch.lengths,
             requests=requests,
@@ -129,7 +140,8 @@ def take_first(logits: Float32, running: Int64, done: int, choices: Choices) -> 
     leaders(logits, first, probability, lead)
     places = choices.requests[running]
     for n in range(rows):
-        choices.tokens[places[n], position] = first[n]
+        known = choices.vocabulary
+        choices.tokens[places[n], position] = known[first[n]] if known.size else first[n]
         choices.confidence[places[n], position] = probability[n]
     below, total_below = _at_pass(choices.below, done), _at_pass(choices.total_below, done)
     if choices.survives:

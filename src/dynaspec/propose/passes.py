@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -58,6 +59,7 @@ def draft_passes(
     rule: StopRule | None,
     vocab_size: int,
     device: torch.device,
+    vocabulary: Ints | None = None,
     *,
     probabilistic: bool,
 ) -> DraftPasses:
@@ -66,13 +68,15 @@ def draft_passes(
         requests: [A] places in the batch of those that draft.
         granted: [A] their longest drafts, ≥ 1.
         rule: of these requests alone.
+        vocab_size: the target's.
+        vocabulary: [V] the target's ids of the tokens that logits are about; None = all, in their order.
         probabilistic: draw from the drafter's processed distribution; else take its most probable token.
     """
     lanes = batch.lanes
     most_probable = not probabilistic or bool(sampler.greedy[lanes].all())
     first_choice = most_probable and sampler.leaves_alone(lanes)
     if first_choice and device.type == "cpu":
-        return FirstChoices(batch, requests, granted, rule)
+        return FirstChoices(batch, requests, granted, rule, vocabulary)
     columns = DraftColumns(
         sampler,
         batch,
@@ -82,7 +86,31 @@ def draft_passes(
         most_probable=most_probable,
         first_choice=first_choice,
     )
-    return Drawn(columns, stop_mask(rule, granted, device), requests, rule)
+    return Drawn(columns, stop_mask(rule, granted, device), requests, rule, Spread.over(vocabulary, vocab_size, device))
+
+
+_ABSENT = -1e9
+"""Logit of tokens that a drafter does not know. Finite: a grammar may leave only such, of which any may be drafted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Logits of a part of the vocabulary as logits of all of it, which is what processors work on."""
+
+    vocab_size: int
+    places: torch.Tensor
+    """[V] the target's ids, on the logits' device."""
+
+    @classmethod
+    def over(cls, vocabulary: Ints | None, vocab_size: int, device: torch.device) -> Spread | None:
+        """See ``draft_passes``; None where there is nothing to do."""
+        return None if vocabulary is None else cls(vocab_size, torch.from_numpy(vocabulary).to(device))
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        """[r, V] → [r, vocab_size]"""
+        spread = logits.new_full((logits.shape[0], self.vocab_size), _ABSENT)
+        spread[:, self.places] = logits
+        return spread
 
 
 class Drawn:
@@ -90,13 +118,23 @@ class Drawn:
 
     choices = None
 
-    def __init__(self, columns: DraftColumns, mask: StopMask, requests: Ints, rule: StopRule | None) -> None:
+    def __init__(
+        self,
+        columns: DraftColumns,
+        mask: StopMask,
+        requests: Ints,
+        rule: StopRule | None,
+        spread: Spread | None = None,
+    ) -> None:
         self._columns = columns
         self._mask = mask
         self._requests = requests
         self._rule = rule
+        self._spread = spread
 
     def take(self, logits: torch.Tensor, running: Ints, done: int) -> Ints:
+        if self._spread is not None:
+            logits = self._spread(logits)
         signal = self._columns.draw(logits, self._requests[running], done - 1, self._rule)
         self._mask.update(done, running, signal)
         return self._mask.running(done)

@@ -51,7 +51,7 @@ def load_chain() -> Chain:
     """``chain.draft_chain``, loaded. It is imported only where a model drafts on CPU: it compiles what it calls."""
     from dynaspec.model.kernels.decode import FINAL_NORM
     from dynaspec.model.kernels.elementwise import SILU
-    from dynaspec.model.kernels.layers import NORM, WINDOW
+    from dynaspec.model.kernels.layers import HIDDEN_KEYS, NORM
 
     from .chain import draft_chain
 
@@ -59,7 +59,7 @@ def load_chain() -> Chain:
         embedding=np.zeros((1, 1), np.float32),
         embedding_scale=np.float32(1.0),
         position_embedding=np.zeros((0, 1), np.float32),
-        layers=np.zeros((0, WINDOW + 1), np.int64),
+        layers=np.zeros((0, HIDDEN_KEYS + 1), np.int64),
         ends=np.zeros(FINAL_NORM + NORM, np.int64),
         heads=(1, 1, 1),
         is_gated=True,

@@ -19,8 +19,13 @@ from dynaspec.sampling.compiled import kernel
 class Watermarks:
     """Committed tokens that the drafter has ingested."""
 
-    def __init__(self, tables: BlockTables, max_lanes: int) -> None:
-        self.seen: Ints = np.zeros(max_lanes, dtype=np.int64)
+    def __init__(self, tables: BlockTables, max_lanes: int, unread: int = 0) -> None:
+        """
+        Args:
+            unread: tokens at the beginning of every text that the drafter never reads.
+        """
+        self._unread = unread
+        self.seen: Ints = np.full(max_lanes, unread, dtype=np.int64)
         """[lanes]"""
         self._ahead: Ints = np.zeros(max_lanes, dtype=np.int64)
         """[lanes] draft tokens ingested on top, whose fate is open."""
@@ -41,7 +46,7 @@ class Watermarks:
             if self._valid_in[block] != self._tables.pool.generation[block]:
                 break
             valid += 1
-        self.seen[lane] = valid * self._tables.block_size
+        self.seen[lane] = max(valid * self._tables.block_size, self._unread)
         self._ahead[lane] = self._processed[lane] = self._wasted[lane] = 0
 
     def ingest(self, lanes: Ints, seen: Ints) -> int:

@@ -15,7 +15,8 @@ from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
-from dynaspec.propose.draft_model import DraftModelProposer
+from dynaspec.propose.autoregressive import AutoregressiveProposer
+from dynaspec.propose.draft_model import DraftModel
 from dynaspec.sampling.state import SamplerState
 from support.checkpoints import VOCAB
 from unit.propose.batches import batch, block_tables, plan
@@ -30,7 +31,7 @@ def proposed(drafter: Model, text: Sequence[int], k: int) -> Drafts:
     """What a request with this text is given, when nothing stops the draft."""
     tables, sampler = block_tables(size=BLOCK_SIZE), SamplerState(4, VOCAB)
     arena = Arena.allocate(drafter.config.num_layers, drafter.kv_shapes(40), drafter.dtype, torch.device("cpu"))
-    proposer = DraftModelProposer(drafter, arena, tables, sampler, max_length=256)
+    proposer = AutoregressiveProposer(DraftModel(drafter, arena), tables, sampler, max_length=256)
     greedy = SamplingParams(temperature=0)
     sampler.add(0, greedy, seed=0, n_index=0, eos_token_ids=(), bad_words=(), prompt=())
     assert tables.try_open(0, [], len(text))

@@ -25,11 +25,12 @@ from dynaspec.engine.target import TargetVerifier
 from dynaspec.kv.arena import Arena
 from dynaspec.kv.pool import BlockPool
 from dynaspec.kv.tables import BlockTables
-from dynaspec.model.base import ForwardOutput
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.model.config import DecoderConfig
+from dynaspec.model.taps import Taps
 from dynaspec.observe.stats import SpecStats
-from dynaspec.propose.draft_model import DraftModelProposer
+from dynaspec.propose.autoregressive import AutoregressiveProposer
+from dynaspec.propose.draft_model import DraftModel
 from dynaspec.propose.guard import Guard
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.none import NoProposer
@@ -92,8 +93,8 @@ class FakeModel:
             self.forward(batch, kv)
 
     def forward(
-        self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], taps: Sequence[int] = ()
-    ) -> ForwardOutput:
+        self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], taps: Taps | None = None
+    ) -> torch.Tensor:
         tokens, positions = (part.numpy().reshape(-1) for part in kv[0])
         written = batch.slots >= 0
         tokens[batch.slots[written]] = batch.tokens.numpy()[written] + 1
@@ -112,7 +113,7 @@ class FakeModel:
                 text[-1], places[-1] = int(batch.tokens[first]), batch.positions[first]
             self.reads[-1].append(Read(context, text.tolist(), bool(written[first])))
             hidden[first:last] = self._hash(text, places)[context:]
-        return ForwardOutput(torch.from_numpy(hidden.astype(np.float32))[:, None])
+        return torch.from_numpy(hidden.astype(np.float32))[:, None]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         state = hidden[:, 0].numpy().astype(np.uint64)
@@ -258,7 +259,8 @@ class Rig:
             return drafter
         if drafter == "draft_model":
             arena = self._arena(self.draft_model)
-            return DraftModelProposer(self.draft_model, arena, self.tables, self.sampler, max_length=self.max_tokens)
+            model = DraftModel(self.draft_model, arena)
+            return AutoregressiveProposer(model, self.tables, self.sampler, max_length=self.max_tokens)
         return NgramProposer(1, 3) if drafter == "ngram" else NoProposer()
 
     def _arena(self, model: FakeModel) -> Arena:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dynaspec.kv.arena import Arena
-from dynaspec.model.base import ForwardOutput
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.taps import Taps
 from dynaspec.propose import calibrate
 from dynaspec.propose.calibrate import Runner, measure_costs
 from unit.engine.fakes import FakeModel
@@ -31,8 +31,8 @@ class TimedModel(FakeModel):
         self.batches: list[ForwardBatch] = []
 
     def forward(
-        self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], taps: Sequence[int] = ()
-    ) -> ForwardOutput:
+        self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], taps: Taps | None = None
+    ) -> torch.Tensor:
         assert (batch.slots == -1).all()
         rows_each = np.diff(batch.query_start)
         size = batch.rows, int((rows_each * batch.context_lens).sum()), int(batch.context_lens.sum())
@@ -43,7 +43,7 @@ class TimedModel(FakeModel):
         self.seen.add(size)
         self.rows.append(batch.rows)
         self.batches.append(batch)
-        return ForwardOutput(torch.zeros(batch.rows, 1))
+        return torch.zeros(batch.rows, 1)
 
 
 class Clock:
@@ -112,7 +112,7 @@ def test_passes_of_a_drafter_are_timed_as_they_follow_each_other() -> None:
     class Compiled(TimedModel):
         """Passes run from Python take half a second more each."""
 
-        def forward(self, *args: Any, **options: Any) -> ForwardOutput:
+        def forward(self, *args: Any, **options: Any) -> torch.Tensor:
             self._clock.now += 0.5 * self._scale
             return super().forward(*args, **options)
 

@@ -12,7 +12,8 @@ from dynaspec.contract.step import StopRule
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
-from dynaspec.propose.draft_model import DraftModelProposer
+from dynaspec.propose.autoregressive import AutoregressiveProposer
+from dynaspec.propose.draft_model import DraftModel
 from dynaspec.sampling.state import SamplerState
 from unit.model import tiny
 from unit.propose.batches import batch, block_tables, plan, target
@@ -40,7 +41,9 @@ class Desk:
         self.texts = [np.random.default_rng(i).integers(3, 50, size).tolist() for i, size in enumerate(SIZES)]
         self.tables, sampler = block_tables(), SamplerState(len(SIZES), 50)
         self.arena = Arena.allocate(2, model.kv_shapes(40), torch.float32, torch.device("cpu"))
-        self.proposer = DraftModelProposer(model, self.arena, self.tables, sampler, max_length=64, catch_up_tokens=most)
+        self.proposer = AutoregressiveProposer(
+            DraftModel(model, self.arena), self.tables, sampler, max_length=64, catch_up_tokens=most
+        )
         for lane, text in enumerate(self.texts):
             sampler.add(
                 lane, SamplingParams(temperature=0), seed=0, n_index=0, eos_token_ids=(), bad_words=(), prompt=()

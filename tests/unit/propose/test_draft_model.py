@@ -11,7 +11,8 @@ from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import LOGIT_RANGE, StopRule
 from dynaspec.kv.arena import Arena
-from dynaspec.propose.draft_model import DraftModelProposer
+from dynaspec.propose.autoregressive import AutoregressiveProposer
+from dynaspec.propose.draft_model import DraftModel
 from dynaspec.propose.guard import Guard
 from dynaspec.propose.patience import TargetPace
 from dynaspec.sampling.state import SamplerState
@@ -28,8 +29,8 @@ class Desk:
         self.sampler = SamplerState(4, VOCAB)
         self.model = FakeModel()
         arena = Arena.allocate(1, self.model.kv_shapes(40), torch.float32, torch.device("cpu"))
-        self.proposer = DraftModelProposer(
-            self.model, arena, self.tables, self.sampler, **{"max_length": 256, **options}
+        self.proposer = AutoregressiveProposer(
+            DraftModel(self.model, arena), self.tables, self.sampler, **{"max_length": 256, **options}
         )
         for lane, text in enumerate(self.texts):
             self.seat(lane, SamplingParams(temperature=temperature))

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.methods import OF_TOKENS, WITH_MODEL
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.environment import fill_in
 from dynaspec.control.keys import canonical
-from dynaspec.control.resolve import METHODS, infer_method
+from dynaspec.control.resolve import infer_method
 
 from .drafting.settings import DRAFTER, DrafterSettings
 from .launch_speculation import KEYS, as_mapping, longest_of, split
@@ -81,18 +82,18 @@ def own_drafting(
     method = infer_method(named)
     # An object has a default there, which is not asked for.
     drawn = named.get("draft_sample_method") == "probabilistic" and not isinstance(value, SpeculativeConfig)
-    can = place.workers == 1 and method in METHODS and not passed and not drawn
+    can = place.workers == 1 and method in OF_TOKENS and not passed and not drawn
     if backend == "auto" and not (place.on_cpu and can):
         return None
-    if method not in METHODS or passed:
-        found = f"method is {method!r}" if method not in METHODS else f"{next(iter(passed))} is given"
+    if method not in OF_TOKENS or passed:
+        found = f"method is {method!r}" if method not in OF_TOKENS else f"{next(iter(passed))} is given"
         raise ConfigError(f"{found} and {BACKEND_KEY} is 'dynaspec'; expected 'vllm', whose drafters alone have that")
     config = SpeculativeConfig(**named)
     whole = config.model_dump(mode="json", exclude_none=True)
     testing |= {name: whole.pop(name) for name in _TESTING if name in whole and name in named}
     told = {name: what for name, what in whole.items() if name not in _TESTING}
     told["draft_sample_method"] = "probabilistic" if drawn else "greedy"
-    if config.rejection_sample_method == "synthetic" and config.method == "draft_model":
+    if config.rejection_sample_method == "synthetic" and config.method in WITH_MODEL:
         told.setdefault("prompt_lookup_max", 0)  # rates are one drafter's
     longest = longest_of(config)
     DrafterSettings.read(told, longest, environ, workers=place.workers)

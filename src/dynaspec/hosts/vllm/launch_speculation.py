@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.methods import OF_TOKENS
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.environment import fill_in
 from dynaspec.control.keys import ALIASES, canonical
 from dynaspec.control.resolve import (
     DEFAULT_CAP,
     DEFAULT_LOOKUP_BESIDE,
-    METHODS,
     SCHEDULE_KEY,
     infer_method,
     infer_policy,
@@ -99,7 +99,7 @@ def divide(value: Any, environ: Mapping[str, str], vllms: Collection[str] = ()) 
         return None
     given, passed = split(as_mapping(value), vllms)
     named = fill_in(canonical(given, KEYS), environ)
-    if infer_method(named) in METHODS:
+    if infer_method(named) in OF_TOKENS:
         return _own_method(named, passed)
     return _divided(named, passed, policy=infer_policy(named))
 

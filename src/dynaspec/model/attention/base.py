@@ -24,6 +24,8 @@ class AttentionSpec:
     """Multiplies q·k."""
     softcap: float | None = None
     """Scores become cap · tanh(score / cap) before masking (Gemma 2)."""
+    hidden_keys: int = 0
+    """KV entries at the beginning of every sequence that no row sees (EAGLE: a text's first token has none)."""
 
 
 class AttentionMeta(Protocol):
@@ -32,6 +34,11 @@ class AttentionMeta(Protocol):
     @property
     def positions(self) -> torch.Tensor:
         """[R] int64 on the backend's device: ``ForwardBatch.positions``."""
+        ...
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """[R] integers on the backend's device: ``ForwardBatch.slots``."""
         ...
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
@@ -32,7 +31,7 @@ class CpuMeta:
     """What attention needs of a pass."""
 
     positions: torch.Tensor
-    slots: npt.NDArray[np.int64]
+    slots: torch.Tensor
     work: tuple[Any, ...]
     """``units`` … ``chains`` of ``kernels.attend``, in its order."""
 
@@ -68,7 +67,7 @@ class CpuAttention:
         ancestors = _NO_ANCESTORS if batch.ancestors is None else batch.ancestors
         tables = batch.query_start, batch.context_lens, batch.block_tables, batch.slots, batch.positions
         work = units, bounds, longest, *tables, ancestors, chains
-        return CpuMeta(torch.from_numpy(batch.positions), batch.slots, work)
+        return CpuMeta(torch.from_numpy(batch.positions), torch.from_numpy(batch.slots), work)
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: KV, meta: CpuMeta, window: int | None
@@ -76,7 +75,8 @@ class CpuAttention:
         """See ``AttentionBackend.attend``."""
         spec = self.spec
         k_cache, v_cache = kv[0].numpy(), kv[1].numpy()
-        kernels.write_kv(k.numpy(), v.numpy(), k_cache, v_cache, meta.slots)
+        kernels.write_kv(k.numpy(), v.numpy(), k_cache, v_cache, meta.slots.numpy())
         out = np.empty((q.shape[0], spec.num_heads * spec.head_dim), np.float32)
-        kernels.attend(q.numpy(), k_cache, v_cache, out, *meta.work, spec.scale, spec.softcap or 0.0, window or 0)
+        settings = spec.scale, spec.softcap or 0.0, window or 0, spec.hidden_keys
+        kernels.attend(q.numpy(), k_cache, v_cache, out, *meta.work, *settings)
         return torch.from_numpy(out)

@@ -233,6 +233,7 @@ class CudaAttention:
             TILE_N=self._tile_n,
             WINDOW=window or 0,
             SOFTCAP=self.spec.softcap or 0.0,
+            HIDDEN_KEYS=self.spec.hidden_keys,
             TREE=meta.ancestors is not None,
             num_warps=self._warps(launch.tile_m),
             num_stages=3,

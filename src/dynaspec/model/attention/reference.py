@@ -14,6 +14,7 @@ from .base import KV, AttentionSpec, Shape
 @dataclass(slots=True)
 class ReferenceMeta:
     positions: torch.Tensor
+    slots: torch.Tensor
     batch: ForwardBatch
 
 
@@ -29,7 +30,8 @@ class ReferenceAttention:
         return shape, shape
 
     def prepare(self, batch: ForwardBatch) -> ReferenceMeta:
-        return ReferenceMeta(torch.from_numpy(batch.positions).to(self._device), batch)
+        positions, slots = (torch.from_numpy(column).to(self._device) for column in (batch.positions, batch.slots))
+        return ReferenceMeta(positions, slots, batch)
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: KV, meta: ReferenceMeta, window: int | None
@@ -55,8 +57,7 @@ class ReferenceAttention:
         kv[0][block, offset] = k[kept]
         kv[1][block, offset] = v[kept]
 
-    @staticmethod
-    def _visible(batch: ForwardBatch, s: int, window: int | None) -> torch.Tensor:
+    def _visible(self, batch: ForwardBatch, s: int, window: int | None) -> torch.Tensor:
         """[rows, context + rows] which key each row of sequence s sees."""
         begin, end = int(batch.query_start[s]), int(batch.query_start[s + 1])
         context, rows = int(batch.context_lens[s]), end - begin
@@ -67,6 +68,7 @@ class ReferenceAttention:
             among = (bits[:, None] >> row[None, :]) & 1 == 1
         among = among & (torch.from_numpy(batch.slots[begin:end]) >= 0)[None, :]
         visible = torch.cat([torch.ones(rows, context, dtype=torch.bool), among], 1)
+        visible[:, : self.spec.hidden_keys] = False
         if window is not None:
             positions = torch.from_numpy(batch.positions[begin:end])
             keys = torch.cat([torch.arange(context), positions])

@@ -13,7 +13,7 @@ from dynaspec.model.compiled import CompiledDecoder
 
 from .attention_work import plan_work
 from .elementwise import softcap
-from .layers import MATRIX, add_norm, product, run
+from .layers import MATRIX, add_norm, keep, product, run
 
 Floats = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -26,6 +26,8 @@ HEAD, FINAL_NORM = 0, MATRIX
 @njit(cache=True, nogil=True)
 def decode(
     model: CompiledDecoder,
+    taps: Floats,
+    tapped: Int64,
     caches: Int64,
     blocks: int,
     tokens: Int64,
@@ -38,6 +40,8 @@ def decode(
     """[R, hidden] after the final norm, of chains of rows; writes their KV.
 
     Args:
+        taps, tapped: see ``layers.run``; the last two of ``tapped`` are those of the sum of all layers, before and
+            after the final norm.
         caches: see ``compiled.CacheAddresses``; of so many ``blocks``.
         tokens … positions: see ``ForwardBatch``.
     """
@@ -63,6 +67,8 @@ def decode(
         0,
         model.layers.shape[0],
         model.layers,
+        taps,
+        tapped,
         caches,
         blocks,
         model.heads,
@@ -89,6 +95,11 @@ def decode(
     )
     hidden = np.empty_like(x)
     add_norm(x, delta, model.ends, FINAL_NORM, model.final_eps, hidden)
+    if tapped.size:
+        if tapped[-2] >= 0:
+            keep(x, tapped[-2], taps, slots)
+        if tapped[-1] >= 0:
+            keep(hidden, tapped[-1], taps, slots)
     return hidden
 
 
@@ -104,6 +115,8 @@ def logits(model: CompiledDecoder, hidden: Floats) -> Floats:
 @njit(cache=True, nogil=True)
 def repeat(
     model: CompiledDecoder,
+    taps: Floats,
+    tapped: Int64,
     caches: Int64,
     blocks: int,
     tokens: Int64,
@@ -116,4 +129,7 @@ def repeat(
 ) -> None:
     """The same pass, with its logits, so many times: what one takes among others of a draft."""
     for _ in range(passes):
-        logits(model, decode(model, caches, blocks, tokens, query_start, context_lens, block_tables, slots, positions))
+        hidden = decode(
+            model, taps, tapped, caches, blocks, tokens, query_start, context_lens, block_tables, slots, positions
+        )
+        logits(model, hidden)

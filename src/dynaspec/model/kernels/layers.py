@@ -35,7 +35,9 @@ ATTENTION_NORM, MLP_NORM, POST_ATTENTION_NORM, POST_MLP_NORM, QUERY_NORM, KEY_NO
 )
 WINDOW = 4 * MATRIX + 6 * NORM
 """Column of the sliding window; 0 = none."""
-ROTATION = WINDOW + 1
+HIDDEN_KEYS = WINDOW + 1
+"""Column of ``AttentionSpec.hidden_keys``."""
+ROTATION = HIDDEN_KEYS + 1
 """Column of the first row of ``cos`` and ``sin`` that is of the layer's table."""
 
 
@@ -48,7 +50,7 @@ def _pointer(typingctx: Any, address: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _norm(x: Floats, layer: Int64, which: int, eps: float, out: Floats) -> None:
+def norm(x: Floats, layer: Int64, which: int, eps: float, out: Floats) -> None:
     """A norm of every row of x [R, width] into ``out``, which may be x."""
     width = x.shape[1]
     weight = carray(_pointer(layer[which]), (width,), np.float32)
@@ -104,10 +106,110 @@ def _mlp(h: Floats, layer: Int64, is_gated: bool, activation: int, threads: int)
     return out
 
 
+@njit(cache=True, nogil=True)
+def keep(x: Floats, at: int, taps: Floats, slots: Int64) -> None:
+    """Writes x [R, width] into ``taps`` [slots, …] from column ``at`` on; rows with slot −1 are skipped."""
+    for row in range(x.shape[0]):
+        if slots[row] >= 0:
+            taps[slots[row], at : at + x.shape[1]] = x[row]
+
+
+@njit(cache=True, nogil=True)
+def after_norm(
+    x: Floats,
+    h: Floats,
+    layer: Int64,
+    caches: Int64,
+    blocks: int,
+    heads: tuple[int, int, int],
+    is_gated: bool,
+    activation: int,
+    parallel: bool,
+    eps: float,
+    cos: Floats,
+    sin: Floats,
+    interleaved: bool,
+    scale: float,
+    softcap: float,
+    threads: int,
+    units: Int32,
+    bounds: Int64,
+    longest: int,
+    query_start: Int32,
+    context_lens: Int32,
+    block_tables: Int32,
+    slots: Int64,
+    positions: Int64,
+    ancestors: Int64,
+    chains: npt.NDArray[np.bool_],
+) -> Floats:
+    """One layer from its attention's normed input on.
+
+    Args:
+        x: [R, hidden] in and out, see ``run``.
+        h: [R, in] what queries, keys and values are computed from; overwritten where as wide as ``x``.
+        layer: its row of ``run``'s table.
+        caches: [2] addresses of its key and its value cache.
+
+    Returns:
+        [R, hidden] what the layer wants to add.
+    """
+    query_heads, kv_heads, head_dim = heads
+    rows = x.shape[0]
+    padded = (head_dim + LANES - 1) // LANES * LANES
+    attended = np.empty((rows, query_heads * head_dim), np.float32)
+    qkv = product(h, layer, QKV, threads).reshape(rows, query_heads + 2 * kv_heads, head_dim)
+    q, k = qkv[:, :query_heads], qkv[:, query_heads : query_heads + kv_heads]
+    if layer[QUERY_NORM]:
+        head_rms_norm(q, carray(_pointer(layer[QUERY_NORM]), (head_dim,), np.float32), eps)
+        head_rms_norm(k, carray(_pointer(layer[KEY_NORM]), (head_dim,), np.float32), eps)
+    if cos.shape[1]:
+        start = layer[ROTATION]
+        rotate(qkv[:, : query_heads + kv_heads], positions, cos[start:], sin[start:], interleaved)
+    k_cache = carray(_pointer(caches[0]), (blocks, kv_heads, head_dim, LANES), np.float32)
+    v_cache = carray(_pointer(caches[1]), (blocks, kv_heads, LANES, padded), np.float32)
+    write_kv(k, qkv[:, query_heads + kv_heads :], k_cache, v_cache, slots)
+    attend(
+        q,
+        k_cache,
+        v_cache,
+        attended,
+        units,
+        bounds,
+        longest,
+        query_start,
+        context_lens,
+        block_tables,
+        slots,
+        positions,
+        ancestors,
+        chains,
+        scale,
+        softcap,
+        layer[WINDOW],
+        layer[HIDDEN_KEYS],
+    )
+    out = product(attended, layer, OUT, threads)
+    if parallel or not layer[MLP_NORM]:
+        if layer[MLP_NORM]:
+            norm(x, layer, MLP_NORM, eps, h)
+        both: Floats = _mlp(h, layer, is_gated, activation, threads)
+        add_rows(both.reshape(-1), out.reshape(-1))
+        return both
+    if layer[POST_ATTENTION_NORM]:
+        norm(out, layer, POST_ATTENTION_NORM, eps, out)
+    inner = np.empty_like(x)
+    add_norm(x, out, layer, MLP_NORM, eps, inner)
+    last: Floats = _mlp(inner, layer, is_gated, activation, threads)
+    if layer[POST_MLP_NORM]:
+        norm(last, layer, POST_MLP_NORM, eps, last)
+    return last
+
+
 @njit(
-    "void(f4[:, ::1], f4[:, ::1], i8, i8, i8[:, ::1], i8[:, ::1], i8, UniTuple(i8, 3), b1, i8, b1, f8, f4[:, ::1],"
-    " f4[:, ::1], b1, f8, f8, i8, i4[:, ::1], i8[::1], i8, i4[::1], i4[::1], i4[:, :], i8[::1], i8[::1], i8[::1],"
-    " b1[::1])",
+    "void(f4[:, ::1], f4[:, ::1], i8, i8, i8[:, ::1], f4[:, ::1], i8[::1], i8[:, ::1], i8, UniTuple(i8, 3), b1, i8, b1,"
+    " f8, f4[:, ::1], f4[:, ::1], b1, f8, f8, i8, i4[:, ::1], i8[::1], i8, i4[::1], i4[::1], i4[:, :], i8[::1],"
+    " i8[::1], i8[::1], b1[::1])",
     cache=True,
     nogil=True,
 )
@@ -117,6 +219,8 @@ def run(
     first: int,
     end: int,
     table: Int64,
+    taps: Floats,
+    tapped: Int64,
     caches: Int64,
     blocks: int,
     heads: tuple[int, int, int],
@@ -147,6 +251,8 @@ def run(
         x: [R, hidden] in and out: the sum that all layers add to.
         delta: [R, hidden] in and out: what the layer before wants to add, which is done together with the next norm.
         table: [layers, ROTATION + 1] addresses and sizes of all weights: the columns above, in this order.
+        taps, tapped: see ``taps.Taps``: what enters layer i is kept from column ``tapped[i]`` on; −1 = it is not. Empty
+            = nothing is.
         caches: [layers, 2] addresses of the key and the value cache.
         blocks: KV blocks.
         heads: heads, KV heads, dimensions of a head.
@@ -155,30 +261,29 @@ def run(
         threads: of the team, at most.
         scale, softcap, units … chains: see ``paged_attention.attend``.
     """
-    query_heads, kv_heads, head_dim = heads
-    rows = x.shape[0]
-    padded = (head_dim + LANES - 1) // LANES * LANES
     h = np.empty_like(x)
-    attended = np.empty((rows, query_heads * head_dim), np.float32)
     for index in range(first, end):
         layer = table[index]
         add_norm(x, delta, layer, ATTENTION_NORM, eps, h)
-        qkv = product(h, layer, QKV, threads).reshape(rows, query_heads + 2 * kv_heads, head_dim)
-        q, k = qkv[:, :query_heads], qkv[:, query_heads : query_heads + kv_heads]
-        if layer[QUERY_NORM]:
-            head_rms_norm(q, carray(_pointer(layer[QUERY_NORM]), (head_dim,), np.float32), eps)
-            head_rms_norm(k, carray(_pointer(layer[KEY_NORM]), (head_dim,), np.float32), eps)
-        if cos.shape[1]:
-            start = layer[ROTATION]
-            rotate(qkv[:, : query_heads + kv_heads], positions, cos[start:], sin[start:], interleaved)
-        k_cache = carray(_pointer(caches[index, 0]), (blocks, kv_heads, head_dim, LANES), np.float32)
-        v_cache = carray(_pointer(caches[index, 1]), (blocks, kv_heads, LANES, padded), np.float32)
-        write_kv(k, qkv[:, query_heads + kv_heads :], k_cache, v_cache, slots)
-        attend(
-            q,
-            k_cache,
-            v_cache,
-            attended,
+        if tapped.size and tapped[index] >= 0:
+            keep(x, tapped[index], taps, slots)
+        delta[:] = after_norm(
+            x,
+            h,
+            layer,
+            caches[index],
+            blocks,
+            heads,
+            is_gated,
+            activation,
+            parallel,
+            eps,
+            cos,
+            sin,
+            interleaved,
+            scale,
+            softcap,
+            threads,
             units,
             bounds,
             longest,
@@ -189,21 +294,4 @@ def run(
             positions,
             ancestors,
             chains,
-            scale,
-            softcap,
-            layer[WINDOW],
         )
-        out = product(attended, layer, OUT, threads)
-        if parallel or not layer[MLP_NORM]:
-            if layer[MLP_NORM]:
-                _norm(x, layer, MLP_NORM, eps, h)
-            last = _mlp(h, layer, is_gated, activation, threads)
-            add_rows(last.reshape(-1), out.reshape(-1))
-        else:
-            if layer[POST_ATTENTION_NORM]:
-                _norm(out, layer, POST_ATTENTION_NORM, eps, out)
-            add_norm(x, out, layer, MLP_NORM, eps, h)
-            last = _mlp(h, layer, is_gated, activation, threads)
-            if layer[POST_MLP_NORM]:
-                _norm(last, layer, POST_MLP_NORM, eps, last)
-        delta[:] = last

@@ -231,7 +231,7 @@ def _values(
 
 @njit(
     "void(i8, i8, f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], i4[:, ::1], i8[::1], i8, i4[::1],"
-    " i4[::1], i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8)",
+    " i4[::1], i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8, i8)",
     cache=True,
     nogil=True,
 )
@@ -255,6 +255,7 @@ def _share(
     scale: float,
     softcap: float,
     window: int,
+    hidden_keys: int,
 ) -> None:
     """One thread's units of ``attend``."""
     heads, head_dim = q.shape[1], q.shape[2]
@@ -285,7 +286,7 @@ def _share(
                 for d in range(head_dim):
                     queries[t, d] = q[row, query_head, d] * np.float32(scale)
                 highs[t] = context + row - first_row + 1
-                lows[t] = max(0, positions[row] - window + 1) if window else 0
+                lows[t] = max(hidden_keys, positions[row] - window + 1) if window else hidden_keys
                 if not chains[sequence]:
                     lows[t] = min(lows[t], context)
             last_block = (highs.max() + LANES - 1) // LANES
@@ -305,7 +306,7 @@ def _share(
 
 @njit(
     "void(f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], i4[:, ::1], i8[::1], i8, i4[::1], i4[::1],"
-    " i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8)",
+    " i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8, i8)",
     cache=True,
     nogil=True,
 )
@@ -327,6 +328,7 @@ def attend(
     scale: float,
     softcap: float,
     window: int,
+    hidden_keys: int,
 ) -> None:
     """Attention of rows whose keys and values have been written.
 
@@ -341,6 +343,7 @@ def attend(
         chains: [S] whether positions, slots and ancestors are those of plain text, so that row i simply sees the
             context and rows 0 … i.
         scale, softcap, window: 0 = none for the last two.
+        hidden_keys: keys at the beginning of every sequence that no row sees.
     """
     work = (
         q,
@@ -360,6 +363,7 @@ def attend(
         scale,
         softcap,
         window,
+        hidden_keys,
     )
     if bounds.size == 2:
         _share(0, 1, *work)

@@ -82,6 +82,7 @@ def attend_paged(
     SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    HIDDEN_KEYS: tl.constexpr,  # keys at the beginning of every sequence that no row sees
     TREE: tl.constexpr,
 ):
     """Grid (T, HEADS_KV, SPLITS): one tile, one KV head, one share of the keys."""
@@ -106,11 +107,11 @@ def attend_paged(
     q_at = (begin + row).to(tl.int64) * q_row + head * q_head
     queries = tl.load(q + q_at[:, None] + d[None, :], mask=real_row[:, None] & real_d[None, :], other=0.0)
 
-    context_from = 0
+    context_from = HIDDEN_KEYS
     new_to = rows
     if WINDOW > 0:
         position = tl.load(positions + begin + row, mask=real_row, other=2147483647).to(tl.int32)
-        context_from = tl.maximum(tl.min(position, 0) - WINDOW + 1, 0)
+        context_from = tl.maximum(tl.min(position, 0) - WINDOW + 1, HIDDEN_KEYS)
     if TREE:
         branch = tl.load(ancestors + begin + row, mask=real_row, other=0)
     else:

@@ -10,24 +10,19 @@ from typing import Any
 import torch
 
 from dynaspec.contract.costs import PassCosts
-from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.proposer import Proposer
 from dynaspec.contract.step import Limits, ProposerTraits
-from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
 from dynaspec.kv.arena import Arena, blocks_within
 from dynaspec.kv.pool import BlockPool
 from dynaspec.kv.tables import BlockTables
-from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 from dynaspec.observe.stats import SpecStats
-from dynaspec.propose.calibrate import Runner, measure_costs
-from dynaspec.propose.draft_model import DraftModelProposer
+from dynaspec.propose.calibrate import measure_costs
 from dynaspec.propose.guard import Guard
-from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.patience import TargetPace
+from dynaspec.propose.registry import Source, Weights, build_proposers, load_drafter
 from dynaspec.propose.router import Router
 from dynaspec.propose.warm_up import load_kernels
 from dynaspec.sampling.state import SamplerState
@@ -55,15 +50,17 @@ def build_drafting(vllm_config: Any, clock: Callable[[], float]) -> Drafting:
     model_config, scheduler = vllm_config.model_config, vllm_config.scheduler_config
     max_requests, max_length = scheduler.max_num_seqs, model_config.max_model_len
     vocab_size, device = model_config.get_vocab_size(), vllm_config.device_config.device_type
-    model = _load(settings.config, str(model_config.dtype).removeprefix("torch."), device, vocab_size)
-    tables, arena = _kv_cache(model, max_requests, max_length)
+    dtype = "auto" if device == "cpu" else str(model_config.dtype).removeprefix("torch.")
+    loaded = load_drafter(Source(settings.config, None, "vLLM's model", vocab_size, dtype, device, load_model))
+    tables, arena = _kv_cache(None if loaded is None else loaded.weights, max_requests, max_length)
     sampler = SamplerState(max_requests, vocab_size, torch.device(device))
-    runner = None if model is None or arena is None else Runner(model, arena)
-    proposers = _proposers(settings.config, runner, tables, sampler)
+    drafter = None if loaded is None or arena is None else loaded.drafter(arena, None)
+    # Certain drafts: vLLM asks others' drafters for no distributions.
+    proposers = build_proposers(settings.config, drafter, tables, sampler, probabilistic=False)
     limits = limits_of(*(proposer.traits for proposer in proposers), longest=settings.longest)
     costs = PassCosts()
     if settings.config.policy == "auto":
-        runners = [runner if proposer.needs.kv else None for proposer in proposers]
+        runners = [None if drafter is None or not one.needs.kv else drafter.runner for one in proposers]
         costs = measure_costs(None, runners, clock, scheduler.max_num_batched_tokens)
     controller = build_controller(settings.config, limits, costs=costs)
     log = None
@@ -107,25 +104,7 @@ def settings_of(vllm_config: Any) -> DrafterSettings:
     )
 
 
-def _load(config: SpeculativeConfig, dtype: str, device: str, vocab_size: int) -> Model | None:
-    """The draft model, if there is one.
-
-    Raises:
-        ConfigError: its vocabulary is not the target's.
-    """
-    if config.method != "draft_model" or config.model is None:
-        return None
-    dtype = config.dtype if config.dtype != "auto" else "auto" if device == "cpu" else dtype
-    model = load_model(config.model, revision=config.revision, dtype=dtype, device=device)
-    if model.config.vocab_size != vocab_size:
-        raise ConfigError(
-            f"the drafter {config.model!r} has a vocabulary of {model.config.vocab_size} tokens but vLLM's model has "
-            f"{vocab_size}; expected a drafter with the target's vocabulary"
-        )
-    return model
-
-
-def _kv_cache(model: Model | None, max_requests: int, max_length: int) -> tuple[BlockTables, Arena | None]:
+def _kv_cache(model: Weights | None, max_requests: int, max_length: int) -> tuple[BlockTables, Arena | None]:
     """The drafter's own. Without a model nothing is kept in the blocks, of which there are enough then."""
     blocks = max_requests * -(-(max_length + 1) // BLOCK_SIZE)
     if model is not None:
@@ -134,25 +113,3 @@ def _kv_cache(model: Model | None, max_requests: int, max_length: int) -> tuple[
     if model is None:
         return tables, None
     return tables, Arena.allocate(model.config.num_layers, model.kv_shapes(blocks), model.dtype, model.device)
-
-
-def _proposers(
-    config: SpeculativeConfig, runner: Runner | None, tables: BlockTables, sampler: SamplerState
-) -> list[Proposer]:
-    """In the order of ``Limits.proposers``: a draft model before the lookup beside it."""
-    proposers: list[Proposer] = []
-    if runner is not None:
-        longest = runner.model.config.max_position
-        proposers.append(
-            DraftModelProposer(
-                runner.model,
-                runner.arena,
-                tables,
-                sampler,
-                max_length=min(longest, config.max_model_len or longest),
-                probabilistic=False,  # certain drafts: vLLM asks others' drafters for no distributions
-            )
-        )
-    if config.lookup is not None:
-        proposers.append(NgramProposer(*config.lookup))
-    return proposers

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +54,6 @@ class Committed:
     lengths: Ints
     accepted: Ints
     computed: Ints
-    taps: dict[int, Any]
 
 
 class Drafting:
@@ -129,9 +127,7 @@ class Drafting:
         came = None
         if opened is not None:
             came = come_of(met, self._texts.tokens, opened.lanes, opened.drafts.tokens, opened.plan.depth)
-        self._proposers.advance(
-            Committed(met.lanes, met.before, _accepted(met, came), np.maximum(met.lengths - 1, 0), {})
-        )
+        self._proposers.advance(Committed(met.lanes, met.before, _accepted(met, came), np.maximum(met.lengths - 1, 0)))
         if opened is not None and came is not None and came.places.size:
             prefill = bool(new.any()) or reading > 0
             outcome = build_outcome(opened, came, pass_rows, ended_s, prefill=prefill)

@@ -23,7 +23,8 @@ from dynaspec.kv.tables import BlockTables
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.loader import load_model
-from dynaspec.propose.draft_model import DraftModelProposer
+from dynaspec.propose.autoregressive import AutoregressiveProposer
+from dynaspec.propose.draft_model import DraftModel
 from dynaspec.propose.guard import Guard
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.patience import TargetPace
@@ -75,7 +76,7 @@ class Oracle:
             context_lens=np.zeros(1, dtype=np.int32),
             block_tables=np.arange(256 // BLOCK_SIZE, dtype=np.int32)[None],
         )
-        hidden = self._model.forward(batch, self._arena.layers).hidden
+        hidden = self._model.forward(batch, self._arena.layers)
         return int(self._model.logits(hidden[-1:]).argmax())
 
 
@@ -138,7 +139,9 @@ class Desk:
             self.model = load_model(str(path), dtype="float32")
             sampler, kv = SamplerState(MAX_NUM_SEQS, VOCAB), arena(self.model, blocks)
             self.proposers.append(
-                DraftModelProposer(self.model, kv, self.tables, sampler, max_length=drafter_length, probabilistic=False)
+                AutoregressiveProposer(
+                    DraftModel(self.model, kv), self.tables, sampler, max_length=drafter_length, probabilistic=False
+                )
             )
         if config.lookup is not None:
             self.proposers.append(NgramProposer(*config.lookup))

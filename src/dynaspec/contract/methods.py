@@ -1,0 +1,55 @@
+"""Every way of drafting, as data: what the engine, hosts, benchmarks, error messages and tables know of a method.
+
+What builds one is in ``propose.registry``, under the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .step import ProposerTraits
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A value of ``speculative_config``'s key ``method``."""
+
+    name: str
+    what: str
+    """Who drafts, in a few words."""
+    traits: ProposerTraits
+    checkpoint: str | None = None
+    """What ``model`` names; None = there is no model."""
+    aliases: tuple[str, ...] = ()
+    """Other names; they may also stand in the place of a model."""
+    reads_target: bool = False
+    """It reads the target's hidden states, so it needs a host that keeps them."""
+
+
+_ALL = (
+    Method(
+        "draft_model",
+        "a small model of the target's vocabulary",
+        ProposerTraits("draft_model", probe_context=True),
+        checkpoint="a draft model's checkpoint",
+    ),
+    Method(
+        "eagle3",
+        "an EAGLE-3 head, which reads the target's hidden states",
+        ProposerTraits("eagle3"),
+        checkpoint="an EAGLE-3 head's checkpoint",
+        reads_target=True,
+    ),
+    Method(
+        "ngram",
+        "a lookup of the latest tokens in the request's own text",
+        ProposerTraits("ngram", passes_per_draft="none", has_confidence=False),
+        aliases=("[ngram]",),
+    ),
+)
+METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
+WITH_MODEL = tuple(method.name for method in _ALL if method.checkpoint is not None)
+OF_TOKENS = tuple(method.name for method in _ALL if not method.reads_target)
+"""Methods that draft whoever runs the target."""
+WITH_CONFIDENCE = tuple(method.name for method in _ALL if method.traits.has_confidence)

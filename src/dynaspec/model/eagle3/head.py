@@ -1,0 +1,162 @@
+"""An EAGLE-3 head: a pass takes tokens with the hidden state before each, and gives the next hidden states.
+
+The row of token t_j goes with the target's hidden states at t_{j−1}; of a drafted token, with what the head's own pass
+over the token before has given. So a text's first token has no row: its KV entry is never seen
+(``AttentionSpec.hidden_keys``), and every entry hangs on tokens up to its own only, as a draft model's does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from dynaspec.model.attention.base import KV, AttentionSpec, Shape
+from dynaspec.model.attention.select import attention_backend
+from dynaspec.model.base import Model
+from dynaspec.model.batch import ForwardBatch
+from dynaspec.model.compiled import CacheAddresses
+from dynaspec.model.layer import Layer
+from dynaspec.model.linear import Linear
+from dynaspec.model.ops import Norm, Ops, ops_for
+from dynaspec.model.stack import OpsStack
+
+from .compiled import CompiledHead, compile_head
+from .config import Eagle3Config
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """Ready to run."""
+
+    embedding: torch.Tensor
+    """[target's vocabulary, hidden]"""
+    fusion: Linear | None
+    """The target's states side by side → [R, hidden]."""
+    state_norms: tuple[Norm, ...]
+    """Of each of the target's states, before the fusion; empty = none."""
+    input_norm: Norm | None
+    """Of all of them together."""
+    hidden_norm: Norm
+    layers: tuple[Layer, ...]
+    """The first computes queries, keys and values from the normed embedding and hidden state side by side; its
+    ``attention_norm`` is the embedding's."""
+    final_norm: Norm
+    head: Linear
+    """→ [R, draft vocabulary]"""
+    vocabulary: npt.NDArray[np.int64] | None
+    """[draft vocabulary] the target's ids; None where they are the same."""
+
+
+class Eagle3Head:
+    """The head as drafting sees it. It keeps the target alive, whose embedding it may share."""
+
+    def __init__(self, config: Eagle3Config, weights: HeadWeights, target: Model) -> None:
+        self.config = config.decoder
+        self.settings = config
+        self.device, self.dtype = target.device, target.dtype
+        self.vocabulary = weights.vocabulary
+        """See ``HeadWeights``."""
+        decoder = config.decoder
+        spec = AttentionSpec(
+            decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.head_dim**-0.5, hidden_keys=1
+        )
+        self._attention = attention_backend(spec, self.device, self.dtype)
+        self._ops: Ops = ops_for(self.device)
+        self._stack = OpsStack(decoder, weights.layers, self._attention, self._ops, self.device)
+        self._weights = weights
+        self._target = target
+        self._caches = CacheAddresses()
+        self.compiled: CompiledHead | None = None
+        if self.device.type == "cpu" and self.dtype == torch.float32:
+            self.compiled = compile_head(config, weights, spec)
+        elements = sum(torch.Size(shape).numel() for shape in self._attention.kv_shape(1))
+        self.kv_bytes_per_block = decoder.num_layers * elements * self.dtype.itemsize
+
+    def kv_shapes(self, num_blocks: int) -> tuple[Shape, Shape]:
+        """See ``Model``."""
+        return self._attention.kv_shape(num_blocks)
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        """The target's hidden states [R, states · width], which may be overwritten → [R, hidden]."""
+        weights = self._weights
+        if self.compiled is not None:
+            return torch.from_numpy(kernels().fuse(self.compiled, states.numpy()))
+        if weights.state_norms:
+            parts = torch.split(states, self.settings.target_hidden, 1)
+            normed = [
+                self._ops.norm(part.contiguous(), norm) for part, norm in zip(parts, weights.state_norms, strict=True)
+            ]
+            states = torch.cat(normed, 1)
+        if weights.input_norm is not None:
+            states = self._ops.norm(states, weights.input_norm)
+        return states if weights.fusion is None else weights.fusion(states)
+
+    def forward(self, batch: ForwardBatch, hidden: torch.Tensor, kv: Sequence[KV]) -> torch.Tensor:
+        """One pass; writes the rows' KV.
+
+        Args:
+            batch: the rows, whose context begins with a text's first token.
+            hidden: [R, hidden] the state before each: from ``fuse``, or what a pass has returned.
+
+        Returns:
+            [R, hidden]
+        """
+        if self.compiled is not None and batch.ancestors is None:
+            rows = batch.query_start, batch.context_lens, batch.block_tables, batch.slots, batch.positions
+            blocks = kv[0][0].shape[0]
+            out = kernels().head_pass(
+                self.compiled, self._caches.of(kv), blocks, batch.tokens.numpy(), hidden.numpy(), *rows
+            )
+            return torch.from_numpy(out)
+        weights, first = self._weights, self._weights.layers[0]
+        meta = self._attention.prepare(batch)
+        embedded = self._ops.norm(F.embedding(batch.tokens, weights.embedding), first.attention_norm)
+        normed = self._ops.norm(hidden.contiguous(), weights.hidden_norm)
+        x = (normed if self.settings.norm_before_residual else hidden).clone()
+        delta = self._stack.after_norm(first, x, torch.cat([embedded, normed], 1), kv[0], meta)
+        delta = self._stack.run(x, delta, range(1, len(weights.layers)), kv, meta)
+        out = self._ops.add_norm(x, delta, weights.final_norm)
+        return out if self.settings.norm_output else x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What a pass has returned [r, hidden] → logits [r, draft vocabulary], float32."""
+        if self.compiled is not None:
+            return torch.from_numpy(kernels().head_logits(self.compiled, hidden.numpy()))
+        if not self.settings.norm_output:
+            hidden = self._ops.norm(hidden, self._weights.final_norm)
+        return self._weights.head(hidden).float()
+
+
+class TimedHead:
+    """A head as ``propose.calibrate`` times it: passes over whatever states."""
+
+    def __init__(self, head: Eagle3Head) -> None:
+        self._head = head
+        self.config, self.device, self.compiled = head.config, head.device, head.compiled
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[KV]) -> torch.Tensor:
+        """[R, hidden]"""
+        hidden = torch.zeros(batch.rows, self.config.hidden_size, dtype=self._head.dtype, device=self.device)
+        return self._head.forward(batch, hidden, kv)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See ``Eagle3Head``."""
+        return self._head.logits(hidden)
+
+    def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
+        """See ``Model``."""
+        for _ in range(passes):
+            self.logits(self.forward(batch, kv))
+
+
+def kernels() -> Any:
+    """``kernels.eagle3``, which compiles what it calls when it is imported: only where a head runs on CPU."""
+    from dynaspec.model.kernels import eagle3
+
+    return eagle3

@@ -1,0 +1,56 @@
+"""What ``AutoregressiveProposer`` needs of a model that drafts token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from dynaspec.contract.proposer import Ints
+from dynaspec.contract.step import ProposerTraits
+from dynaspec.model.batch import ForwardBatch
+
+from .calibrate import Runner
+
+Chain = Callable[..., tuple[Ints, Ints, Ints]]
+"""A whole draft in one call: of (tables, block_size, read, most, choices), as ``chain.draft_chain``."""
+
+
+class Drafter(Protocol):
+    """Runs passes on KV of its own. What a pass returns for a row, [hidden], gives the next token's logits, and goes
+    into the pass over that token."""
+
+    traits: ProposerTraits
+    taps: tuple[int, ...]
+    """Hidden states of the target that it reads, see ``model.taps``."""
+    unread: int
+    """Tokens at the beginning of every text that it never reads."""
+    reads_again: bool
+    """It reads accepted drafts again, since the target knows more about them than it did."""
+    vocab_size: int
+    """The target's."""
+    vocabulary: Ints | None
+    """[V] the target's ids of the tokens that its logits are about; None = all, in their order."""
+    max_position: int
+    device: torch.device
+    chain: Chain | None
+    """None where passes have to be run from Python."""
+    runner: Runner
+    """For timing its passes."""
+
+    def read(self, rows: ForwardBatch, before: Ints) -> torch.Tensor:
+        """A pass over committed tokens → [R, hidden].
+
+        Args:
+            before: [R] KV slots of the tokens before each.
+        """
+        ...
+
+    def extend(self, rows: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor:
+        """A pass over drafted tokens, after each of which a pass was left with ``hidden`` [R, hidden]."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[r, hidden] → [r, V] float32."""
+        ...

@@ -1,0 +1,286 @@
+"""Random EAGLE-3 heads in every published layout, and a plain reference of what they compute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A head's, and its target's."""
+
+    hidden: int = 32
+    target_hidden: int = 32
+    heads: int = 2
+    kv_heads: int = 1
+    head_dim: int = 16
+    inner: int = 40
+    vocab: int = 50
+    draft_vocab: int = 20
+    states: tuple[int, ...] = (0, 1, 2)
+    layers: int = 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one project writes a head."""
+
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    """On top of what all have."""
+    shape: Shape = field(default_factory=Shape)
+    prefix: str = ""
+    layer: str = "layers.0."
+    nested: bool = False
+    """The decoder's part of the config is one of its own, as in ``speculators``."""
+    pickled: bool = False
+    own_embedding: bool = False
+    own_head: bool = True
+    qk_norm: bool = False
+    bias: bool = False
+    state_norms: bool = False
+    input_norm: bool = False
+
+
+_IDS = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+LAYOUTS = (
+    Layout("original", {"architectures": ["LlamaForCausalLM"], **_IDS}, layer="midlayer.", pickled=True),
+    Layout("sglang", {"architectures": ["LlamaForCausalLMEagle3"], **_IDS}, layer="midlayer.", prefix="model."),
+    Layout(
+        "modelopt",
+        {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "eagle_config": {
+                "eagle_aux_hidden_state_layer_ids": [-1, 0, 1],
+                "use_aux_hidden_state": True,
+                "use_input_layernorm_in_first_layer": True,
+                "use_last_layernorm": True,
+                "use_mtp_layernorm": False,
+                "next_layer_regular": True,
+                "parallel_draft_step": 1,
+            },
+        },
+        layer="midlayer.",
+    ),
+    Layout("angelslim", {"architectures": ["Eagle3LlamaForCausalLM"], **_IDS}, layer="midlayer.", own_embedding=True),
+    Layout(
+        "speculators",
+        {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "norm_before_residual": True,
+            **_IDS,
+        },
+        nested=True,
+    ),
+    Layout(
+        "speculators, other width",
+        {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "target_hidden_size": 32, **_IDS},
+        Shape(hidden=48, heads=3),
+        nested=True,
+        own_embedding=True,
+    ),
+    Layout(
+        "eagle 3.1",
+        {"architectures": ["Eagle3Speculator"], "norm_output": True, "fc_norm": True, **_IDS},
+        nested=True,
+        state_norms=True,
+    ),
+    Layout(
+        "norm before fusion",
+        {"architectures": ["Eagle3Speculator"], "norm_before_fc": True, "norm_before_residual": True, **_IDS},
+        nested=True,
+        input_norm=True,
+    ),
+    Layout(
+        "deepspec",
+        {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [-1, 1]},
+        Shape(draft_vocab=50, states=(0, 2)),
+        own_head=False,
+        qk_norm=True,
+    ),
+    Layout("biases", {"architectures": ["LlamaForCausalLMEagle3"], "attention_bias": True, **_IDS}, bias=True),
+    Layout(
+        "final state only",
+        {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": {"use_aux_hidden_state": False}},
+        Shape(states=(3,)),
+    ),
+    Layout("two layers", {"architectures": ["LlamaForCausalLMEagle3"], **_IDS}, Shape(layers=2)),
+)
+
+
+def random_tensors(layout: Layout, seed: int = 0) -> Tensors:
+    """Under the names of ``speculators``, float32 values that bfloat16 can hold."""
+    s, generator = layout.shape, torch.Generator().manual_seed(seed)
+
+    def matrix(*shape: int) -> torch.Tensor:
+        return (torch.randn(shape, generator=generator) * 0.3).bfloat16().float()
+
+    def norm(width: int) -> torch.Tensor:
+        return (1 + torch.randn(width, generator=generator) * 0.1).bfloat16().float()
+
+    found: Tensors = {"norm.weight": norm(s.hidden), "layers.0.hidden_norm.weight": norm(s.hidden)}
+    if s.states != (3,):
+        found["fc.weight"] = matrix(s.hidden, len(s.states) * s.target_hidden)
+    for index in range(s.layers):
+        prefix, width = f"layers.{index}.", s.hidden * (2 if index == 0 else 1)
+        for name, heads in (("q", s.heads), ("k", s.kv_heads), ("v", s.kv_heads)):
+            found[f"{prefix}self_attn.{name}_proj.weight"] = matrix(heads * s.head_dim, width)
+            if layout.bias:
+                found[f"{prefix}self_attn.{name}_proj.bias"] = matrix(heads * s.head_dim)
+        found[f"{prefix}self_attn.o_proj.weight"] = matrix(s.hidden, s.heads * s.head_dim)
+        found[f"{prefix}mlp.gate_proj.weight"] = matrix(s.inner, s.hidden)
+        found[f"{prefix}mlp.up_proj.weight"] = matrix(s.inner, s.hidden)
+        found[f"{prefix}mlp.down_proj.weight"] = matrix(s.hidden, s.inner)
+        found[f"{prefix}input_layernorm.weight"] = norm(s.hidden)
+        found[f"{prefix}post_attention_layernorm.weight"] = norm(s.hidden)
+        if layout.qk_norm:
+            found[f"{prefix}self_attn.q_norm.weight"] = norm(s.head_dim)
+            found[f"{prefix}self_attn.k_norm.weight"] = norm(s.head_dim)
+    if layout.own_head:
+        found["lm_head.weight"] = matrix(s.draft_vocab, s.hidden)
+    if layout.own_embedding:
+        found["embed_tokens.weight"] = matrix(s.vocab, s.hidden)
+    if layout.state_norms:
+        found |= {f"fc_norm.{i}.weight": norm(s.target_hidden) for i in range(len(s.states))}
+    if layout.input_norm:
+        found["input_norm.weight"] = norm(len(s.states) * s.target_hidden)
+    if s.draft_vocab < s.vocab:
+        ids = torch.randperm(s.vocab, generator=generator)[: s.draft_vocab].sort().values
+        found["d2t"] = ids - torch.arange(s.draft_vocab)
+        found["t2d"] = torch.zeros(s.vocab, dtype=torch.bool).index_fill(0, ids, True)
+    return found
+
+
+def config_of(layout: Layout) -> dict[str, Any]:
+    """The head's config.json."""
+    s = layout.shape
+    decoder = {
+        "model_type": "llama",
+        "hidden_size": s.hidden,
+        "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads,
+        "num_key_value_heads": s.kv_heads,
+        "head_dim": s.head_dim,
+        "intermediate_size": s.inner,
+        "vocab_size": s.vocab,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+    }
+    own = {"draft_vocab_size": s.draft_vocab, **layout.config}
+    return own | ({"transformer_layer_config": decoder} if layout.nested else decoder)
+
+
+def write(layout: Layout, directory: Path, tensors: Tensors | None = None) -> Path:
+    """Writes a head as its project would."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config_of(layout)))
+    named = {_published(layout, name): tensor for name, tensor in (tensors or random_tensors(layout)).items()}
+    if layout.pickled:
+        torch.save(named, directory / "pytorch_model.bin")
+    else:
+        save_file(named, directory / "model.safetensors")
+    return directory
+
+
+def _published(layout: Layout, name: str) -> str:
+    if name in ("lm_head.weight", "d2t", "t2d"):
+        return name
+    if name.startswith("layers.0."):
+        name = layout.layer + name.removeprefix("layers.0.")
+    return layout.prefix + name
+
+
+def reference(
+    layout: Layout,
+    tensors: Tensors,
+    embedding: torch.Tensor,
+    head: torch.Tensor,
+    tokens: Sequence[int],
+    states: torch.Tensor,
+    drafted: Sequence[int] = (),
+) -> torch.Tensor:
+    """Logits [rows, draft vocabulary] of an EAGLE-3 head over a text, from its second token on, then of a chain.
+
+    One plain pass over all rows: the rows of a chain see each other and the text. The hidden states of drafted tokens
+    are found one after the other.
+
+    Args:
+        embedding: [vocabulary, hidden] and head [vocabulary, hidden] of the target.
+        tokens: the text.
+        states: [tokens − 1, states · width] the target's.
+        drafted: tokens that follow it.
+    """
+    w, s = tensors, layout.shape
+    if "fc_norm.0.weight" in w:
+        parts = states.split(s.target_hidden, 1)
+        states = torch.cat([_rms(part, w[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)], 1)
+    if "input_norm.weight" in w:
+        states = _rms(states, w["input_norm.weight"])
+    hidden = states @ w["fc.weight"].T if "fc.weight" in w else states
+    table = w.get("embed_tokens.weight", embedding)
+    rows = list(tokens[1:])
+    for done in range(len(drafted) + 1):
+        out, fed_back = _pass(layout, w, table[torch.tensor(rows)], hidden)
+        if done < len(drafted):
+            rows.append(drafted[done])
+            hidden = torch.cat([hidden, fed_back[-1:]])
+    return out @ w.get("lm_head.weight", head).T
+
+
+def _pass(layout: Layout, w: Tensors, e: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    normed = _rms(g, w["layers.0.hidden_norm.weight"])
+    x = normed if layout.config.get("norm_before_residual") else g
+    h = torch.cat([_rms(e, w["layers.0.input_layernorm.weight"]), normed], 1)
+    for index in range(layout.shape.layers):
+        prefix = f"layers.{index}."
+        if index:
+            h = _rms(x, w[prefix + "input_layernorm.weight"])
+        x = x + _attention(layout, w, prefix, h)
+        inner = _rms(x, w[prefix + "post_attention_layernorm.weight"])
+        gate, up = inner @ w[prefix + "mlp.gate_proj.weight"].T, inner @ w[prefix + "mlp.up_proj.weight"].T
+        x = x + (F.silu(gate) * up) @ w[prefix + "mlp.down_proj.weight"].T
+    out = _rms(x, w["norm.weight"])
+    return out, out if layout.config.get("norm_output") else x
+
+
+def _attention(layout: Layout, w: Tensors, prefix: str, h: torch.Tensor) -> torch.Tensor:
+    s, rows = layout.shape, h.shape[0]
+    found = []
+    for name, heads in (("q", s.heads), ("k", s.kv_heads), ("v", s.kv_heads)):
+        part = h @ w[f"{prefix}self_attn.{name}_proj.weight"].T
+        if layout.bias:
+            part = part + w[f"{prefix}self_attn.{name}_proj.bias"]
+        part = part.view(rows, heads, s.head_dim)
+        if layout.qk_norm and name != "v":
+            part = _rms(part, w[f"{prefix}self_attn.{name}_norm.weight"])
+        found.append(part if name == "v" else _rotate(part))
+    q, k, v = found
+    k, v = (part.repeat_interleave(s.heads // s.kv_heads, 1) for part in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * s.head_dim**-0.5
+    scores = scores.masked_fill(torch.ones(rows, rows).triu(1).bool(), -torch.inf)
+    attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(rows, -1)
+    return attended @ w[f"{prefix}self_attn.o_proj.weight"].T
+
+
+def _rotate(x: torch.Tensor) -> torch.Tensor:
+    rows, _, width = x.shape
+    angles = torch.arange(rows)[:, None] * 10000.0 ** (-2 * torch.arange(width // 2) / width)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def _rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * weight

@@ -1,0 +1,262 @@
+"""EAGLE-3 heads: what they compute, in every published layout, and what is said of those that cannot be right."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dynaspec.contract.errors import CheckpointError
+from dynaspec.contract.proposer import Drafts
+from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.checkpoint import checkpoint_method
+from dynaspec.kv.arena import Arena
+from dynaspec.model.attention.reference import ReferenceAttention
+from dynaspec.model.base import Model
+from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.eagle3.config import read_config
+from dynaspec.model.eagle3.head import Eagle3Head
+from dynaspec.model.eagle3.loader import load_eagle3
+from dynaspec.model.loader import load_model
+from dynaspec.model.ops import TorchOps
+from dynaspec.model.stack import OpsStack
+from dynaspec.model.taps import Taps
+from dynaspec.propose.autoregressive import AutoregressiveProposer
+from dynaspec.propose.eagle3 import Eagle3Drafter
+from dynaspec.sampling.state import SamplerState
+from support.eagle3_heads import LAYOUTS, Layout, random_tensors, reference, write
+from unit.model import tiny
+from unit.propose.batches import batch, block_tables, plan, target
+
+TEXT = np.random.default_rng(0).integers(3, 50, 37).tolist()
+CHAIN = [7, 30, 7, 11]
+BY_NAME = {layout.name: layout for layout in LAYOUTS}
+SPECULATORS = BY_NAME["speculators"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(str(tiny.write(tmp_path_factory.mktemp("tiny"))))
+
+
+def states_of(model: Model, text: list[int], states: tuple[int, ...]) -> torch.Tensor:
+    """[tokens, states · width]"""
+    blocks = -(-len(text) // BLOCK_SIZE)
+    kv = Arena.allocate(2, model.kv_shapes(blocks), torch.float32, torch.device("cpu")).layers
+    taps = Taps.allocate(states, blocks, 2, 32, torch.float32, torch.device("cpu"))
+    model.forward(rows(text, 0, blocks), kv, taps)
+    return taps.arena[: len(text)]
+
+
+def rows(tokens: list[int], start: int, blocks: int) -> ForwardBatch:
+    at = np.arange(start, start + len(tokens), dtype=np.int64)
+    return ForwardBatch(
+        tokens=torch.tensor(tokens),
+        positions=at,
+        slots=at.copy(),
+        query_start=np.array([0, len(tokens)], np.int32),
+        context_lens=np.array([start], np.int32),
+        block_tables=np.arange(blocks, dtype=np.int32)[None],
+    )
+
+
+def logits_of(head: Eagle3Head, states: torch.Tensor, text: list[int], chain: list[int], chunk: int) -> torch.Tensor:
+    """[rows, draft vocabulary] of the text from its second token on, in chunks, then of the chain token by token."""
+    blocks = -(-(len(text) + len(chain)) // BLOCK_SIZE)
+    kv = Arena.allocate(head.config.num_layers, head.kv_shapes(blocks), torch.float32, torch.device("cpu")).layers
+    for key, value in kv:
+        key.fill_(torch.nan)
+        value.fill_(torch.nan)
+    found, hidden = [], torch.empty(0)
+    for start in range(1, len(text), chunk):
+        part = text[start : start + chunk]
+        known = states[start - 1 : start - 1 + len(part)].clone()
+        hidden = head.forward(rows(part, start, blocks), head.fuse(known), kv)
+        found.append(head.logits(hidden))
+    for i, token in enumerate(chain):
+        hidden = head.forward(rows([token], len(text) + i, blocks), hidden[-1:], kv)
+        found.append(head.logits(hidden))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_a_head_computes_what_its_layout_says(layout: Layout, model: Model, tmp_path: Path) -> None:
+    path = write(layout, tmp_path)
+    head, s = load_eagle3(str(path), model), layout.shape
+    assert head.settings.states == s.states
+    states, tensors = states_of(model, TEXT, s.states), random_tensors(layout)
+    embedding, output = tiny.tensors()["model.embed_tokens.weight"], tiny.tensors()["lm_head.weight"]
+    expected = reference(layout, tensors, embedding, output, TEXT, states[:-1], CHAIN)
+    whole = logits_of(head, states, TEXT, CHAIN, len(TEXT))
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(logits_of(head, states, TEXT, CHAIN, 5), whole)
+    ids = tensors["d2t"] + torch.arange(s.draft_vocab) if "d2t" in tensors else None
+    assert (head.vocabulary is None) == (ids is None)
+    if ids is not None:
+        assert head.vocabulary is not None
+        assert head.vocabulary.tolist() == ids.tolist()
+    assert checkpoint_method(path) == "eagle3"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_single_operations_compute_the_same(layout: Layout, model: Model, tmp_path: Path) -> None:
+    head = load_eagle3(str(write(layout, tmp_path)), model)
+    states = states_of(model, TEXT, layout.shape.states)
+    whole = logits_of(head, states, TEXT, CHAIN, len(TEXT))
+    head.compiled = None
+    head._attention = ReferenceAttention(head._attention.spec, torch.device("cpu"))
+    head._stack = OpsStack(head.config, head._weights.layers, head._attention, TorchOps(), torch.device("cpu"))
+    single = logits_of(head, states, TEXT, CHAIN, 7)
+    torch.testing.assert_close(single, whole, rtol=1e-4, atol=1e-4)
+
+
+class Desk:
+    """A proposer over growing texts, with the states of their target."""
+
+    def __init__(self, model: Model, path: Path, *, compiled: bool = True, most: int = 512) -> None:
+        self.model = model
+        head = load_eagle3(str(path), model)
+        self.texts = [np.random.default_rng(i).integers(3, 50, size).tolist() for i, size in enumerate((20, 5, 33, 16))]
+        self.tables, sampler = block_tables(size=BLOCK_SIZE), SamplerState(4, 50)
+        self.arena = Arena.allocate(1, head.kv_shapes(40), torch.float32, torch.device("cpu"))
+        self.kv = Arena.allocate(2, model.kv_shapes(40), torch.float32, torch.device("cpu")).layers
+        self.taps = Taps.allocate(head.settings.states, 40, 2, 32, torch.float32, torch.device("cpu"))
+        drafter = Eagle3Drafter(head, self.arena, self.taps)
+        if not compiled:
+            drafter.chain = None
+        self.proposer = AutoregressiveProposer(drafter, self.tables, sampler, max_length=64, catch_up_tokens=most)
+        for lane, text in enumerate(self.texts):
+            sampler.add(
+                lane, SamplingParams(temperature=0), seed=0, n_index=0, eos_token_ids=(), bad_words=(), prompt=()
+            )
+            assert self.tables.try_open(lane, [], len(text))
+            self.proposer.admit(lane, ())
+            self.run(lane, text[:-1], 0)
+
+    def run(self, lane: int, tokens: list[int], start: int) -> None:
+        """The target's pass over tokens of a text."""
+        at = np.arange(start, start + len(tokens), dtype=np.int64)
+        table = self.tables.array[lane]
+        self.model.forward(
+            ForwardBatch(
+                tokens=torch.tensor(tokens),
+                positions=at,
+                slots=table[at // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + at % BLOCK_SIZE,
+                query_start=np.array([0, len(tokens)], np.int32),
+                context_lens=np.array([start], np.int32),
+                block_tables=table[None].copy(),
+            ),
+            self.kv,
+            self.taps,
+        )
+
+    def step(self, depth: tuple[int, ...], accepted: tuple[int, ...]) -> Drafts:
+        for lane, k in enumerate(depth):
+            assert self.tables.try_grow(lane, len(self.texts[lane]) + k)
+        drafts = self.proposer.propose(batch(*self.texts, tables=self.tables), plan(*depth))
+        right = np.minimum(drafts.lens, accepted)
+        for lane, text in enumerate(self.texts):
+            self.run(lane, [text[-1], *drafts.tokens[lane, : drafts.lens[lane]].tolist()], len(text) - 1)
+        self.proposer.advance(target(range(4), [len(text) for text in self.texts], right.tolist()))
+        for lane, n in enumerate(right.tolist()):
+            self.texts[lane] += [*drafts.tokens[lane, :n].tolist(), 7]
+        return drafts
+
+
+STEPS = [
+    ((4, 2, 6, 1), (4, 0, 3, 1)),
+    ((0, 5, 1, 3), (0, 2, 1, 0)),
+    ((0, 0, 0, 0), (0, 0, 0, 0)),
+    ((3, 3, 3, 3), (1, 3, 0, 2)),
+    ((6, 0, 0, 0), (6, 0, 0, 0)),
+    ((2, 2, 2, 2), (1, 1, 1, 1)),
+]
+
+
+def test_drafts_are_those_of_the_plain_reference(model: Model, tmp_path: Path) -> None:
+    """After rejections, full acceptance, and steps that drafted nothing."""
+    path, tensors = write(SPECULATORS, tmp_path), random_tensors(SPECULATORS)
+    desk = Desk(model, path)
+    embedding, output = tiny.tensors()["model.embed_tokens.weight"], tiny.tensors()["lm_head.weight"]
+    ids = tensors["d2t"] + torch.arange(20)
+    for depth, accepted in STEPS:
+        before = [list(text) for text in desk.texts]
+        drafts = desk.step(depth, accepted)
+        for lane, text in enumerate(before):
+            states, chain = states_of(model, text, (0, 1, 2))[:-1], drafts.tokens[lane, : depth[lane]].tolist()
+            logits = reference(SPECULATORS, tensors, embedding, output, text, states, chain)
+            best = ids[logits[len(text) - 2 :].argmax(1)]
+            assert chain == best[: depth[lane]].tolist()
+
+
+@pytest.mark.parametrize("most", [512, 4])
+def test_compiled_drafts_are_those_of_single_passes(model: Model, tmp_path: Path, most: int) -> None:
+    path = write(SPECULATORS, tmp_path)
+    compiled, single = Desk(model, path, most=most), Desk(model, path, compiled=False, most=most)
+    for depth, accepted in STEPS:
+        whole, parts = compiled.step(depth, accepted), single.step(depth, accepted)
+        assert whole.tokens.tolist() == parts.tokens.tolist()
+        assert whole.lens.tolist() == parts.lens.tolist()
+        assert whole.rows_per_pass == parts.rows_per_pass
+        assert np.array_equal(whole.confidence, parts.confidence)  # type: ignore[arg-type]
+    for mine, other in zip(compiled.arena.layers[0], single.arena.layers[0], strict=True):
+        assert torch.equal(mine, other)
+
+
+def broken(
+    tmp_path: Path, layout: Layout, config: dict[str, Any] | None = None, **tensors: torch.Tensor | None
+) -> Path:
+    """A head with other keys or tensors; None = left out."""
+    path = write(layout, tmp_path)
+    changed = random_tensors(layout) | {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    save_file({name: t for name, t in changed.items() if t is not None}, path / "model.safetensors")
+    raw = json.loads((path / "config.json").read_text()) | (config or {})
+    (path / "config.json").write_text(json.dumps(raw))
+    return path
+
+
+def test_a_head_that_cannot_be_right_is_refused_in_a_sentence(model: Model, tmp_path: Path) -> None:
+    other = BY_NAME["two layers"]
+    cases: list[tuple[Path, str]] = [
+        (broken(tmp_path / "a", SPECULATORS, {"target_hidden_size": 64}), "hidden states of width 64.*have 32"),
+        (broken(tmp_path / "b", other, {"vocab_size": 60}), "vocabulary has 60 tokens.*has 50"),
+        (broken(tmp_path / "c", other, {"eagle_aux_hidden_state_layer_ids": [0, 1, 30]}), r"\[0, 1, 30\].*2 layers"),
+        (broken(tmp_path / "d", SPECULATORS, fc__weight=None), r"lacks the tensor fc.weight, of shape \[32, 96\]"),
+        (broken(tmp_path / "e", SPECULATORS, norm__weight=torch.ones(7)), r"norm.weight has shape \[7\].*\[32\]"),
+        (broken(tmp_path / "f", SPECULATORS, surplus__weight=torch.ones(7)), "no place for, such as surplus.weight"),
+        (broken(tmp_path / "g", SPECULATORS, d2t=torch.full((20,), 49)), "d2t leads to ids from 49 to 68"),
+        (broken(tmp_path / "h", SPECULATORS, d2t=None), r"lacks the tensor d2t, of shape \[20\]"),
+        (broken(tmp_path / "i", other, {"hidden_size": None}), "hidden_size is None; expected a number"),
+        (broken(tmp_path / "j", other, {"eagle_config": {"use_mtp_layernorm": True}}), "use_mtp_layernorm is True"),
+    ]
+    for path, sentence in cases:
+        with pytest.raises(CheckpointError, match=sentence):
+            load_eagle3(str(path), model)
+
+
+def test_states_by_default_and_by_either_kind_of_layer_numbers() -> None:
+    raw = {
+        "hidden_size": 8,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+        "vocab_size": 9,
+        "num_key_value_heads": 1,
+    }
+    assert read_config(Path("config.json"), raw, 32).states == (2, 16, 29)
+    inputs = raw | {"eagle_aux_hidden_state_layer_ids": [2, 18, 33]}
+    assert read_config(Path("config.json"), inputs, 36).states == (2, 18, 33)
+    outputs = raw | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}
+    assert read_config(Path("config.json"), outputs, 32).states == (2, 16, 29)
+
+
+def test_a_pickled_file_that_is_none_is_refused(model: Model, tmp_path: Path) -> None:
+    path = write(replace(BY_NAME["original"]), tmp_path)
+    (path / "pytorch_model.bin").write_bytes(b"nothing of the kind")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is not a readable PyTorch checkpoint"):
+        load_eagle3(str(path), model)
