@@ -210,8 +210,8 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="models/target", help="the target's checkpoint folder")
-    parser.add_argument("--draft-model", default="models/draft", help="the drafter's checkpoint folder")
+    parser.add_argument("--model", default="tests/models/target", help="the target's checkpoint folder")
+    parser.add_argument("--draft-model", default="tests/models/draft", help="the drafter's checkpoint folder")
     parser.add_argument("--policies", default="plain,auto", help="as in dynaspec bench, separated by commas")
     parser.add_argument("--requests", type=int, default=16, help="requests at once (16)")
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens of each (96)")

@@ -140,8 +140,8 @@ def beside_a_step(model: str, draft_model: str, requests: int, rounds: int) -> t
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="models/target")
-    parser.add_argument("--draft-model", default="models/draft")
+    parser.add_argument("--model", default="tests/models/target")
+    parser.add_argument("--draft-model", default="tests/models/draft")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     print(f"{'policy':<12} {'requests':>8} {'plan':>7} {'trim':>7} {'plan+trim':>9} {'observe':>8}  µs   k")

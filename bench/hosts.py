@@ -88,8 +88,8 @@ def on_vllm(args: argparse.Namespace, console: Console, tell: Tell) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="models/target", help="the target's checkpoint folder")
-    parser.add_argument("--draft-model", default="models/draft", help="the drafter's checkpoint folder")
+    parser.add_argument("--model", default="tests/models/target", help="the target's checkpoint folder")
+    parser.add_argument("--draft-model", default="tests/models/draft", help="the drafter's checkpoint folder")
     parser.add_argument("--hosts", nargs="+", choices=HOSTS, default=HOSTS, help="what to run (both)")
     parser.add_argument(
         "--vllm-python", type=Path, default=VLLM_PYTHON, help=f"interpreter that has vLLM ({VLLM_PYTHON})"

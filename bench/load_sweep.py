@@ -50,8 +50,8 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="models/target", help="the target's checkpoint folder")
-    parser.add_argument("--draft-model", default="models/draft", help="the drafter's checkpoint folder")
+    parser.add_argument("--model", default="tests/models/target", help="the target's checkpoint folder")
+    parser.add_argument("--draft-model", default="tests/models/draft", help="the drafter's checkpoint folder")
     parser.add_argument("--dataset", type=Path, help="file of prompts (default: those that come along)")
     parser.add_argument("--policy", help="what is compared with plain decoding and fixed lengths (auto)")
     parser.add_argument("--loads", type=int, nargs="+", help="requests at once (1 2 4 8 16 32)")

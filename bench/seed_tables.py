@@ -57,8 +57,8 @@ def _data(args: argparse.Namespace) -> tuple[Dataset, ...]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="models/target", help="the target's checkpoint folder")
-    parser.add_argument("--draft-model", default="models/draft", help="the drafter's checkpoint folder")
+    parser.add_argument("--model", default="tests/models/target", help="the target's checkpoint folder")
+    parser.add_argument("--draft-model", default="tests/models/draft", help="the drafter's checkpoint folder")
     parser.add_argument("--dataset", type=Path, help="file of the prompts that are decoded (default: maths)")
     parser.add_argument("--other-dataset", type=Path, help="file of other prompts to take a profile on (default: code)")
     parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="tables to make")

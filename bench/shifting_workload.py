@@ -69,8 +69,8 @@ def adversarial(args: argparse.Namespace, console: Console, tell: Tell) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="models/target", help="the target's checkpoint folder")
-    parser.add_argument("--draft-model", default="models/draft", help="the drafter's checkpoint folder")
+    parser.add_argument("--model", default="tests/models/target", help="the target's checkpoint folder")
+    parser.add_argument("--draft-model", default="tests/models/draft", help="the drafter's checkpoint folder")
     parser.add_argument("--policy", default="auto", help="what is compared with plain decoding and fixed lengths")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="what to run (both)")
     parser.add_argument("--rounds", type=int, help="alternating rounds of the sequence (4)")

@@ -301,8 +301,8 @@ def _places(prompts: Sequence[DemoPrompt], kind: str) -> list[int]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="models/target", help="the target's checkpoint folder")
-    parser.add_argument("--draft-model", default="models/draft", help="the drafter's checkpoint folder")
+    parser.add_argument("--model", default="tests/models/target", help="the target's checkpoint folder")
+    parser.add_argument("--draft-model", default="tests/models/draft", help="the drafter's checkpoint folder")
     parser.add_argument("--rounds", type=int, default=3, help="times that everything is measured (3)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens of each continuation (128)")
     parser.add_argument("--json", type=Path, help="write everything measured to this file")

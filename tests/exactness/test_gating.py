@@ -12,7 +12,7 @@ from support.checkpoints import Pair, save_pair
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
 from support.workloads import MODES, PROMPTS
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[1] / "models"
 TEXTS = (
     "def quicksort(items):\n",
     "Question: Tom has 3 apples and buys 5 more. How many apples does he have?\nAnswer:",

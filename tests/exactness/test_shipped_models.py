@@ -11,7 +11,7 @@ import pytest
 from dynaspec import SamplingParams
 from support.engines import PlainDecoding, assert_same, open_llm
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[1] / "models"
 TARGET, DRAFT = MODELS / "target", MODELS / "draft"
 PROMPTS = (
     "def quicksort(items):\n",

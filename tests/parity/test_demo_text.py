@@ -11,7 +11,7 @@ import torch
 
 from dynaspec import LLM, SamplingParams
 
-TARGET = Path(__file__).parents[2] / "models" / "target"
+TARGET = Path(__file__).parents[1] / "models" / "target"
 PROMPTS = 50
 NEW_TOKENS = 24
 TIE = 1e-4

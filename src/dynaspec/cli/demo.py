@@ -24,8 +24,8 @@ DIFFERENT = 1
 
 
 def demo(
-    model: Annotated[str, typer.Option(help="The target's checkpoint.")] = "models/target",
-    draft_model: Annotated[str, typer.Option(help="The drafter's checkpoint.")] = "models/draft",
+    model: Annotated[str, typer.Option(help="The target's checkpoint.")] = "tests/models/target",
+    draft_model: Annotated[str, typer.Option(help="The drafter's checkpoint.")] = "tests/models/draft",
     output_dir: Annotated[Path, typer.Option(help="Folder for the picture and the figures.")] = Path("demo-out"),
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each continuation.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Timed runs of every prompt and policy.")] = 2,

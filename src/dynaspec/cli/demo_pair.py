@@ -17,11 +17,11 @@ def demo_folder() -> Path:
     Raises:
         ConfigError: they are not there.
     """
-    candidates = (Path("models"), Path(dynaspec.__file__).parents[2] / "models")
+    candidates = (Path("tests/models"), Path(dynaspec.__file__).parents[2] / "tests" / "models")
     for folder in candidates:
         if all((folder / name / "config.json").is_file() for name in ("target", "draft")):
             return folder
     raise ConfigError(
-        "the demonstration's models are not here; expected the folders models/target and models/draft in the working "
+        "the demonstration's models are not here; expected the folders tests/models/target and tests/models/draft in the working "
         "directory or in the project's own folder"
     )

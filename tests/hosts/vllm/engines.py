@@ -12,7 +12,7 @@ from dynaspec.hosts.vllm.pilot import Pilot, build_pilot
 from dynaspec.observe.decision_log import ObserveCall, PlanCall, read_calls, read_header
 from dynaspec.simulate.replay import ReplayResult, replay
 
-MODELS = Path(__file__).resolve().parents[3] / "models"
+MODELS = Path(__file__).resolve().parents[2] / "models"
 SCHEDULER = "dynaspec.hosts.vllm.Scheduler"
 MAX_MODEL_LEN = 256
 LONGEST = 5

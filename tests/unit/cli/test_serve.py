@@ -226,15 +226,15 @@ def test_vllm_s_names_and_ours_do_not_overlap():
 
 def test_the_demonstration_s_pair(started, monkeypatch, tmp_path):
     for name in ("target", "draft"):
-        (tmp_path / "models" / name).mkdir(parents=True)
-        (tmp_path / "models" / name / "config.json").touch()
+        (tmp_path / "tests" / "models" / name).mkdir(parents=True)
+        (tmp_path / "tests" / "models" / name / "config.json").touch()
     monkeypatch.chdir(tmp_path)
     engine, server = started("--demo")
-    assert (engine.model, engine.speculative_config.model) == ("models/target", "models/draft")
+    assert (engine.model, engine.speculative_config.model) == ("tests/models/target", "tests/models/draft")
     assert server.served_model_name == ("demo",)
     engine, server = started("--demo", "--method", "ngram", "--served-model-name", "x")
     assert (engine.speculative_config.method, server.served_model_name) == ("ngram", ("x",))
-    assert started("--demo", "--policy", "constant")[0].speculative_config.model == "models/draft"
+    assert started("--demo", "--policy", "constant")[0].speculative_config.model == "tests/models/draft"
 
 
 def test_without_the_demonstration_s_models(refused, monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ from unit.deploy.serve_command import DEPLOY, DOCS, ROOT
 
 
 def kv_bytes_per_token(model: str) -> int:
-    config = json.loads((ROOT / "models" / model / "config.json").read_text())
+    config = json.loads((ROOT / "tests" / "models" / model / "config.json").read_text())
     return 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 4
 
 
@@ -24,7 +24,7 @@ def test_every_option_is_used() -> None:
 
 def test_what_is_said_of_memory_is_so() -> None:
     per_token = kv_bytes_per_token("target") + kv_bytes_per_token("draft")
-    length = json.loads((ROOT / "models/target/config.json").read_text())["max_position_embeddings"]
+    length = json.loads((ROOT / "tests/models/target/config.json").read_text())["max_position_embeddings"]
     mebibytes = per_token * length / 2**20
     memory = example_engine().kv_cache_memory
     assert memory is not None

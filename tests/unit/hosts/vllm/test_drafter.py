@@ -14,7 +14,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.hosts.vllm.drafter import WorkerDrafter
 from dynaspec.hosts.vllm.drafting.build import build_drafting
 
-MODELS = Path(__file__).resolve().parents[4] / "models"
+MODELS = Path(__file__).resolve().parents[3] / "models"
 
 
 def config(told: Any, *, vocab: int = 4096, **parallel: int) -> SimpleNamespace:
