@@ -21,7 +21,10 @@ def eagle3(
         Path, typer.Option(help="Folder for conversations, hidden states and checkpoints; keep it to resume.")
     ] = Path("eagle3-state"),
     stage: Annotated[
-        str, typer.Option(help="What to do: data, states, train, export, or all of them in order.")
+        str,
+        typer.Option(
+            help="What to do: data, states, train, or all of these; export: the last checkpoint, best or not."
+        ),
     ] = "all",
     conversations: Annotated[
         list[Path] | None,

@@ -57,7 +57,7 @@ class Pipeline:
         self._checkpoints = Checkpoints(settings.work)
 
     def run(self, stage: str) -> None:
-        """Run ``stage``, or all of them.
+        """Run ``stage``, or for ``all`` data, states and train, which exports the best head as it goes.
 
         Raises:
             ConfigError, CheckpointError: what was given cannot work.
@@ -65,7 +65,7 @@ class Pipeline:
         self._place.folder.mkdir(parents=True, exist_ok=True)
         stages = {"data": self._data, "states": self._states, "train": self._train, "export": self._export}
         for name, run in stages.items():
-            if stage in (name, "all"):
+            if stage == name or (stage == "all" and name != "export"):
                 run()
 
     def _data(self) -> None:

@@ -130,8 +130,13 @@ class Trainer:
         write_atomically(path, lambda temporary: torch.save(state, temporary))
 
     def run(self, listener: Listener | None = None) -> Progress:
-        """Train until the tokens are spent, measure and save; returns what was done in all."""
+        """Train until the tokens are spent, measure and save; returns what was done in all.
+
+        A run that had spent them before is left as it is.
+        """
         settings, schedule, progress = self._settings, self._settings.schedule, self.progress
+        if progress.tokens >= settings.tokens:
+            return progress
         usual, saved = math.inf, time.monotonic()
         decaying = schedule.decaying(progress.tokens / settings.tokens)
         while (share := progress.tokens / settings.tokens) < 1.0:
