@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from support.checkpoints import Pair, save_pair
+from support.eagle3_heads import save_fitted
 from support.engines import PlainDecoding
+from support.workloads import PROMPTS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,6 +26,13 @@ def _one_thread() -> None:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A random Llama, and a drafter that agrees with it now and then."""
     return save_pair(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def head(tiny: Pair, plain: PlainDecoding, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An EAGLE-3 head of the tiny target that agrees with it now and then."""
+    prompts = [plain.llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+    return str(save_fitted(tmp_path_factory.mktemp("head"), tiny.target, prompts))
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,7 @@ def law(plain: PlainDecoding) -> dict[tuple[int, ...], float]:
     return law
 
 
-def speculation(tiny: Pair, kind: str) -> dict[str, Any]:
+def speculation(tiny: Pair, kind: str, head: str = "") -> dict[str, Any]:
     if kind == "ngram":
         return {
             "method": "ngram",
@@ -92,7 +92,7 @@ def speculation(tiny: Pair, kind: str) -> dict[str, Any]:
             "prompt_lookup_min": 1,
             "prompt_lookup_max": 2,
         }
-    config = {"model": tiny.drafter, "num_speculative_tokens": DEPTH}
+    config = {"model": head or tiny.drafter, "num_speculative_tokens": DEPTH}
     if kind in ("auto", "varying"):  # with lookup beside
         return config | {"policy": "auto", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
     if kind == "stopping":  # on what was drawn, which must not favour any token
@@ -135,6 +135,23 @@ def test_unseeded_output_follows_the_targets_law(
         max_model_len=64,
         max_num_seqs=250,
         async_scheduling=scheduling == "async",
+    ) as llm:
+        assert p_value(llm, law) > 1e-4
+        stats = llm.stats()
+    assert stats.verified > stats.accepted > 0
+
+
+@pytest.mark.parametrize("kind", ["probabilistic", "greedy", "stopping", "auto", "gated"])
+def test_unseeded_output_follows_it_with_a_head(
+    kind: str, tiny: Pair, head: str, law: dict[tuple[int, ...], float]
+) -> None:
+    """It does not know two of the allowed tokens."""
+    with open_llm(
+        tiny.target,
+        ticking=kind == "auto",
+        speculative_config=speculation(tiny, kind, head),
+        max_model_len=64,
+        max_num_seqs=250,
     ) as llm:
         assert p_value(llm, law) > 1e-4
         stats = llm.stats()

@@ -18,7 +18,10 @@ from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.outputs import CompletionOutput, RequestOutput
 from dynaspec.contract.proposer import Proposer
 from dynaspec.contract.step import Limits
+from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.engine.build import build_engine
+from dynaspec.model.batch import BLOCK_SIZE
+from dynaspec.model.eagle3.loader import load_eagle3
 from dynaspec.model.loader import load_model
 
 
@@ -74,8 +77,17 @@ def open_async_llm(model: str, *, proposer: Proposer | None = None, **options: A
 
 
 def kv_bytes(blocks: int, *models: str) -> int:
-    """``kv_cache_memory`` for this many blocks shared by these checkpoints."""
-    return blocks * sum(load_model(model).kv_bytes_per_block for model in models)
+    """``kv_cache_memory`` for this many blocks shared by these checkpoints, which may be heads of the first."""
+    target = load_model(models[0])
+    total = target.kv_bytes_per_block
+    for model in models[1:]:
+        if checkpoint_method(model) == "eagle3":
+            head = load_eagle3(model, target)
+            states = BLOCK_SIZE * len(head.settings.states) * target.config.hidden_size * target.dtype.itemsize
+            total += head.kv_bytes_per_block + states
+        else:
+            total += load_model(model).kv_bytes_per_block
+    return blocks * total
 
 
 class PlainDecoding:
