@@ -153,7 +153,7 @@ class Trainer:
             progress.seconds += worked
             if listener is not None:
                 speed = (progress.tokens - before) / usual
-                left = (settings.tokens - progress.tokens) / speed
+                left = max(0, settings.tokens - progress.tokens) / speed
                 listener(HeadReport(progress, share, factor, self._plan.place.epoch, speed, left))
             if progress.tokens // settings.evaluate_tokens > before // settings.evaluate_tokens:
                 self.measure()
