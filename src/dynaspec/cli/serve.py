@@ -16,7 +16,7 @@ from dynaspec.cli import options as o
 from dynaspec.cli.banner import announce
 from dynaspec.cli.config_file import read_config_file
 from dynaspec.cli.console import note
-from dynaspec.cli.demo_pair import DEMO_NAME, demo_folder
+from dynaspec.cli.demo_model import DEMO_NAME, with_demo_model
 from dynaspec.cli.fields import with_fields
 from dynaspec.cli.vllm_backend import backend_of
 from dynaspec.cli.vllm_flags import translate_arguments
@@ -62,7 +62,9 @@ def serve(
     ] = None,
     *,
     model: Annotated[str | None, typer.Option(help="The same as the argument.")] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Serve the demonstration's pair of models as 'demo'.")] = False,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Serve the demonstration's chat model, and its head, as 'demo'.")
+    ] = False,
     config: Annotated[
         Path | None, typer.Option(help="YAML file of options under their long names; options given here win over it.")
     ] = None,
@@ -149,14 +151,9 @@ def _one_model(argument: str | None, option: str | None) -> str | None:
 
 
 def _with_demo(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The demonstration's target, and its drafter unless something else is to draft."""
     if "model" in options:
         raise ConfigError(f"--demo was given together with the model {options['model']!r}; expected one or the other")
-    folder = demo_folder()
-    pair = {"model": str(folder / "target"), "served_model_name": [DEMO_NAME]}
-    if not options.keys() & {"speculative_config", "method", "draft_model"}:
-        pair["draft_model"] = str(folder / "draft")
-    return pair | dict(options)
+    return {"served_model_name": [DEMO_NAME]} | with_demo_model(options)
 
 
 def _only(options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dynaspec.cli.config_file import read_pairs
-from dynaspec.cli.demo_pair import DEMO_NAME, demo_folder
 from dynaspec.cli.vllm_flags import Foreign, refuse
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.config import parse_bytes
@@ -64,6 +63,7 @@ _NO_PAGE = "vLLM's server has no live page"
 _NO_LIMIT = "vLLM's server has no such limit"
 
 REFUSED: Mapping[str, Foreign] = {
+    "demo": Foreign((False,), "its model is a GGUF file, which has not been tried with vLLM"),
     "device": Foreign(("auto",), "vLLM runs on the platform that it was built for"),
     "enable_dashboard": Foreign((False,), _NO_PAGE),
     "keep_alive_s": Foreign((), "vLLM takes it from VLLM_HTTP_TIMEOUT_KEEP_ALIVE"),
@@ -82,7 +82,7 @@ REFUSED: Mapping[str, Foreign] = {
 _SEVERAL = "served_model_name"
 """The one of them that takes several names after one flag here too."""
 
-_FLAGS = (*RENAMED, *NEGATED, "enable_dashboard", "shutdown_on_engine_death")
+_FLAGS = (*RENAMED, *NEGATED, "demo", "enable_dashboard", "shutdown_on_engine_death")
 _VALUES = ("model", "backend", "config", "decision_log", "additional_config", *CONVERTED)
 
 
@@ -130,8 +130,6 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
         given["api_key"] = [key.strip() for key in environ[API_KEY_VARIABLE].split(",") if key.strip()]
     for name in given.keys() & REFUSED.keys():
         refuse(name, given[name], REFUSED[name])
-    if given.pop("demo", False):
-        given = _with_demo(given)
     more = given.get("additional_config")
     return Request(
         model=given.get("model"),
@@ -175,7 +173,6 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     """Takes what is dynaspec's and leaves the rest, in its order."""
     parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--demo", action="store_true")
     parser.add_argument("--speculative-config", "-sc")
     for key, names in SPECULATION.items():
         parser.add_argument(*map(_flag, names), dest=f"{_KEY}{key}")
@@ -265,14 +262,6 @@ def _object(name: str, text: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"--{name} is {text!r}; expected a JSON object")
     return value
-
-
-def _with_demo(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The demonstration's target, and its drafter unless something else is to draft."""
-    folder = demo_folder()
-    drafts = given.keys() & {"speculative_config", f"{_KEY}model", f"{_KEY}method"}
-    pair = {} if drafts else {f"{_KEY}model": str(folder / "draft")}
-    return {"model": str(folder / "target"), "served_model_name": [DEMO_NAME], **pair, **given}
 
 
 def _with_dashes(argument: str) -> str:

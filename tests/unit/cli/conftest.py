@@ -47,3 +47,17 @@ def dynaspec(monkeypatch, capsys):
         return Result(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def no_demo_model(monkeypatch):
+    """The package that brings the demonstration's model is not installed."""
+    monkeypatch.setattr("dynaspec.cli.demo_model.find_spec", lambda name: None)
+
+
+@pytest.fixture
+def demo_model(monkeypatch, pair):
+    """The tiny pair in the place of the demonstration's models."""
+    monkeypatch.setattr("dynaspec.cli.demo_model.demo_target", lambda: pair.target)
+    monkeypatch.setattr("dynaspec.cli.demo_model.demo_head", lambda: pair.drafter)
+    return pair

