@@ -19,7 +19,7 @@ import dynaspec  # first: it sets what torch's threads read when they start
 # isort: split
 import numpy as np
 
-from dynaspec.bench.demo import load_demo_prompts
+from dynaspec.bench.datasets import demo_prompts
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import DraftView, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView, Work
@@ -125,7 +125,7 @@ def beside_a_step(model: str, draft_model: str, requests: int, rounds: int) -> t
     step = llm._engine._loop._step  # type: ignore[attr-defined]
     timed = Timed(step._controller)
     step._controller = timed
-    prompts = [prompt.prompt for prompt in load_demo_prompts()]
+    prompts = [prompt.text for prompt in demo_prompts()]
     prompts = (prompts * requests)[:requests]
     params = dynaspec.SamplingParams(temperature=0, max_tokens=96, ignore_eos=True)
     llm.generate(prompts, params)

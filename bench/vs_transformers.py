@@ -29,7 +29,7 @@ import dynaspec  # first: it sets what torch's threads read when they start
 import numpy as np
 import torch
 
-from dynaspec.bench.demo import DemoPrompt, load_demo_prompts
+from dynaspec.bench.datasets import BenchPrompt, demo_prompts
 from dynaspec.bench.hosts.transformers import Decoded, Process, Side
 from dynaspec.bench.hosts.transformers_side import ASSISTED, PLAIN, Arguments
 from dynaspec.bench.measure import run_once
@@ -106,17 +106,17 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for folder in (args.model, args.draft_model):
         if not (Path(folder) / "config.json").is_file():
             raise ConfigError(f"{folder} holds no config.json; expected a checkpoint's folder")
-    prompts = load_demo_prompts()
+    prompts = demo_prompts()
     print(f"{args.model} with {args.draft_model}, {torch.get_num_threads()} threads, {args.rounds} rounds", flush=True)
     with ExitStack() as stack:
         verification = verification_ratio(args, stack)
         batching = batching_ratio(args, prompts, stack)
         sides, tokenize = decoding_sides(args, stack)
-        rounds = decode_rounds(sides, [tokenize(prompt.prompt) for prompt in prompts], args.rounds)
+        rounds = decode_rounds(sides, [tokenize(prompt.text) for prompt in prompts], args.rounds)
     ratios = [verification, *decoding_ratios(rounds), batching]
     kinds = {
         kind: median(quotient(one, OURS_PLAIN, OURS_CONFIDENT, _places(prompts, kind)) for one in rounds)
-        for kind in dict.fromkeys(prompt.kind for prompt in prompts)
+        for kind in dict.fromkeys(prompt.category for prompt in prompts)
     }
     speeds = {name: median(speed(one[name]) for one in rounds) for name in sides}
     show(ratios, kinds, speeds, rounds)
@@ -168,13 +168,13 @@ def pass_seconds(engine: Engine) -> float:
     return counts.verify_s / counts.target_passes
 
 
-def batching_ratio(args: argparse.Namespace, prompts: Sequence[DemoPrompt], stack: ExitStack) -> Ratio:
+def batching_ratio(args: argparse.Namespace, prompts: Sequence[BenchPrompt], stack: ExitStack) -> Ratio:
     """(e). The prompts lie in the prefix cache on both sides, so that it is decoding that is timed."""
     params = dynaspec.SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
     llms = [dynaspec.LLM(args.model, max_num_seqs=seqs) for seqs in (1, BATCH)]
     for llm in llms:
         stack.callback(llm.close)
-    tokens = [llms[0].tokenizer.encode(prompts[i % len(prompts)].prompt) for i in range(BATCH)]
+    tokens = [llms[0].tokenizer.encode(prompts[i % len(prompts)].text) for i in range(BATCH)]
     alone = tokens[:: BATCH // 4]
     for llm in llms:
         run_once(llm, tokens, params)  # warm-up
@@ -295,8 +295,8 @@ def show(
     ))  # fmt: skip
 
 
-def _places(prompts: Sequence[DemoPrompt], kind: str) -> list[int]:
-    return [i for i, prompt in enumerate(prompts) if prompt.kind == kind]
+def _places(prompts: Sequence[BenchPrompt], kind: str) -> list[int]:
+    return [i for i, prompt in enumerate(prompts) if prompt.category == kind]
 
 
 def _arguments() -> argparse.Namespace:

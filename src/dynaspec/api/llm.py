@@ -18,7 +18,7 @@ from dynaspec.engine.intake import Prompt
 from dynaspec.engine.tokenizer import Message, Tokenizer
 from dynaspec.observe.counts import SpecCounts
 
-from .backend import Backend, open_engine
+from .backend import Backend, SteppedEngine, open_engine
 
 
 class LLM:
@@ -42,7 +42,17 @@ class LLM:
         backend: Backend = "dynaspec",
         **options: Any,
     ) -> None:
-        self._engine = open_engine(model, backend, speculative_config, options)
+        self._set_up(open_engine(model, backend, speculative_config, options))
+
+    @classmethod
+    def over(cls, engine: SteppedEngine) -> LLM:
+        """One that decodes with an engine built elsewhere, such as one of several that share their weights."""
+        llm = cls.__new__(cls)
+        llm._set_up(engine)
+        return llm
+
+    def _set_up(self, engine: SteppedEngine) -> None:
+        self._engine = engine
         self._ids = count()
 
     @property

@@ -9,31 +9,28 @@ from functools import reduce
 from importlib import resources
 from operator import add
 from statistics import median
+from typing import Any
 
 from dynaspec.api import LLM
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.checkpoint import checkpoint_method
+from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.observe.counts import SpecCounts
 
+from .engines import SharedModels, open_engine
 from .measure import Run, different, run_once
-from .policies import PLAIN
+from .policies import PLAIN, parse_policy
 
-MODES: Mapping[str, str] = {
-    PLAIN: "plain",
-    "constant:5": "draft model k=5",
-    "ngram:constant:5": "n-gram k=5",
-    "confidence:0.4:20": "confidence",
-    "auto": "auto",
-}
-"""Policies in the order they are shown, and what they are called there."""
-SHOWN = "confidence:0.4:20"
-"""The one whose text appears as it is decoded."""
-KINDS: Mapping[str, str] = {"completion": "code completion", "editing": "code editing", "maths": "maths"}
+LENGTH = 5
+"""Tokens of the fixed drafts; what the head was trained to draft in a row."""
+KINDS = ("writing", "code", "maths", "knowledge", "reading", "rewriting")
+_METHODS = {"ngram": "n-gram", "eagle3": "EAGLE-3", "draft_model": "draft model"}
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPrompt:
-    """One of the prompts in ``prompts.json``."""
+    """One of the prompts in ``demo_prompts.json``."""
 
     kind: str
     title: str
@@ -70,19 +67,61 @@ class Summary:
     """Of all steps; 1 for plain decoding."""
     wasted: float
     """Drafted tokens that were thrown away, per token of output."""
+    outputs: int
+    different: int
+    """Outputs that were not plain decoding's, token for token."""
+
+
+def ways(draft_model: str) -> tuple[str, ...]:
+    """The policies that are shown, in their order: none, lookup, the drafter, and what decides between them."""
+    return (PLAIN, f"ngram:constant:{LENGTH}", shown_way(draft_model), "auto")
+
+
+def shown_way(draft_model: str) -> str:
+    """The one whose text appears as it is decoded, since with it every step has a draft."""
+    return f"{checkpoint_method(draft_model)}:constant:{LENGTH}"
+
+
+def name_of(policy: str) -> str:
+    """A policy as people read it."""
+    method, _, form = policy.partition(":")
+    return f"{_METHODS[method]} k={form.rpartition(':')[2]}" if method in _METHODS else policy
 
 
 def load_demo_prompts() -> list[DemoPrompt]:
     """The prompts that come with the package."""
-    text = (resources.files(__package__) / "prompts.json").read_text(encoding="utf-8")
+    text = (resources.files(__package__) / "demo_prompts.json").read_text(encoding="utf-8")
     return [DemoPrompt(**record) for record in json.loads(text)["prompts"]]
+
+
+def open_ways(model: str, draft_model: str, **options: Any) -> dict[str, LLM]:
+    """An engine for every way, over the same weights.
+
+    Args:
+        options: fields of ``EngineConfig``.
+
+    Raises:
+        ConfigError, CheckpointError, CapacityError: see ``build_engine``.
+    """
+    load = SharedModels()
+    return {
+        name: LLM.over(open_engine(model, parse_policy(name, draft_model), load=load, **options))
+        for name in ways(draft_model)
+    }
+
+
+def as_tokens(tokenizer: Tokenizer, prompt: DemoPrompt) -> list[int]:
+    """The prompt as a chat model is asked it."""
+    text = tokenizer.render_chat([{"role": "user", "content": prompt.prompt}])
+    return tokenizer.encode(text, special_tokens=False)
 
 
 def decode_shown(
     llm: LLM, prompt: DemoPrompt, params: SamplingParams, on_output: Callable[[RequestOutput], None]
 ) -> None:
     """Decodes a prompt untimed, for people to watch."""
-    llm.generate(prompt.prompt, params, on_output=lambda _, output: on_output(output))
+    given = {"prompt_token_ids": as_tokens(llm.tokenizer, prompt)}
+    llm.generate(given, params, on_output=lambda _, output: on_output(output))
 
 
 def measure_prompt(
@@ -93,7 +132,7 @@ def measure_prompt(
     Args:
         first: which policy begins; one that changes from prompt to prompt favours none.
     """
-    tokens = next(iter(llms.values())).tokenizer.encode(prompt.prompt)
+    tokens = as_tokens(next(iter(llms.values())).tokenizer, prompt)
     names = list(llms)
     runs: dict[str, list[Run]] = {name: [] for name in names}
     for turn in range(first, first + rounds):
@@ -124,6 +163,8 @@ def _summary(measured: Sequence[Measured], policy: str, plain: float) -> Summary
         acceptance_length=counts.mean_acceptance_length,
         tokens_per_step=counts.tokens_per_request_step or 1.0,
         wasted=(counts.draft_tokens - counts.accepted) / max(1, counts.emitted),
+        outputs=sum(len(m.runs[policy]) for m in measured),
+        different=sum(m.different.get(policy, 0) for m in measured),
     )
 
 

