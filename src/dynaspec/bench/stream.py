@@ -14,9 +14,13 @@ _PROMPT_LINES = 4
 
 
 class StreamView:
-    """Shows one prompt's continuation while it grows."""
+    """Shows one prompt's continuation while it grows.
 
-    def __init__(self, console: Console, tokenizer: Tokenizer, prompt: str) -> None:
+    Args:
+        prompt: what is shown before it; of a long one, the end.
+    """
+
+    def __init__(self, console: Console, tokenizer: Tokenizer, prompt: str = "") -> None:
         self._console = console
         self._tokenizer = tokenizer
         self._tokens = 0

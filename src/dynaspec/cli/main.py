@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dynaspec import __version__
-from dynaspec.cli import bench, collect_env, demo, explain, generate, profile, recommend, serve, simulate, train
+from dynaspec.cli import bench, chat, collect_env, demo, explain, generate, profile, recommend, serve, simulate, train
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import DynaspecError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("demo")(demo.demo)

@@ -24,7 +24,7 @@ def test_help_lists_the_commands_without_importing_torch():
     code += "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    for command in ("generate", "bench", "demo", "collect-env", "train"):
+    for command in ("generate", "chat", "bench", "demo", "collect-env", "train"):
         assert command in done.stdout
 
 
@@ -76,4 +76,5 @@ def test_collect_env(dynaspec, monkeypatch):
 def test_demo_prompts_are_in_the_package():
     import dynaspec.bench
 
-    assert (Path(dynaspec.bench.__file__).parent / "prompts.json").is_file()
+    for name in ("prompts.json", "demo_prompts.json"):
+        assert (Path(dynaspec.bench.__file__).parent / name).is_file()

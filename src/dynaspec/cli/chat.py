@@ -1,0 +1,267 @@
+"""``dynaspec chat``: talk to a model in the terminal, and see what speculation did."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dynaspec.cli import options as o
+from dynaspec.cli.banner import drafting
+from dynaspec.cli.chat_stats import describe
+from dynaspec.cli.console import note, print_error, status
+from dynaspec.cli.conversation import Answer, Conversation, Listener
+from dynaspec.cli.demo_model import demo_target, with_demo_model
+from dynaspec.cli.results import StreamedText
+from dynaspec.contract.errors import ConfigError, RequestError
+from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.engine.config import EngineConfig
+
+if TYPE_CHECKING:
+    from dynaspec.api import LLM
+
+_LOOKUP = {"method": "ngram"}
+"""Who drafts for a model that was given without a drafter: nobody has to be trained for it, and ``auto`` leaves it off
+where it does not pay."""
+_COMMANDS = {
+    "/stats": "tokens/s, acceptance length and runs of accepted tokens of the last answer, and of all",
+    "/reset": "forget the conversation",
+    "/system TEXT": "tell the model TEXT before everything else, and begin anew; without TEXT: show it",
+    "/help": "these lines",
+    "/exit": "leave; so does Ctrl-D",
+}
+_NO_SYSTEM = "No system message; the model's template may have one of its own."
+_HINT = "A line that ends in \\ goes on with the next. Ctrl-C stops an answer."
+
+
+def chat(
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="Checkpoint folder, GGUF file or hub id; default: the demonstration's model with its EAGLE-3 head.",
+        ),
+    ] = None,
+    *,
+    prompt: Annotated[str | None, typer.Option(help="Answer this alone, and leave.")] = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told before everything else.")] = None,
+    show_runs: Annotated[
+        bool, typer.Option("--show-runs", help="Colour what was drafted and accepted; each step ends uncoloured.")
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Decode without drafts.")] = False,
+    temperature: Annotated[
+        float, typer.Option(help="0 = greedy: the same answer every time.", rich_help_panel="Sampling")
+    ] = 0.0,
+    top_p: o.TopP = None,
+    top_k: o.TopK = None,
+    min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", rich_help_panel="Sampling")] = 512,
+    seed: o.Seed = None,
+    stop: o.Stop = None,
+    speculative_config: o.SpeculativeJson = None,
+    method: o.Method = None,
+    draft_model: o.DraftModel = None,
+    policy: o.Policy = None,
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    draft_confidence_threshold: o.DraftConfidenceThreshold = None,
+    tokenizer: o.Tokenizer = None,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = None,
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    max_model_len: o.MaxModelLen = None,
+    kv_cache_memory: o.KvCacheMemory = None,
+    enable_prefix_caching: o.EnablePrefixCaching = None,
+    async_scheduling: o.AsyncScheduling = None,
+    decision_log: o.DecisionLog = None,
+) -> None:
+    """Talk to a model in the terminal. Piped in, every line is a question, and stdout carries the answers alone."""
+    params = SamplingParams(
+        temperature=temperature,
+        max_tokens=max_tokens,
+        **o.given(
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            stop=stop or None,
+        ),
+    )
+    model, speculation = _models(
+        checkpoint,
+        plain,
+        o.given(
+            speculative_config=speculative_config,
+            method=method,
+            draft_model=draft_model,
+            policy=policy,
+            num_speculative_tokens=num_speculative_tokens,
+            draft_confidence_threshold=draft_confidence_threshold,
+        ),
+    )
+    engine = o.given(
+        tokenizer=tokenizer,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        kv_cache_memory=kv_cache_memory,
+        enable_prefix_caching=enable_prefix_caching,
+        async_scheduling=async_scheduling,
+        decision_log=decision_log,
+    )
+    with status(f"loading {Path(model).name}"):
+        from dynaspec.api import LLM  # brings torch, which takes seconds to import
+
+        llm = LLM(model, speculative_config=speculation, max_num_seqs=1, **engine)
+    with closing(llm):
+        conversation = Conversation(llm, params, system)
+        conversation.check()
+        screen = _Screen(llm, show_runs)
+        if prompt is not None:
+            screen.answer(conversation, prompt)
+            return
+        _talk(conversation, screen)
+
+
+def _models(checkpoint: str | None, plain: bool, speculation: dict[str, Any]) -> tuple[str, SpeculativeConfig | None]:
+    """The model, and what drafts for it.
+
+    Raises:
+        ConfigError: the demonstration's model is missing, or options that contradict each other.
+    """
+    if plain:
+        if speculation:
+            flags = ", ".join("--" + name.replace("_", "-") for name in speculation)
+            raise ConfigError(f"--plain was given together with {flags}; expected one or the other")
+        return checkpoint or demo_target(), None
+    options = with_demo_model(speculation) if checkpoint is None else {"model": checkpoint, **speculation}
+    model = options.pop("model")
+    whole = options.pop("speculative_config", None)
+    return model, o.speculation(whole, **options) or SpeculativeConfig.parse(_LOOKUP)
+
+
+class _Screen:
+    """Shows answers as they come, and keeps what they took."""
+
+    def __init__(self, llm: LLM, show_runs: bool) -> None:
+        self._llm = llm
+        self._show_runs = show_runs
+        self.answers: list[Answer] = []
+
+    def introduce(self) -> None:
+        config = self._llm.config
+        if isinstance(config, EngineConfig):
+            note(f"{Path(config.model).name}; drafts: {drafting(config)}. /help lists commands.")
+
+    def answer(self, conversation: Conversation, question: str) -> None:
+        """
+        Raises:
+            RequestError: there is no room for an answer.
+        """
+        answer = conversation.ask(question, self._listener())
+        self.answers.append(answer)
+        if answer.stopped:
+            print()
+            note("(stopped)")
+        elif answer.filled:
+            note(f"(the model's context of {self._llm.max_model_len} tokens is full; /reset makes room)")
+        elif answer.completion.finish_reason == "length":
+            note(f"(cut off after {len(answer.completion.token_ids)} tokens; --max-tokens allows more)")
+
+    def _listener(self) -> Listener:
+        if not self._show_runs:
+            text = StreamedText(sys.stdout)
+            return lambda output: text.update(0, output)
+        from rich.console import Console
+
+        from dynaspec.bench.stream import StreamView
+
+        return StreamView(Console(highlight=False), self._llm.tokenizer).update
+
+
+def _talk(conversation: Conversation, screen: _Screen) -> None:
+    """Questions and commands, until /exit or the end of stdin."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        screen.introduce()
+    for line in _lines(interactive):
+        if line.startswith("/"):
+            if not _command(line, conversation, screen):
+                return
+        elif line:
+            try:
+                screen.answer(conversation, line)
+            except RequestError as error:
+                print_error(str(error))
+
+
+def _command(line: str, conversation: Conversation, screen: _Screen) -> bool:
+    """Does what a command asks for; False: leave."""
+    name, _, argument = line.partition(" ")
+    match name:
+        case "/exit" | "/quit":
+            return False
+        case "/stats":
+            print(describe(screen.answers))
+        case "/reset":
+            conversation.reset()
+            note("The conversation begins anew.")
+        case "/system":
+            _system(argument.strip(), conversation)
+        case "/help":
+            width = max(map(len, _COMMANDS))
+            print("\n".join([*(f"{name:<{width}}  {text}" for name, text in _COMMANDS.items()), _HINT]))
+        case _:
+            print_error(f"{name} is no command; expected one of {', '.join(_COMMANDS)}")
+    return True
+
+
+def _system(text: str, conversation: Conversation) -> None:
+    if not text:
+        print(conversation.system or _NO_SYSTEM)
+        return
+    before, conversation.system = conversation.system, text
+    try:
+        conversation.check()
+    except RequestError as error:
+        conversation.system = before
+        print_error(str(error))
+        return
+    conversation.reset()
+    note("The conversation begins anew.")
+
+
+def _lines(interactive: bool) -> Iterator[str]:
+    """What is typed or piped in, with lines joined that end in a backslash."""
+    read = _typed if interactive else _piped
+    while (line := read("> ")) is not None:
+        while line.endswith("\\") and (more := read("… ")) is not None:
+            line = line[:-1] + "\n" + more
+        yield line.strip()
+
+
+def _piped(_: str) -> str | None:
+    line = sys.stdin.readline()
+    return line.rstrip("\r\n") if line else None
+
+
+def _typed(prompt: str) -> str | None:
+    with suppress(ImportError):
+        import readline  # noqa: F401  # gives input() a history and editing
+    try:
+        return input(prompt)
+    except EOFError:
+        print()
+        return None
+    except KeyboardInterrupt:  # forgets the line
+        print()
+        return ""
