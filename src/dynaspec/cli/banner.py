@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -31,12 +32,18 @@ def announce(engine: EngineConfig, state: ServerState, url: str) -> None:
         console.print(Text.assemble((f"  {name:<9}  ", "dim"), value))
 
 
-def drafting(engine: EngineConfig) -> str:
-    """Who drafts, and which policy decides how much."""
+def drafting(engine: EngineConfig, *, short: bool = False) -> str:
+    """Who drafts, and which policy decides how much.
+
+    Args:
+        short: a checkpoint's name without the folders that it is in.
+    """
     config = engine.speculative_config
     if config is None:
         return "none: plain decoding"
     drafter = config.model or config.method
+    if short:
+        drafter = Path(drafter).name
     lookup = " and lookup" if config.lookup_beside else ""
     return f"{drafter}{lookup}, policy {config.policy}"
 

@@ -160,7 +160,7 @@ class _Screen:
     def introduce(self) -> None:
         config = self._llm.config
         if isinstance(config, EngineConfig):
-            note(f"{Path(config.model).name}; drafts: {drafting(config)}. /help lists commands.")
+            note(f"{Path(config.model).name}; drafts: {drafting(config, short=True)}. /help lists commands.")
 
     def answer(self, conversation: Conversation, question: str) -> None:
         """

@@ -48,9 +48,9 @@ def test_prompts():
 
 def test_ways_follow_the_drafter(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["Eagle3Speculator"]}')
-    assert [name_of(way) for way in ways(str(tmp_path))] == ["plain", "n-gram k=5", "EAGLE-3 k=5", "auto"]
-    assert [name_of(way) for way in WAYS] == ["plain", "n-gram k=5", "draft model k=5", "auto"]
-    assert shown_way(str(tmp_path)) == "eagle3:constant:5"
+    assert [name_of(way) for way in ways(str(tmp_path))] == ["plain", "n-gram k=5", "EAGLE-3 k=3", "auto"]
+    assert [name_of(way) for way in WAYS] == ["plain", "n-gram k=5", "draft model k=3", "auto"]
+    assert shown_way(str(tmp_path)) == "eagle3:constant:3"
 
 
 class Chats:

@@ -24,7 +24,7 @@ def test_demo(dynaspec, pair, tmp_path):
     assert "All 24 outputs are token for token those of plain decoding" in result.out
     assert str(tmp_path / "out" / "demo.png") in result.out.replace("\n", "")
     assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
-    for heading in ("draft model k=5", "identical", "By kind of prompt"):
+    for heading in ("draft model k=3", "identical", "By kind of prompt"):
         assert heading in result.out
     document = json.loads((tmp_path / "out" / "demo.json").read_text("utf-8"))
     assert document["identical"] is True
