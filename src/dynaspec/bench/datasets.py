@@ -102,15 +102,24 @@ def spread(prompts: Sequence[BenchPrompt], count: int) -> list[BenchPrompt]:
     return [prompts[i * len(prompts) // count] for i in range(count)]
 
 
-def fit(prompts: Sequence[BenchPrompt], tokenizer: Tokenizer, max_prompt_tokens: int) -> FittedPrompts:
+def fit(
+    prompts: Sequence[BenchPrompt], tokenizer: Tokenizer, max_prompt_tokens: int, *, chat: bool = False
+) -> FittedPrompts:
     """Token ids of the prompts; of one that is too long, the last ``max_prompt_tokens``.
 
+    Args:
+        chat: each is a user's turn, rendered by the chat template.
+
     Raises:
+        RequestError: there is no chat template.
         ConfigError: no room for any prompt.
     """
     if max_prompt_tokens < 1:
         raise ConfigError("max_tokens leaves no room for a prompt; expected fewer than the model's length")
-    encoded = [tokenizer.encode(prompt.text) for prompt in prompts]
+    texts = [prompt.text for prompt in prompts]
+    if chat:
+        texts = [tokenizer.render_chat([{"role": "user", "content": text}]) for text in texts]
+    encoded = [tokenizer.encode(text, special_tokens=not chat) for text in texts]
     return FittedPrompts(
         token_ids=tuple(tuple(tokens[-max_prompt_tokens:]) for tokens in encoded),
         cut=sum(len(tokens) > max_prompt_tokens for tokens in encoded),

@@ -45,15 +45,18 @@ def run_comparison(
     params: SamplingParams,
     rounds: int,
     progress: Progress,
+    *,
+    chat: bool = False,
 ) -> Session:
-    """Compares policies on prompts; those too long for the model are cut from the left.
+    """Compares policies on prompts, which with ``chat`` are users' turns; those too long for the model are cut from the
+    left.
 
     Raises:
         ConfigError, CheckpointError, CapacityError, RequestError: see ``LLM``.
     """
 
     def workload(decoder: OpenDecoder) -> tuple[Workload, int]:
-        fitted = fit(prompts, decoder.tokenizer, decoder.max_model_len - (params.max_tokens or 0))
+        fitted = fit(prompts, decoder.tokenizer, decoder.max_model_len - (params.max_tokens or 0), chat=chat)
         return Workload(fitted.token_ids, tuple(p.category for p in prompts), params, rounds), fitted.cut
 
     with ExitStack() as stack:

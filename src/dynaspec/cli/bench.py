@@ -66,6 +66,9 @@ def offline(
         str | None, typer.Option(help="Further options of vLLM's engine, as a JSON object.")
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, taken at even distances from the data.")] = 24,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Prompts are a user's turns, in the model's chat template.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each continuation.")] = 96,
     rounds: Annotated[int, typer.Option(min=1, help="Times that every policy runs; medians are shown.")] = 3,
     batch_size: Annotated[
@@ -121,6 +124,7 @@ def offline(
         "dataset": str(dataset),
         "policies": [spec.name for spec in specs],
         "num_prompts": len(prompts),
+        "chat": chat,
         "max_tokens": max_tokens,
         "rounds": rounds,
         "temperature": temperature,
@@ -135,7 +139,7 @@ def offline(
         alone = _fills_memory(backend) if one_at_a_time is None else one_at_a_time
         host = host_of(backend, model, specs, params, engine, one_at_a_time=alone)
         options["alternating"] = host.alternating
-        session = run_comparison(host, specs, prompts, params, rounds, tell)
+        session = run_comparison(host, specs, prompts, params, rounds, tell, chat=chat)
     if session.cut:
         note(f"note: {session.cut} of {len(prompts)} prompts did not fit into the model and lost their beginning")
     _show(session, options, output_json)

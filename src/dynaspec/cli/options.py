@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.methods import METHODS
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.engine.config import EngineConfig
@@ -66,8 +67,15 @@ Continuations = Annotated[int | None, _sampling("n", "Continuations of each prom
 SpeculativeJson = Annotated[
     str | None, _speculation("All of it as JSON, with vLLM's keys; excludes the options that follow.")
 ]
-DraftModel = Annotated[str | None, _speculation("Checkpoint of the model that drafts.")]
-Method = Annotated[str | None, _speculation("draft_model or ngram; default: what the other options imply.")]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        *("--draft-model", "--speculative-model"),
+        help="Checkpoint of the model or head that drafts.",
+        rich_help_panel="Speculation",
+    ),
+]
+Method = Annotated[str | None, _speculation(f"{', '.join(METHODS)}; default: what the other options imply.")]
 Policy = Annotated[
     str | None, _speculation("auto, constant, heuristic, heuristic_transient, confidence or elastic; default: auto.")
 ]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.methods import METHODS
 
 EAGLE3_ARCHITECTURES = frozenset(
     {
@@ -32,3 +35,42 @@ def checkpoint_method(model: object) -> str:
     if named or config.get("speculators_model_type") == "eagle3" or config.get("draft_vocab_size"):
         return "eagle3"
     return "draft_model"
+
+
+class OwnTarget(NamedTuple):
+    """What a drafter's checkpoint says of the model that it drafts for."""
+
+    target: str
+    speculation: dict[str, Any]
+    """Keys of ``speculative_config``."""
+
+
+def own_target(model: object) -> OwnTarget | None:
+    """Of a checkpoint of ``speculators``, which may be given in the place of its target; None for any other.
+
+    Raises:
+        ConfigError: it names no target, a method that is not available here, or drafts that are not verified exactly.
+    """
+    own = read_checkpoint_config(model).get("speculators_config")
+    if not isinstance(own, dict):
+        return None
+    target = (own.get("verifier") or {}).get("name_or_path")
+    if not target:
+        raise ConfigError(f"{model} is a drafter whose config.json names no verifier; expected the target as model")
+    algorithm = own.get("algorithm")
+    if algorithm not in METHODS:
+        known = ", ".join(map(repr, METHODS))
+        raise ConfigError(f"{model} is a drafter of method {algorithm!r}, which is not available; expected {known}")
+    proposals = own.get("proposal_methods") or [{}]
+    wanted = own.get("default_proposal_method")
+    proposal = next((p for p in proposals if p.get("proposal_type") == wanted), proposals[0])
+    accepts, tolerance = proposal.get("verifier_accept_k", 1), proposal.get("accept_tolerance", 0.0)
+    if accepts != 1 or tolerance:
+        raise ConfigError(
+            f"{model} asks for verifier_accept_k {accepts} and accept_tolerance {tolerance}, which change the output; "
+            "expected 1 and 0"
+        )
+    speculation = {"method": algorithm, "model": str(model)}
+    if "speculative_tokens" in proposal:
+        speculation["num_speculative_tokens"] = proposal["speculative_tokens"]
+    return OwnTarget(str(target), speculation)

@@ -149,10 +149,18 @@ class SpeculativeConfig(BaseModel):
         """
         if value is None or isinstance(value, cls):
             return value
-        given = _decode(value) if isinstance(value, str) else value
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"speculative_config is {value!r}; expected a mapping, or a JSON object")
-        return cls(**fill_in(canonical(given, cls._keys()), environ or {}))
+        return cls(**fill_in(canonical(_mapping(value), cls._keys()), environ or {}))
+
+    @classmethod
+    def given(cls, value: Mapping[str, Any] | str | SpeculativeConfig | None, defaults: Mapping[str, Any]) -> Any:
+        """``value`` for ``parse``, with ``defaults`` for keys that it leaves open; an object is complete.
+
+        Raises:
+            ConfigError: see ``parse``.
+        """
+        if isinstance(value, cls):
+            return value
+        return dict(defaults) | canonical({} if value is None else _mapping(value), cls._keys())
 
     @property
     def longest_draft(self) -> int:
@@ -221,6 +229,13 @@ class SpeculativeConfig(BaseModel):
                 raise ConfigError(
                     f"{name} is {value!r} but rejection_sample_method is 'standard'; expected no {name}, or 'synthetic'"
                 )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    given = _decode(value) if isinstance(value, str) else value
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"speculative_config is {value!r}; expected a mapping, or a JSON object")
+    return given
 
 
 def _decode(text: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.control.checkpoint import own_target
 from dynaspec.control.config import SpeculativeConfig
 
 
@@ -49,7 +50,8 @@ class EngineConfig(BaseModel):
 
     @classmethod
     def build(cls, environ: Mapping[str, str] | None = None, **options: Any) -> EngineConfig:
-        """From keyword arguments; ``speculative_config`` may be a dict, JSON text or an object.
+        """From keyword arguments; ``speculative_config`` may be a dict, JSON text or an object. A drafter's checkpoint
+        that names its target may be given as ``model`` alone.
 
         Args:
             environ: environment variables, which decide what ``speculative_config`` leaves open.
@@ -57,7 +59,12 @@ class EngineConfig(BaseModel):
         Raises:
             ConfigError: an unknown option or a value out of its range.
         """
-        options["speculative_config"] = SpeculativeConfig.parse(options.get("speculative_config"), environ)
+        own = own_target(options.get("model"))
+        given = options.get("speculative_config")
+        if own is not None:
+            options["model"] = own.target
+            given = SpeculativeConfig.given(given, own.speculation)
+        options["speculative_config"] = SpeculativeConfig.parse(given, environ)
         try:
             return cls(**options)
         except ValidationError as error:

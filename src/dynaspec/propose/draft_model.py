@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from dynaspec.contract.methods import METHODS
@@ -16,7 +18,7 @@ from dynaspec.model.compiled import CacheAddresses
 from .calibrate import Runner
 from .drafter import Chain
 from .first_choice import Choices
-from .warm_up import load_chain
+from .warm_up import nobody
 
 
 class DraftModel:
@@ -36,7 +38,10 @@ class DraftModel:
         self.max_position = model.config.max_position
         self.device = model.device
         self.runner = Runner(model, arena)
-        self.chain: Chain | None = None if model.compiled is None else partial(self._draft, load_chain())
+        self.chain: Chain | None = None
+        if model.compiled is not None:
+            self.chain = self._draft
+            self.chain(*nobody())  # or the first draft would take seconds
 
     def read(self, rows: ForwardBatch, before: Ints) -> torch.Tensor:
         return self._model.forward(rows, self._arena.layers)
@@ -48,8 +53,17 @@ class DraftModel:
         return self._model.logits(hidden)
 
     def _draft(
-        self, chain: Chain, tables: Ints, block_size: int, read: Ints, most: int, choices: Choices
+        self, tables: npt.NDArray[np.int32], block_size: int, read: Ints, most: int, choices: Choices
     ) -> tuple[Ints, Ints, Ints]:
         layers = self._arena.layers
         caches = self._caches.of(layers)
-        return chain(self._model.compiled, caches, len(layers[0][0]), tables, block_size, read, most, choices)
+        return _chain()(self._model.compiled, caches, len(layers[0][0]), tables, block_size, read, most, choices)
+
+
+@cache
+def _chain() -> Chain:
+    """``chain.draft_chain``. It is imported only where a model drafts on CPU: it compiles what it calls."""
+    from .chain import draft_chain
+
+    chain: Chain = draft_chain
+    return chain

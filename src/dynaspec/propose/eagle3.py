@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from dynaspec.contract.methods import METHODS
@@ -21,6 +23,7 @@ from dynaspec.model.taps import Taps
 from .calibrate import Runner
 from .drafter import Chain
 from .first_choice import Choices
+from .warm_up import nobody
 
 
 class Eagle3Drafter:
@@ -45,7 +48,10 @@ class Eagle3Drafter:
         self.max_position = head.config.max_position
         self.device = head.device
         self.runner = Runner(TimedHead(head), arena)
-        self.chain: Chain | None = None if head.compiled is None else self._draft
+        self.chain: Chain | None = None
+        if head.compiled is not None:
+            self.chain = self._draft
+            self.chain(*nobody())  # or the first draft would take seconds
 
     def read(self, rows: ForwardBatch, before: Ints) -> torch.Tensor:
         states = self._states[torch.from_numpy(before).to(self.device)]
@@ -57,7 +63,9 @@ class Eagle3Drafter:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head.logits(hidden)
 
-    def _draft(self, tables: Ints, block_size: int, read: Ints, most: int, choices: Choices) -> tuple[Ints, Ints, Ints]:
+    def _draft(
+        self, tables: npt.NDArray[np.int32], block_size: int, read: Ints, most: int, choices: Choices
+    ) -> tuple[Ints, Ints, Ints]:
         layers = self._arena.layers
         caches, states = self._caches.of(layers), self._states.numpy()
         return _chain()(self._head.compiled, states, caches, len(layers[0][0]), tables, block_size, read, most, choices)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dynaspec.contract.proposer import Ints
 from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule
-from dynaspec.model.compiled import CompiledDecoder
 
 from .check import nonsense
 from .drawing import REPEAT_MATCH, REPEAT_WEIGHT
-from .first_choice import FirstChoices
+from .first_choice import Choices, FirstChoices
 from .match import gather_signal
 from .ngram import NgramProposer
 from .router import Part
@@ -22,7 +21,6 @@ from .stopping import stop_mask
 from .unread import unread_rows
 from .watermark import move_marks
 
-Chain = Callable[..., tuple[Ints, Ints, Ints]]
 _SURVIVAL = StopRule(below=(0.5,), signal="survival", bias=(0.0,), offset=(0.0,))
 
 
@@ -46,40 +44,9 @@ def load_kernels() -> None:
     nonsense(drafts, one, vocab_size=2)
 
 
-@cache
-def load_chain() -> Chain:
-    """``chain.draft_chain``, loaded. It is imported only where a model drafts on CPU: it compiles what it calls."""
-    from dynaspec.model.kernels.decode import FINAL_NORM
-    from dynaspec.model.kernels.elementwise import SILU
-    from dynaspec.model.kernels.layers import HIDDEN_KEYS, NORM
-
-    from .chain import draft_chain
-
-    nothing = CompiledDecoder(
-        embedding=np.zeros((1, 1), np.float32),
-        embedding_scale=np.float32(1.0),
-        position_embedding=np.zeros((0, 1), np.float32),
-        layers=np.zeros((0, HIDDEN_KEYS + 1), np.int64),
-        ends=np.zeros(FINAL_NORM + NORM, np.int64),
-        heads=(1, 1, 1),
-        is_gated=True,
-        activation=SILU,
-        parallel=False,
-        eps=1e-6,
-        cos=np.zeros((1, 0), np.float32),
-        sin=np.zeros((1, 0), np.float32),
-        interleaved=False,
-        scale=1.0,
-        softcap=0.0,
-        threads=1,
-        attention_work=1,
-        final_eps=1e-6,
-        logits_softcap=0.0,
-    )
+def nobody() -> tuple[npt.NDArray[np.int32], int, Ints, int, Choices]:
+    """Arguments of a ``drafter.Chain`` that drafts for no request: it loads what is compiled, or compiles it."""
     none, one = np.zeros(0, np.int64), np.ones(1, np.int64)
     tables = np.zeros((1, 1), np.int32)
     batch = Part(("",), 0 * one, 4 * one, tokens=np.zeros((1, 8), np.int32), block_tables=tables)
-    nobody = FirstChoices(batch, none, none, _SURVIVAL).choices
-    draft_chain(nothing, np.zeros((0, 2), np.int64), 0, tables, 1, 0 * one, 1, nobody)
-    chain: Chain = draft_chain
-    return chain
+    return tables, 1, 0 * one, 1, FirstChoices(batch, none, none, _SURVIVAL).choices

@@ -9,8 +9,12 @@ from dynaspec.contract.errors import ConfigError
 class Words:
     """A tokenizer whose tokens are words."""
 
-    def encode(self, text):
-        return [len(word) for word in text.split()]
+    def encode(self, text, *, special_tokens=True):
+        return [*([0] if special_tokens and text.startswith("<") else []), *(len(word) for word in text.split())]
+
+    def render_chat(self, messages):
+        (message,) = messages
+        return f"<{message['role']}> {message['content']} <answer>"
 
 
 @pytest.mark.parametrize(
@@ -89,3 +93,8 @@ def test_named_sets(tmp_path):
         load_dataset("gsm8k", None)
     with pytest.raises(ConfigError, match="name is 'other'; expected spec_bench, gsm8k, prompts"):
         load_dataset("other", path)
+
+
+def test_prompts_are_rendered_as_chats_where_asked() -> None:
+    fitted = fit([BenchPrompt("a bb")], Words(), 9, chat=True)
+    assert fitted.token_ids == ((6, 1, 2, 8),)

@@ -1,0 +1,95 @@
+"""What a drafter's checkpoint says of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.methods import METHODS
+from dynaspec.control.checkpoint import checkpoint_method, own_target
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.engine.config import EngineConfig
+from dynaspec.propose.registry import _LOADERS
+
+SPECULATORS: dict[str, Any] = {
+    "architectures": ["Eagle3Speculator"],
+    "speculators_config": {
+        "algorithm": "eagle3",
+        "default_proposal_method": "greedy",
+        "proposal_methods": [
+            {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+        ],
+        "verifier": {"name_or_path": "the/target", "architectures": ["LlamaForCausalLM"]},
+    },
+}
+
+
+def write(folder: Path, config: dict[str, Any]) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def changed(**own: Any) -> dict[str, Any]:
+    return SPECULATORS | {"speculators_config": SPECULATORS["speculators_config"] | own}
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, "draft_model"),
+        ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 9}, "eagle3"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3"),
+        ({"speculators_model_type": "eagle3"}, "eagle3"),
+        ({"architectures": None}, "draft_model"),
+    ],
+)
+def test_a_model_given_without_a_method_says_which(config: dict[str, Any], method: str, tmp_path: Path) -> None:
+    path = write(tmp_path, config)
+    assert checkpoint_method(path) == method
+    parsed = SpeculativeConfig.parse({"model": path})
+    assert parsed is not None
+    assert parsed.method == method
+
+
+def test_what_cannot_be_read_is_a_draft_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("nonsense")
+    assert checkpoint_method(tmp_path) == checkpoint_method("a/hub-id") == checkpoint_method(None) == "draft_model"
+
+
+def test_a_drafter_that_names_its_target_stands_for_both(tmp_path: Path) -> None:
+    path = write(tmp_path, SPECULATORS)
+    config = EngineConfig.build(model=path)
+    assert config.model == "the/target"
+    assert config.speculative_config is not None
+    assert (config.speculative_config.method, config.speculative_config.model) == ("eagle3", path)
+    assert config.speculative_config.num_speculative_tokens == 3
+    config = EngineConfig.build(model=path, speculative_config='{"policy": "constant", "num-speculative-tokens": 7}')
+    assert config.speculative_config is not None
+    assert (config.speculative_config.model, config.speculative_config.num_speculative_tokens) == (path, 7)
+
+
+def test_a_model_that_names_no_other_stands_for_itself(tmp_path: Path) -> None:
+    assert own_target(write(tmp_path, {"architectures": ["LlamaForCausalLM"]})) is None
+    assert EngineConfig.build(model=str(tmp_path)).model == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        ({"verifier": {}}, "names no verifier"),
+        ({"algorithm": "dspark"}, "method 'dspark', which is not available"),
+        ({"proposal_methods": [{"proposal_type": "greedy", "verifier_accept_k": 2}]}, "verifier_accept_k 2"),
+        ({"proposal_methods": [{"proposal_type": "greedy", "accept_tolerance": 0.1}]}, "accept_tolerance 0.1"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_refused(own: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        EngineConfig.build(model=write(tmp_path, changed(**own)))
+
+
+def test_every_method_with_a_checkpoint_has_a_loader() -> None:
+    assert set(_LOADERS) == {name for name, method in METHODS.items() if method.checkpoint is not None}
