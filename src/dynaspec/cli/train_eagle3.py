@@ -43,9 +43,9 @@ def eagle3(
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer, at most.")] = 256,
     at_once: Annotated[int, typer.Option(min=1, help="Answers written together; a kill may lose so many.")] = 64,
     tokens: Annotated[int, typer.Option(min=1, help="Answer tokens to train on in all, repetitions included.")] = (
-        100_000_000
+        20_000_000
     ),
-    decay_share: Annotated[float, typer.Option(min=0, max=1, help="Last part of them in which rates fall.")] = 0.2,
+    decay_share: Annotated[float, typer.Option(min=0, max=1, help="Last part of them in which rates fall.")] = 0.4,
     warmup_steps: Annotated[int, typer.Option(min=0, help="Steps in which rates rise.")] = 50,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Answer tokens a step.")] = 8192,
     micro_tokens: Annotated[int, typer.Option(min=1, help="Answer tokens that are computed at once.")] = 1536,
