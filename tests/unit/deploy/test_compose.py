@@ -58,7 +58,7 @@ def test_the_server_gets_its_options() -> None:
     server = SERVICES["server"]
     options = parsed(server["command"])
     assert mounts("server")[str(options["config"])] == DEPLOY / "serve.yaml"
-    assert mounts("server")["/srv/dynaspec/models"] == DEPLOY.parent / "tests" / "models"
+    assert mounts("server")["/srv/dynaspec/models"] == DEPLOY / "models"
     assert "/var/cache/dynaspec" in mounts("server")
     assert (DEPLOY / server["build"]["context"] / server["build"]["dockerfile"]).is_file()
     assert server["init"] is True

@@ -53,7 +53,7 @@ def test_it_runs_as_a_user_without_rights() -> None:
 def test_the_entry_point_is_serve_itself() -> None:
     program, name, *options = json.loads(last("ENTRYPOINT"))
     assert (program, name) == ("dynaspec", "serve")
-    options = parsed([*options, "models/target"])
+    options = parsed([*options, "models/smollm2.gguf"])
     assert options["host"] == "0.0.0.0"
     assert str(options["port"]) == last("EXPOSE")
     assert last("STOPSIGNAL") == "SIGTERM"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from dynaspec.model.batch import BLOCK_SIZE
 from unit.deploy.options import example, example_engine, example_server
-from unit.deploy.serve_command import DEPLOY, DOCS, ROOT
+from unit.deploy.serve_command import DEPLOY, DOCS
 
 
-def kv_bytes_per_token(model: str) -> int:
-    config = json.loads((ROOT / "tests" / "models" / model / "config.json").read_text())
-    return 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 4
+FLOAT = 4
+TARGET = 2 * 30 * 3 * 64 * FLOAT
+"""KV bytes of a token: keys and values, layers, KV heads, their size."""
+HEAD = 2 * 1 * 3 * 64 * FLOAT
+STATES = 3 * 576 * FLOAT
+"""The hidden states that the head reads."""
 
 
 def test_every_option_is_used() -> None:
@@ -23,8 +25,9 @@ def test_every_option_is_used() -> None:
 
 
 def test_what_is_said_of_memory_is_so() -> None:
-    per_token = kv_bytes_per_token("target") + kv_bytes_per_token("draft")
-    length = json.loads((ROOT / "tests/models/target/config.json").read_text())["max_position_embeddings"]
+    per_token = TARGET + HEAD + STATES
+    length = example_engine().max_model_len
+    assert length is not None
     mebibytes = per_token * length / 2**20
     memory = example_engine().kv_cache_memory
     assert memory is not None
