@@ -10,6 +10,7 @@ from statistics import median
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.control.estimate.costs import StepCosts
 from dynaspec.engine.engine import Engine
 from dynaspec.kv.arena import Arena
@@ -272,8 +273,13 @@ def _known_tasks(
     """The target's greedy texts, by kind of prompt, with drafts from all their positions.
 
     Raises:
-        ConfigError: all texts end with their first token.
+        ConfigError: all texts end with their first token, or the drafter needs more than tokens.
     """
+    method = checkpoint_method(draft_model)
+    if method != "draft_model":
+        raise ConfigError(
+            f"{draft_model} is a drafter of method {method!r}; expected a draft model, which drafts from tokens"
+        )
     drafter = load_model(draft_model, device=_device(plain))
     max_tokens = params.max_tokens or 0
     tasks = []

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.methods import METHODS
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.profile import Profile
+from dynaspec.control.resolve import either
 from dynaspec.engine.tokenizer import Tokenizer
 
 from .cells import Cells
@@ -188,12 +190,14 @@ def _speculation(settings: Settings, longest: int) -> SpeculativeConfig:
     Raises:
         ConfigError: an unknown method, or a draft model missing or too many.
     """
-    if settings.method not in ("draft_model", "ngram"):
-        raise ConfigError(f"--method is {settings.method!r}; expected draft_model or ngram")
-    if settings.method == "draft_model" and settings.drafter is None:
-        raise ConfigError("--method is draft_model but there is no --draft-dir; expected the drafter's checkpoint")
-    if settings.method == "ngram" and settings.drafter is not None:
-        raise ConfigError(f"--draft-dir is {settings.drafter!r} but --method is ngram; expected no drafter")
+    method = settings.method
+    if method not in METHODS:
+        raise ConfigError(f"--method is {method!r}; expected {either(tuple(METHODS))}")
+    needed = METHODS[method].checkpoint
+    if needed is not None and settings.drafter is None:
+        raise ConfigError(f"--method is {method} but there is no --draft-dir; expected {needed}")
+    if needed is None and settings.drafter is not None:
+        raise ConfigError(f"--draft-dir is {settings.drafter!r} but --method is {method}; expected no drafter")
     return SpeculativeConfig(
         method=settings.method, model=settings.drafter, policy="constant", num_speculative_tokens=longest
     )

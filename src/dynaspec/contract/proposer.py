@@ -45,8 +45,6 @@ class TargetStep(Protocol):
     """[N] committed tokens before the pass."""
     accepted: Ints
     """[N] draft tokens accepted; 0 for prefill chunks."""
-    computed: Ints
-    """[N] tokens whose target KV is valid after the pass."""
 
 
 @dataclass(slots=True)

@@ -37,7 +37,6 @@ class TargetPass:
     lanes: Ints
     lengths: Ints
     accepted: Ints
-    computed: Ints
 
 
 @dataclass(slots=True)
@@ -138,8 +137,6 @@ def _target_pass(batch: StepBatch, layout: PassLayout, result: StepResult) -> Ta
     requests = len(batch.requests)
     accepted = np.zeros(len(layout.lanes), dtype=np.int64)
     accepted[:requests] = result.accepted
-    computed = layout.starts + layout.counts
-    computed[:requests] = batch.lengths + result.accepted
     lengths = layout.starts.copy()
     lengths[:requests] = batch.lengths
-    return TargetPass(layout.lanes, lengths, accepted, computed)
+    return TargetPass(layout.lanes, lengths, accepted)

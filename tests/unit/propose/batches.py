@@ -33,7 +33,6 @@ class Target:
     lanes: Ints
     lengths: Ints
     accepted: Ints
-    computed: Ints
 
 
 def batch(*texts: Sequence[int], tables: BlockTables | None = None, lanes: Sequence[int] | None = None) -> Batch:
@@ -68,4 +67,4 @@ def block_tables(num_blocks: int = 40, lanes: int = 4, size: int = BLOCK) -> Blo
 
 def target(lanes: Sequence[int], lengths: Sequence[int], accepted: Sequence[int]) -> Target:
     lanes_, lengths_, accepted_ = (np.array(column, dtype=np.int64) for column in (lanes, lengths, accepted))
-    return Target(lanes_, lengths_, accepted_, lengths_ + accepted_)
+    return Target(lanes_, lengths_, accepted_)

@@ -10,6 +10,7 @@ from shlex import join
 from typing import Any
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.control.schedule import Range
 from dynaspec.hosts.vllm.launch import speculation_arguments
 
@@ -87,7 +88,7 @@ def pastes(backend: str, verdict: Verdict, names: Names, longest: int, ranges: S
 
 def _without_dynaspec(verdict: Verdict, names: Names, ranges: Sequence[Range]) -> dict[str, Any] | None:
     """A fixed length, or vLLM's own table of lengths by batch size; None where that never drafts."""
-    who = {"method": "draft_model", "model": names.drafter}
+    who = {"method": checkpoint_method(names.drafter), "model": names.drafter}
     if verdict.length is not None:
         return {"speculative_config": {**who, "num_speculative_tokens": verdict.length}}
     longest = max(k for _, _, k in ranges)

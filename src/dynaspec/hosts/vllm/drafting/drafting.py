@@ -53,7 +53,6 @@ class Committed:
     lanes: Ints
     lengths: Ints
     accepted: Ints
-    computed: Ints
 
 
 class Drafting:
@@ -127,7 +126,7 @@ class Drafting:
         came = None
         if opened is not None:
             came = come_of(met, self._texts.tokens, opened.lanes, opened.drafts.tokens, opened.plan.depth)
-        self._proposers.advance(Committed(met.lanes, met.before, _accepted(met, came), np.maximum(met.lengths - 1, 0)))
+        self._proposers.advance(Committed(met.lanes, met.before, _accepted(met, came)))
         if opened is not None and came is not None and came.places.size:
             prefill = bool(new.any()) or reading > 0
             outcome = build_outcome(opened, came, pass_rows, ended_s, prefill=prefill)
