@@ -20,6 +20,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 CASES = [
     AttentionCase(contexts=(1000,), rows=(1,)),
     AttentionCase(contexts=(0,), rows=(1,)),
+    AttentionCase(contexts=(1000, 1, 70), rows=(1, 1, 90), hidden_keys=1),
     AttentionCase(contexts=(333, 17, 0, 64), rows=(1, 4, 2, 8)),
     AttentionCase(contexts=(15, 16, 17), rows=(16, 16, 16)),
     AttentionCase(contexts=(700, 40), rows=(64, 5), tree=True),

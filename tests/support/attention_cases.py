@@ -25,16 +25,19 @@ class AttentionCase:
     """Share of rows with slot −1."""
     window: int | None = None
     softcap: float | None = None
+    hidden_keys: int = 0
+    """At most the shortest context."""
     seed: int = 0
 
     @property
     def spec(self) -> AttentionSpec:
         heads, kv_heads, dim = self.heads
-        return AttentionSpec(heads, kv_heads, dim, scale=dim**-0.5, softcap=self.softcap)
+        return AttentionSpec(heads, kv_heads, dim, scale=dim**-0.5, softcap=self.softcap, hidden_keys=self.hidden_keys)
 
     def __str__(self) -> str:
         contexts, rows = (",".join(map(str, column[:4])) for column in (self.contexts, self.rows))
         options = {"tree": self.tree, "pad": self.padded, "window": self.window, "cap": self.softcap}
+        options["hidden"] = self.hidden_keys
         extras = "".join(f" {name}={value}" for name, value in options.items() if value)
         return f"ctx={contexts} rows={rows} heads={'x'.join(map(str, self.heads))}{extras}"
 

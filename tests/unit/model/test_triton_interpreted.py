@@ -34,6 +34,8 @@ CASES = [
     AttentionCase(contexts=(30,), rows=(90,), window=48),
     AttentionCase(contexts=(30, 20, 0), rows=(0, 3, 0)),
     AttentionCase(contexts=(30,), rows=(4,), softcap=3.0),
+    AttentionCase(contexts=(30, 1, 17), rows=(4, 1, 20), hidden_keys=1),
+    AttentionCase(contexts=(30, 20), rows=(4, 12), hidden_keys=1, window=16),
     AttentionCase(contexts=(20,), rows=(3,), heads=(7, 1, 80)),
     AttentionCase(contexts=(20,), rows=(2,), heads=(2, 2, 256)),
 ]

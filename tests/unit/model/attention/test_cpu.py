@@ -12,6 +12,7 @@ from dynaspec.model.attention.base import AttentionSpec
 from dynaspec.model.attention.cpu import CpuAttention
 from dynaspec.model.attention.reference import ReferenceAttention
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from support.attention_cases import AttentionCase, run_case
 
 CPU = torch.device("cpu")
 
@@ -113,6 +114,17 @@ def test_matches_reference_for_head_counts_and_sizes(heads: int, kv_heads: int, 
 @pytest.mark.parametrize("window", [1, 7, 16, 33])
 def test_sliding_window(window: int) -> None:
     check(make([0, 40, 15, 64], [35, 1, 4, 20]), window)
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_the_first_keys_may_be_hidden(window: int | None) -> None:
+    case = AttentionCase(contexts=(30, 1, 17, 33), rows=(4, 1, 20, 70), hidden_keys=1, window=window)
+    plain = replace(case, hidden_keys=0)
+    found, after = run_case(case, CpuAttention(case.spec, 2))
+    expected, expected_after = run_case(case, ReferenceAttention(case.spec, torch.device("cpu")))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(after, expected_after, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(found[:4], run_case(plain, CpuAttention(plain.spec, 2))[0][:4]) or window is not None
 
 
 def test_softcap() -> None:
