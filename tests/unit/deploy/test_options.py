@@ -8,7 +8,6 @@ from dynaspec.model.batch import BLOCK_SIZE
 from unit.deploy.options import example, example_engine, example_server
 from unit.deploy.serve_command import DEPLOY, DOCS
 
-
 FLOAT = 4
 TARGET = 2 * 30 * 3 * 64 * FLOAT
 """KV bytes of a token: keys and values, layers, KV heads, their size."""
