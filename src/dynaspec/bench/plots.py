@@ -43,7 +43,7 @@ def plot_summaries(summaries: Mapping[str, Mapping[str, Summary]], path: Path, t
     Args:
         summaries: kind of prompt → policy → summary.
     """
-    figure = Figure(figsize=(11, 7.2), dpi=150, facecolor="white", layout="constrained")
+    figure = Figure(figsize=(14, 7.2), dpi=150, facecolor="white", layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2).flatten()
     for ax, panel in zip(axes, _PANELS, strict=True):
@@ -64,7 +64,7 @@ def _draw(ax: Axes, panel: _Panel, summaries: Mapping[str, Mapping[str, Summary]
         heights = [panel.quantity(of_kind[policy]) for of_kind in summaries.values()]
         places = [x + (i - (len(policies) - 1) / 2) * width for x in range(len(summaries))]
         bars = ax.bar(places, heights, 0.9 * width, color=colours[policy], label=name_of(policy), zorder=2)
-        ax.bar_label(bars, [panel.label.format(height) for height in heights], fontsize=8, padding=2, color=_INK)
+        ax.bar_label(bars, [panel.label.format(height) for height in heights], fontsize=7, padding=2, color=_INK)
     ax.set_title(panel.title, loc="left", fontsize=11.5, fontweight="bold", color=_INK)
     ax.set_ylabel(panel.unit, fontsize=9, color=_INK)
     ax.set_xticks(range(len(summaries)), list(summaries), fontsize=10, color=_INK)
