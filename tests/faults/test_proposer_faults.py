@@ -14,7 +14,10 @@ import torch
 from dynaspec import SamplingParams
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.proposer import Drafts
-from dynaspec.engine import build
+from dynaspec.kv.arena import Arena
+from dynaspec.model.base import Model
+from dynaspec.propose import registry
+from dynaspec.propose.draft_model import DraftModel
 from support.checkpoints import VOCAB, Pair
 from support.engines import PlainDecoding, assert_same, open_llm
 from support.faulty import RaisingProposer, SlowProposer, Spoil, SpoiltModel, SpoiltProposer
@@ -252,8 +255,11 @@ def test_a_drafter_whose_logits_go_bad(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    load = build._load_drafter
-    monkeypatch.setattr(build, "_load_drafter", lambda *args: SpoiltModel(load(*args), first=10, rows=rows))
+    def spoilt(model: Model, arena: Arena) -> DraftModel:
+        bad: Any = SpoiltModel(model, first=10, rows=rows)
+        return DraftModel(bad, arena)
+
+    monkeypatch.setattr(registry, "DraftModel", spoilt)
     config = speculation(tiny) | {"draft_sample_method": sample_method}
     unseeded = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True)
     with open_llm(tiny.target, speculative_config=config, max_num_seqs=5) as llm:
