@@ -15,7 +15,7 @@ SELF_WRITTEN = 20_000
 
 
 def eagle3(
-    model: Annotated[str, typer.Option(help="The model to draft for: checkpoint folder or hub id.")],
+    model: Annotated[str, typer.Option(help="The model to draft for: checkpoint folder, GGUF file or hub id.")],
     out: Annotated[Path, typer.Option(help="Folder that receives the head, in the speculators format.")],
     work: Annotated[
         Path, typer.Option(help="Folder for conversations, hidden states and checkpoints; keep it to resume.")
@@ -23,7 +23,7 @@ def eagle3(
     stage: Annotated[
         str,
         typer.Option(
-            help="What to do: data, states, train, or all of these; export: the last checkpoint, best or not."
+            help="data, states, train, measure, or all of these; export writes the last checkpoint, best or not."
         ),
     ] = "all",
     conversations: Annotated[
@@ -71,9 +71,17 @@ def eagle3(
     norm_before_residual: Annotated[
         bool, typer.Option(help="Whether the residual stream starts from the normalised hidden state.")
     ] = True,
+    start_from: Annotated[
+        str | None,
+        typer.Option(help="An EAGLE-3 head to train on from, folder or hub id; its draft vocabulary stays."),
+    ] = None,
     held_out: Annotated[
         int, typer.Option(min=1, help="Conversations to measure on, greedy ones where there are.")
     ] = 48,
+    measure: Annotated[
+        Path | None,
+        typer.Option(help="Prompts to measure the finished head on, by their category, for the model card."),
+    ] = None,
     longest: Annotated[int, typer.Option(min=2, help="Conversations with more tokens are passed over.")] = 2048,
     states_gb: Annotated[float, typer.Option(min=0, help="Disk space for hidden states, at most.")] = 50.0,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes on a CPU; default: one a core.")] = None,
@@ -123,6 +131,8 @@ def eagle3(
             rates=replace(parse_rates("lr", lr), weight_decay=weight_decay),
             draft_vocab=draft_vocab,
             norm_before_residual=norm_before_residual,
+            start_from=start_from,
+            measure=measure,
             held_out=held_out,
             longest=longest,
             states_gb=states_gb,

@@ -27,6 +27,11 @@ class HeadTensors:
         self._tensors = {_own_name(name): tensor for name, tensor in _read(directory).items()}
         self._taken: set[str] = set()
 
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of them by name, as they are stored."""
+        return dict(self._tensors)
+
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 

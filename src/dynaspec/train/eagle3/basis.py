@@ -15,6 +15,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.train.eagle3.conversations import Conversation
 from dynaspec.train.eagle3.head import Head, initialise
 from dynaspec.train.eagle3.shape import HeadShape, shape_for
+from dynaspec.train.eagle3.start import Start
 from dynaspec.train.eagle3.target import Target, channel_scale, eos_ids, head_rows, read_config
 from dynaspec.train.eagle3.vocabulary import DraftVocabulary, most_frequent
 from dynaspec.train.files import write_atomically, write_text_atomically
@@ -46,10 +47,10 @@ def make_basis(
     target: Target,
     conversations: Sequence[Conversation],
     draft_vocab: int,
-    always: Sequence[int],
     norm_before_residual: bool,
+    start: Start | None = None,
 ) -> Basis:
-    """Choose vocabulary and scale by ``conversations``.
+    """Choose vocabulary and scale by ``conversations``; the vocabulary of ``start`` stays what it is.
 
     Raises:
         ConfigError: there are none, or the target's configuration lacks a size.
@@ -57,10 +58,13 @@ def make_basis(
     if not conversations:
         raise ConfigError("conversations: got none, expected some to take the draft vocabulary from")
     config = read_config(model)
-    draft_vocab = min(draft_vocab, int(config["vocab_size"]))
-    shape = shape_for(config, draft_vocab, norm_before_residual)
-    answers = (torch.tensor(c.answer) for c in conversations)
-    vocabulary = most_frequent(answers, shape.vocab, draft_vocab, (*always, *eos_ids(config)))
+    if start is None:
+        vocab = int(config["vocab_size"])
+        answers = (torch.tensor(c.answer) for c in conversations)
+        vocabulary = most_frequent(answers, vocab, min(draft_vocab, vocab), eos_ids(config))
+    else:
+        vocabulary, norm_before_residual = start.vocabulary, start.norm_before_residual
+    shape = shape_for(config, len(vocabulary.ids), norm_before_residual)
     some = conversations[:: max(1, len(conversations) // SCALE_CONVERSATIONS)]
     aux = torch.cat([target.hidden(torch.tensor(c.tokens), shape.aux_layers)[0] for c in some])
     return Basis(

@@ -8,8 +8,16 @@ from typing import Any
 
 def card(facts: dict[str, Any]) -> str:
     """``README.md`` of a head from its ``training.json``."""
-    sections = [_head(facts), _use(facts), _data(facts), _training(facts), _measured(facts), _limits(facts)]
-    return "\n".join(sections)
+    sections = [
+        _head(facts),
+        _use(facts),
+        _data(facts),
+        _training(facts),
+        _held_out(facts),
+        _measured(facts),
+        _limits(facts),
+    ]
+    return "\n".join(section for section in sections if section)
 
 
 def _head(facts: dict[str, Any]) -> str:
@@ -55,8 +63,9 @@ def _training(facts: dict[str, Any]) -> str:
     run, done = facts["training"], facts["progress"]
     loss, rates = run["loss"], run["rates"]
     losses = ", ".join(f"{value:.3f}" for value in done["losses"])
+    begun = f"Trained on from `{run['start_from']}`. " if run.get("start_from") else ""
     text = _flow(
-        f"""{done["step"]} steps, {done["tokens"] / 1e6:.2f} M answer tokens with repetitions,
+        f"""{begun}{done["step"]} steps, {done["tokens"] / 1e6:.2f} M answer tokens with repetitions,
         {done["seconds"] / 60:.0f} minutes on {facts["provenance"]["device"]}. {loss["depths"]} unrolled drafts, the
         j-th weighing {loss["depth_decay"]:g}^j and made from {loss["chain_share"]:.0%} of the positions beyond the
         first; cross-entropy against the target's distribution at temperature {loss["temperature"]:g}, renormalised
@@ -68,7 +77,7 @@ def _training(facts: dict[str, Any]) -> str:
     return f"## Training\n\n{text}\n"
 
 
-def _measured(facts: dict[str, Any]) -> str:
+def _held_out(facts: dict[str, Any]) -> str:
     history = facts["progress"]["history"]
     if not history:
         return ""
@@ -89,6 +98,26 @@ def _measured(facts: dict[str, Any]) -> str:
 | million tokens trained | tokens a step |
 |---|---|
 {rows}
+"""
+
+
+def _measured(facts: dict[str, Any]) -> str:
+    measured = facts.get("measured")
+    if measured is None:
+        return ""
+    rows = {**measured["categories"], "all": measured["all"]}
+    table = "\n".join(f"| {n} | {r['conversations']} | {r['acceptance_length']:.2f} |" for n, r in rows.items())
+    text = _flow(
+        f"""The same on the prompts of `{measured["prompts"]}`: tokens a step of greedy verification emits, chains of
+        {measured["drafts"]} drafts along the target's own greedy answers of up to {measured["new_tokens"]} tokens."""
+    )
+    return f"""## Acceptance by category
+
+{text}
+
+| category | prompts | tokens a step |
+|---|---|---|
+{table}
 """
 
 

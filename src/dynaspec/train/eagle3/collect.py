@@ -76,12 +76,14 @@ class Collector:
         """
         if not count:
             return []
-        opening = self._chat.opening()
         if not self._chat.has_template:
+            opening = self._chat.opening()
             turns = self._writer.write([opening] * count, [1.0] * count, BEGINNING_TOKENS)
             return [Asked((*opening, *turn), OWN) for turn in turns if len(turn) == BEGINNING_TOKENS]
-        turns = self._writer.write([opening] * count, [1.0] * count, USER_TOKENS, stop=self._chat.user_ends)
-        texts = [self._chat.decode(turn).strip() for turn in turns]
+        beginnings = self._inventor.beginnings(count)
+        openings = [self._chat.opening(beginning) for beginning in beginnings]
+        turns = self._writer.write(openings, [1.0] * count, USER_TOKENS, stop=self._chat.user_ends)
+        texts = [(b + self._chat.decode(turn)).strip() for b, turn in zip(beginnings, turns, strict=True)]
         return [Asked(tuple(self._chat.ask([text])), OWN) for text in texts if text]
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from dynaspec.contract.errors import ConfigError
 from dynaspec.train.eagle3.head import Head
 from dynaspec.train.eagle3.shape import HeadShape
 from dynaspec.train.eagle3.vocabulary import DraftVocabulary
+from dynaspec.train.files import write_text_atomically
 
 FORMAT_VERSION = "0.9.0"
 
@@ -96,3 +98,23 @@ def export_head(
             os.replace(partial / name, out / name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """``training.json`` of an exported head.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = folder / "training.json"
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return facts
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"head: got {str(folder)!r}, expected one with training.json ({error})") from error
+
+
+def write_facts(folder: Path, facts: dict[str, Any], card: str) -> None:
+    """Replace what is said of an exported head."""
+    write_text_atomically(folder / "training.json", json.dumps(facts, indent=1) + "\n")
+    write_text_atomically(folder / "README.md", card)

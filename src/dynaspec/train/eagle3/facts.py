@@ -42,6 +42,7 @@ def training_facts(
         },
         "training": {
             "seed": train.seed,
+            "start_from": settings.start_from,
             "batch_tokens": train.batch_tokens,
             "warmup_steps": train.schedule.warmup_steps,
             "decay_share": train.schedule.decay_share,

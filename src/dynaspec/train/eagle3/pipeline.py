@@ -6,23 +6,23 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.train.device import choose_device
-from dynaspec.train.eagle3.acceptance import Acceptance, agreement, walk
+from dynaspec.train.eagle3.acceptance import Acceptance
 from dynaspec.train.eagle3.basis import Basis, load_basis, make_basis, save_basis
-from dynaspec.train.eagle3.batch import Batch, join
 from dynaspec.train.eagle3.cache import Cache, shard_path, write_shard
 from dynaspec.train.eagle3.card import card
 from dynaspec.train.eagle3.collect import Collector
 from dynaspec.train.eagle3.conversations import append_conversations, read_conversations
-from dynaspec.train.eagle3.export import export_head, head_config
+from dynaspec.train.eagle3.export import export_head, head_config, read_facts, write_facts
 from dynaspec.train.eagle3.facts import training_facts
 from dynaspec.train.eagle3.head import Head
+from dynaspec.train.eagle3.measure import acceptance, answer_greedily, batches, by_category
 from dynaspec.train.eagle3.plan import Place, Plan
 from dynaspec.train.eagle3.prompts import Chat, read_prompts
 from dynaspec.train.eagle3.settings import Eagle3Settings
+from dynaspec.train.eagle3.start import Start, read_start
 from dynaspec.train.eagle3.states import StatesPlace, compute_states, held_out_indices
 from dynaspec.train.eagle3.target import Target, first_id, read_config
 from dynaspec.train.eagle3.trainer import Progress, Trainer
@@ -30,10 +30,7 @@ from dynaspec.train.eagle3.workers import Bench, Gradients, InProcess, Workers
 from dynaspec.train.eagle3.writer import open_writer
 from dynaspec.train.loop import Checkpoints
 from dynaspec.train.optimizer import Optimizers
-from dynaspec.train.precision import precision
 from dynaspec.train.report import Listener
-
-HELD_OUT_ROWS = 2048  # chains measured at once
 
 
 class Pipeline:
@@ -57,15 +54,22 @@ class Pipeline:
         self._checkpoints = Checkpoints(settings.work)
 
     def run(self, stage: str) -> None:
-        """Run ``stage``, or for ``all`` data, states and train, which exports the best head as it goes.
+        """Run ``stage``, or for ``all`` data, states, train, which exports the best head as it goes, and measure.
 
         Raises:
             ConfigError, CheckpointError: what was given cannot work.
         """
         self._place.folder.mkdir(parents=True, exist_ok=True)
-        stages = {"data": self._data, "states": self._states, "train": self._train, "export": self._export}
+        stages = {
+            "data": self._data,
+            "states": self._states,
+            "train": self._train,
+            "export": self._export,
+            "measure": self._measure,
+        }
+        usual = {"data", "states", "train"} | ({"measure"} if self._settings.measure else set())
         for name, run in stages.items():
-            if stage == name or (stage == "all" and name != "export"):
+            if stage == name or (stage == "all" and name in usual):
                 run()
 
     def _data(self) -> None:
@@ -117,8 +121,8 @@ class Pipeline:
             target,
             conversations,
             settings.draft_vocab,
-            (),
             settings.norm_before_residual,
+            self._start(),
         )
         chosen = held_out_indices(conversations, settings.held_out, settings.longest)
         held_out = [conversations[i] for i in chosen]
@@ -130,6 +134,12 @@ class Pipeline:
             shard_path(place.held_out, 0), held_out, target, basis.shape.aux_layers, basis.vocabulary, basis.scale
         )
         save_basis(settings.work, basis)
+
+    def _start(self) -> Start | None:
+        if self._settings.start_from is None:
+            return None
+        config = read_config(self._settings.model)
+        return read_start(self._settings.start_from, int(config["num_hidden_layers"]), int(config["vocab_size"]))
 
     def _basis(self) -> Basis:
         basis = load_basis(self._settings.work)
@@ -151,8 +161,16 @@ class Pipeline:
                 raise ConfigError(
                     "extend: got no checkpoint from before a decay, expected stable.pt in the work folder"
                 )
-            if not settings.extend and settings.resume and trainer.resume(self._checkpoints.latest):
+            resumed = settings.extend or (settings.resume and trainer.resume(self._checkpoints.latest))
+            if resumed:
                 self._say(f"goes on at {trainer.progress.tokens / 1e6:.2f} M tokens")
+            elif (start := self._start()) is not None:
+                if not torch.equal(start.vocabulary.ids, basis.vocabulary.ids):
+                    raise ConfigError(
+                        "start-from: got a head with another draft vocabulary than the states in the work folder, "
+                        "expected the states stage to have been given it too"
+                    )
+                start.load_into(head)
             with self._progress("head") as listener:
                 trainer.run(listener)
         finally:
@@ -161,14 +179,15 @@ class Pipeline:
     def _trainer(self, head: Head, basis: Basis, cache: Cache, gradients: Gradients) -> Trainer:
         settings = self._settings
         products = self._dtype if self._device.type == "cpu" else torch.float32
-        batches = self._held_out()
+        shard = Cache(self._place.held_out).shards[0]
+        held_out = batches(shard, range(len(shard)), self._device)
         plan = Plan(cache, Place(), settings.train.seed, settings.train.batch_tokens, settings.train.micro_tokens)
 
         def evaluate() -> Acceptance:
-            acceptance = self._acceptance(head, basis, batches)
-            rates = " ".join(f"{rate:.3f}" for rate in acceptance.rates)
-            self._say(f"held out: {acceptance.length:.3f} tokens a verification, drafts right {rates}")
-            return acceptance
+            measured = acceptance(head, basis, held_out, settings.loss.depths, self._device)
+            rates = " ".join(f"{rate:.3f}" for rate in measured.rates)
+            self._say(f"held out: {measured.length:.3f} tokens a verification, drafts right {rates}")
+            return measured
 
         return Trainer(
             head,
@@ -189,28 +208,6 @@ class Pipeline:
             return Workers(head, target_head, self._place.shards, settings.loss, settings.workers)
         return InProcess(Bench(head, target_head, cache, settings.loss))
 
-    def _held_out(self) -> list[Batch]:
-        shard = Cache(self._place.held_out).shards[0]
-        groups: list[list[int]] = [[]]
-        rows = 0
-        for i in range(len(shard)):
-            if groups[-1] and rows + shard.chains(i) > HELD_OUT_ROWS:
-                groups.append([])
-                rows = 0
-            groups[-1].append(i)
-            rows += shard.chains(i)
-        return [join([shard.example(i) for i in group]).to(self._device) for group in groups]
-
-    def _acceptance(self, head: Head, basis: Basis, batches: list[Batch]) -> Acceptance:
-        ids = basis.vocabulary.ids.to(self._device)
-        depths = self._settings.loss.depths
-        total = Acceptance((0,) * depths, (0,) * depths, 0, 0)
-        for batch in batches:
-            with precision(self._device):
-                equal: Tensor = agreement(head, batch, ids, depths)
-            total += walk(equal, batch.chain_spans)
-        return total
-
     def _write(self, head: Head, basis: Basis, progress: Progress) -> None:
         settings = self._settings
         architectures = list(read_config(settings.model).get("architectures") or [])
@@ -230,3 +227,32 @@ class Pipeline:
         progress = Progress(**state["progress"])
         self._write(head, basis, progress)
         self._say(f"written to {self._settings.out}")
+
+    def _measure(self) -> None:
+        """The head in the output folder on the prompts to measure on, into its card."""
+        settings = self._settings
+        if settings.measure is None:
+            raise ConfigError("measure: got no prompts, expected --measure FILE")
+        basis = self._basis()
+        config = read_config(settings.model)
+        start = read_start(str(settings.out), int(config["num_hidden_layers"]), int(config["vocab_size"]))
+        if not torch.equal(start.vocabulary.ids, basis.vocabulary.ids):
+            raise ConfigError(f"measure: got a head in {str(settings.out)!r} that was not trained in this work folder")
+        head = basis.head(settings.train.seed, self._device, self._dtype)
+        start.load_into(head)
+        data = settings.data
+        with open_writer(settings.model, self._device, settings.longest, data.at_once, settings.train.seed) as writer:
+            asked = read_prompts(settings.measure, Chat(writer.tokenizer, first_id(config)))
+            self._say(f"answers to {len(asked)} prompts of {settings.measure.name}")
+            conversations = answer_greedily(writer, asked, data.new_tokens)
+        if not conversations:
+            raise ConfigError("measure: got no prompt with an answer of two tokens or more, expected some")
+        target = Target(settings.model, self._dtype, self._device)
+        folder = settings.work / "measured"
+        found = by_category(head, basis, target, conversations, folder, settings.loss.depths, self._device)
+        facts = read_facts(settings.out) | {
+            "measured": {"prompts": settings.measure.name, "new_tokens": data.new_tokens, **found}
+        }
+        write_facts(settings.out, facts, card(facts))
+        for name, part in {**found["categories"], "all": found["all"]}.items():
+            self._say(f"{name}: {part['acceptance_length']:.3f} tokens a verification")

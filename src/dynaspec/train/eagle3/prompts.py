@@ -16,6 +16,7 @@ from dynaspec.train.eagle3 import templates
 FIELDS = ("messages", "turns", "prompt", "question", "instruction", "text")
 KINDS = ("free", "text", "follow-up")  # sources of made-up requests
 SHARES = (0.45, 0.35, 0.2)
+TEXTS = (1, 1, 1, 2, 3, 4)  # of the target's texts that a request is about, drawn from these
 MARK = "\u2042USER\u2042"  # stands for a user's turn while the template is taken apart
 
 
@@ -66,13 +67,15 @@ class Chat:
             return self.encode("\n\n".join(str(m["content"]) for m in messages))
         return self.encode(self._tokenizer.render_chat(messages))
 
-    def opening(self) -> list[int]:
+    def opening(self, beginning: str = "") -> list[int]:
         """What a user's first turn follows, or a text; from here a target writes of its own accord.
+
+        ``beginning`` is what the user's turn begins with, if there is a template.
 
         Raises:
             ConfigError: the target has no template, and no token that texts begin with.
         """
-        opening = self.encode(self._before)
+        opening = self.encode(self._before + beginning)
         if not opening and self._start is not None:
             opening = [self._start]
         if not opening:
@@ -84,6 +87,8 @@ class Chat:
 
 def read_prompts(path: Path, chat: Chat) -> list[Asked]:
     """Prompts of a JSON-lines file; each line has one of ``FIELDS``, of ``turns`` the first is taken.
+
+    Their source is the line's ``category``, else the file's name.
 
     Raises:
         ConfigError: the file is missing, or a line has none of them.
@@ -108,7 +113,7 @@ def read_prompts(path: Path, chat: Chat) -> list[Asked]:
             raise ConfigError(
                 f"prompts: line {number} of {str(path)!r} cannot be used; expected an object with {' or '.join(FIELDS)}"
             ) from error
-        asked.append(Asked(tuple(tokens), path.stem))
+        asked.append(Asked(tuple(tokens), str(record.get("category") or path.stem)))
     return asked
 
 
@@ -127,6 +132,10 @@ class Inventor:
         }
         kinds = self._random.choices(KINDS, SHARES, k=count) if texts else ["free"] * count
         return [Asked(tuple(self._chat.ask(make[kind]())), kind) for kind in kinds]
+
+    def beginnings(self, count: int) -> list[str]:
+        """What ``count`` users' turns begin with; half of them with nothing given."""
+        return [self._random.choice(templates.OPENINGS) if self._random.random() < 0.5 else "" for _ in range(count)]
 
     def temperatures(self, count: int) -> list[float]:
         """Half greedy, the rest at 0.7 or 1."""
@@ -151,7 +160,8 @@ class Inventor:
 
     def _about(self, texts: Sequence[str]) -> str:
         draw = self._random
-        text, second = (_part(draw.choice(texts), draw) for _ in range(2))
+        parts = [_part(draw.choice(texts), draw) for _ in range(1 + draw.choice(TEXTS))]
+        second, text = parts[0], "\n".join(parts[1:])
         form = draw.choice(templates.ABOUT_A_TEXT)
         # One replacement each: the texts may have braces of their own.
         for name, value in (("{question}", draw.choice(templates.QUESTIONS)), ("{second}", second), ("{text}", text)):

@@ -10,7 +10,7 @@ from dynaspec.train.eagle3.loss import LossSettings
 from dynaspec.train.eagle3.trainer import TrainSettings
 from dynaspec.train.optimizer import Rates
 
-STAGES = ("data", "states", "train", "export", "all")
+STAGES = ("data", "states", "train", "export", "measure", "all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class Eagle3Settings:
     rates: Rates = field(default_factory=lambda: Rates(matrix_lr=0.02, other_lr=3e-4, weight_decay=0.5))
     draft_vocab: int = 8192
     norm_before_residual: bool = True
+    start_from: str | None = None
+    measure: Path | None = None
     held_out: int = 48
     longest: int = 2048
     states_gb: float = 50.0

@@ -50,7 +50,7 @@ def aux_layers(layers: int) -> tuple[int, int, int]:
     """
     if layers < 4:
         raise ConfigError(f"target: got {layers} layers, expected at least 4 to take hidden states from")
-    return (2, layers // 2, layers - 3) if layers > 5 else (1, layers // 2, layers - 1)
+    return (2, layers // 2, layers - 3) if layers > 6 else (1, layers // 2, layers - 1)
 
 
 def shape_for(config: Mapping[str, Any], draft_vocab: int, norm_before_residual: bool = True) -> HeadShape:

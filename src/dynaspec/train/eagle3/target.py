@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.model.gguf.transformers import transformers_config, transformers_model
 from dynaspec.train.eagle3.vocabulary import DraftVocabulary
 
 
@@ -25,16 +27,20 @@ class States:
 
 
 def read_config(model: str) -> dict[str, Any]:
-    """The target's configuration.
+    """The target's configuration; ``model`` is a checkpoint folder, a GGUF file or a hub id.
 
     Raises:
         ConfigError: there is none.
+        CheckpointError: a GGUF file cannot be read.
     """
     try:
-        config: dict[str, Any] = AutoConfig.from_pretrained(model).get_text_config().to_dict()
-        return config
+        config = transformers_config(Path(model)) if Path(model).is_file() else AutoConfig.from_pretrained(model)
+        fields: dict[str, Any] = config.get_text_config().to_dict()
+        return fields
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model: got {model!r}, expected a checkpoint folder or hub id ({error})") from error
+        raise ConfigError(
+            f"model: got {model!r}, expected a checkpoint folder, GGUF file or hub id ({error})"
+        ) from error
 
 
 class Target:
@@ -44,11 +50,18 @@ class Target:
         """
         Raises:
             ConfigError: there is no such model.
+            CheckpointError: a GGUF file cannot be read.
         """
         try:
-            self._model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device).eval()
+            if Path(model).is_file():
+                loaded = transformers_model(Path(model), dtype)
+            else:
+                loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+            self._model = loaded.to(device).eval()
         except (OSError, ValueError) as error:
-            raise ConfigError(f"model: got {model!r}, expected a checkpoint folder or hub id ({error})") from error
+            raise ConfigError(
+                f"model: got {model!r}, expected a checkpoint folder, GGUF file or hub id ({error})"
+            ) from error
         self._model.requires_grad_(False)
         self._device = device
 

@@ -139,3 +139,20 @@ QUESTIONS = (
     "what happened, and why?",
     "what can be learned from it?",
 )
+
+# Beginnings of user's turns that the target goes on with, so that its questions are of many kinds.
+OPENINGS = (
+    "who wrote", "who sings", "who plays", "who was the first", "who is the", "who won the", "who invented",
+    "when did", "when was the", "when does", "when is the", "where is the", "where did the", "where was the",
+    "what is the name of", "what is the difference between", "what does it mean when", "what year did",
+    "what are the three", "what is the meaning of", "what was the", "which country", "which of the following",
+    "how many", "how long does it take", "how old is", "how do you", "how far is", "why did the", "why is the",
+    "is it true that", "in which city", "name the", "Who", "When", "Where", "How much", "Why",
+    "Write a", "Explain how", "Describe a", "Compare the", "Imagine you are", "Pretend", "Suppose", "Given the",
+    "Here is a", "Can you help me", "I need to", "My friend", "Please rewrite", "Edit the following", "Classify",
+    "Extract", "List the", "Find the", "Calculate", "If a", "A man", "A store", "In a class", "John has",
+    "Sarah bought", "There are", "Implement", "Fix the bug in", "Translate German to English: Die",
+    "Translate German to English: Der", "Translate German to English: In", "Translate German to English: Es",
+    "Translate German to English: Wir", "Translate the following sentence into French:", "Summarize:",
+    "Create a table", "Give me a recipe for", "Plan a", "Draft an email", "Act as", "Tell me about", "Discuss",
+)  # fmt: skip

@@ -14,6 +14,7 @@ from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
 from dynaspec.model.decoder import Decoder
 from dynaspec.model.gguf.dequantise import KINDS
+from dynaspec.model.gguf.transformers import transformers_model
 from dynaspec.model.loader import load_model
 from parity.paging import in_passes
 
@@ -87,6 +88,17 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     ours = load_model(str(files.write(tmp_path / "model.gguf", theirs)))
     assert isinstance(ours, Decoder)
     check(ours, theirs)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_becomes_a_model_of_transformers_again(case: str, tmp_path: Path) -> None:
+    name, options = CASES[case]
+    theirs = files.random_model(name, **options)
+    path = files.write(tmp_path / "model.gguf", theirs, dtype=torch.float32)
+    again = transformers_model(path, torch.float32).eval()
+    with torch.no_grad():
+        expected, got = theirs(torch.tensor([TEXT])).logits, again(torch.tensor([TEXT])).logits
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

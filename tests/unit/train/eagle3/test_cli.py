@@ -100,12 +100,51 @@ def test_two_workers_learn_what_one_process_learns(options, tmp_path: Path) -> N
         torch.testing.assert_close(together[name], tensor, rtol=0.02, atol=2e-3)
 
 
+def test_a_finished_head_is_measured_by_category_and_trained_on_from(options, tmp_path: Path) -> None:
+    lines = [{"turns": [f"def g{i}(b):"], "category": "code" if i % 2 else "prose"} for i in range(6)]
+    (tmp_path / "measure.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = eagle3(*options, "--tokens", 256, "--workers", 1, "--measure", tmp_path / "measure.jsonl")
+    assert result.exit_code == 0, result.output
+    measured = json.loads((tmp_path / "head" / "training.json").read_text())["measured"]
+    assert set(measured["categories"]) == {"code", "prose"}
+    assert measured["all"]["conversations"] == 6
+    assert measured["all"]["acceptance_length"] >= 1
+    assert "| code | 3 |" in (tmp_path / "head" / "README.md").read_text()
+
+    before = load_file(tmp_path / "head" / "model.safetensors")
+    elsewhere = ("--work", tmp_path / "work2", "--out", tmp_path / "head2", "--start-from", tmp_path / "head")
+    # Rates so small that the weights stay: what was loaded comes out again, under another scale of the states.
+    again = eagle3(*options, *elsewhere, "--tokens", 64, "--workers", 1, "--lr", "1e-9,1e-9", "--draft-vocab", 32)
+    assert again.exit_code == 0, again.output
+    after = load_file(tmp_path / "head2" / "model.safetensors")
+    assert set(after) == set(before)
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=0.02, atol=1e-3)
+    assert "Trained on from" in (tmp_path / "head2" / "README.md").read_text()
+
+
+def test_only_heads_of_this_kind_and_target_are_trained_on_from(options, tmp_path: Path) -> None:
+    assert eagle3(*options, "--tokens", 64, "--workers", 1).exit_code == 0
+    elsewhere = (*options, "--work", tmp_path / "work2", "--out", tmp_path / "head2", "--start-from", tmp_path / "head")
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    (tmp_path / "head" / "config.json").write_text(json.dumps(config | {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}))
+    refused = eagle3(*elsewhere, "--tokens", 64, "--workers", 1)
+    assert refused.exit_code == 2
+    assert "expected one layer on [1, 3, 5]" in refused.stderr
+    (tmp_path / "head" / "config.json").write_text(json.dumps(config))
+    assert eagle3(*options, "--work", tmp_path / "work2", "--stage", "data").exit_code == 0
+    assert eagle3(*options, "--work", tmp_path / "work2", "--stage", "states", "--draft-vocab", 32).exit_code == 0
+    refused = eagle3(*elsewhere, "--stage", "train")
+    assert "with another draft vocabulary" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--stage", "nothing"), "stage: got 'nothing', expected one of data, states, train, export, all"),
+        (("--stage", "nothing"), "stage: got 'nothing', expected one of data, states, train, export, measure, all"),
         (("--stage", "states"), "conversations: got none in the work folder"),
         (("--stage", "train"), "basis: got none in the work folder"),
+        (("--stage", "measure"), "measure: got no prompts, expected --measure FILE"),
         (("--lr", "1"), "lr: got '1', expected 2 positive numbers"),
     ],
 )
