@@ -14,11 +14,11 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from dynaspec.train.checkpoints import Checkpoints
 from dynaspec.train.corpus import load_corpus
 from dynaspec.train.data import TokenSet
 from dynaspec.train.evaluate import CONTEXT_LINES, Agreement, Behaviour, Loss
 from dynaspec.train.files import write_text_atomically
-from dynaspec.train.loop import Checkpoints
 from dynaspec.train.model import Shape, build, parameters
 from dynaspec.train.settings import LmSettings
 

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.train.checkpoints import Checkpoints, WorkClock, read_checkpoint, write_checkpoint
 from dynaspec.train.data import Sampler
-from dynaspec.train.files import write_atomically
 from dynaspec.train.optimizer import Optimizers
 from dynaspec.train.report import Listener, time_left
 from dynaspec.train.schedule import Budget, Schedule
-
-STANDSTILL = 5.0  # a step this many times longer than usual was a pause, not work
 
 
 @dataclass(slots=True)
@@ -63,23 +61,6 @@ class LoopSettings:
     clip: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoints:
-    """Where a run keeps its state: ``latest``, and ``stable``, the last one before the decay."""
-
-    folder: Path
-
-    @property
-    def latest(self) -> Path:
-        """State of the last save."""
-        return self.folder / "latest.pt"
-
-    @property
-    def stable(self) -> Path:
-        """State just before the learning rate began to fall."""
-        return self.folder / "stable.pt"
-
-
 class Loop:
     """Trains ``model`` on rows of ``sampler`` with ``loss(model, batch)`` until the budget is spent."""
 
@@ -115,15 +96,9 @@ class Loop:
         Raises:
             ConfigError: the checkpoint belongs to another run.
         """
-        if not path.is_file():
+        state = read_checkpoint(path, self._identity, self._device)
+        if state is None:
             return False
-        state = torch.load(path, map_location=self._device, weights_only=True)
-        for key, value in self._identity.items():
-            if state["identity"].get(key) != value:
-                raise ConfigError(
-                    f"resume: {str(path)!r} was trained with {key} = {state['identity'].get(key)!r}, "
-                    f"expected {value!r}; use another work folder or start afresh"
-                )
         self._model.load_state_dict(state["model"])
         self._optimizers.load_state_dict(state["optimizers"])
         self.progress = Progress(**state["progress"])
@@ -132,19 +107,17 @@ class Loop:
     def save(self, path: Path) -> None:
         """Write the whole state to ``path``, atomically."""
         state = {
-            "identity": self._identity,
             "model": self._model.state_dict(),
             "optimizers": self._optimizers.state_dict(),
             "progress": asdict(self.progress),
         }
-        write_atomically(path, lambda temporary: torch.save(state, temporary))
+        write_checkpoint(path, self._identity, state)
 
     def run(self, budget: Budget, listener: Listener | None = None) -> Progress:
         """Train until ``budget`` is spent and save; returns what was done in all."""
         settings, schedule, progress = self._settings, self._settings.schedule, self.progress
         self._model.train()
-        usual = math.inf
-        saved = time.monotonic()
+        clock, saved = WorkClock(), time.monotonic()
         decaying = schedule.decaying(budget.progress(progress.step, progress.seconds))
         while (share := budget.progress(progress.step, progress.seconds)) < 1.0:
             if not decaying and schedule.decaying(share):
@@ -153,10 +126,7 @@ class Loop:
             began = time.monotonic()
             factor = schedule.factor(progress.step, share)
             loss = self._step(factor)
-            spent = time.monotonic() - began
-            worked = spent if spent < STANDSTILL * usual else usual
-            usual = worked if usual == math.inf else 0.9 * usual + 0.1 * worked
-            progress.seconds += worked
+            progress.seconds += clock.worked(time.monotonic() - began)
             smooth = 0.0 if math.isnan(progress.loss) else min(0.95, progress.step / (progress.step + 10))
             progress.loss = smooth * (progress.loss if smooth else 0.0) + (1 - smooth) * loss
             if listener is not None:

@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
 from dynaspec.train import card, facts
+from dynaspec.train.checkpoints import Checkpoints
 from dynaspec.train.corpus import Corpus, Document, load_corpus
 from dynaspec.train.data import Mixture, Pool, RowSampler, Sampler, TokenSet, encode
 from dynaspec.train.device import choose_device
@@ -22,7 +23,7 @@ from dynaspec.train.distill import write_continuations
 from dynaspec.train.evaluate import Loss, behaviour, held_out_loss, held_out_prompts
 from dynaspec.train.export import export, load_exported
 from dynaspec.train.files import write_text_atomically
-from dynaspec.train.loop import Checkpoints, Loop, LoopSettings
+from dynaspec.train.loop import Loop, LoopSettings
 from dynaspec.train.model import Shape, build
 from dynaspec.train.objective import NextToken
 from dynaspec.train.optimizer import Optimizers, Rates

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.train.checkpoints import Checkpoints
 from dynaspec.train.corpus import standard_library
 from dynaspec.train.distill import DistillSettings
 from dynaspec.train.given import fingerprint
-from dynaspec.train.loop import Checkpoints
 from dynaspec.train.model import DRAFT, TARGET, Shape
 from dynaspec.train.optimizer import Rates
 from dynaspec.train.schedule import Budget, Schedule

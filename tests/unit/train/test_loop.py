@@ -7,8 +7,9 @@ import torch
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.train import loop as loop_module
+from dynaspec.train.checkpoints import Checkpoints
 from dynaspec.train.data import RowSampler
-from dynaspec.train.loop import Checkpoints, Loop, LoopSettings
+from dynaspec.train.loop import Loop, LoopSettings
 from dynaspec.train.model import build
 from dynaspec.train.objective import NextToken
 from dynaspec.train.optimizer import Optimizers, Rates

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.train.checkpoints import Checkpoints
 from dynaspec.train.device import choose_device
 from dynaspec.train.eagle3.acceptance import Acceptance
 from dynaspec.train.eagle3.basis import Basis, load_basis, make_basis, save_basis
@@ -28,7 +29,6 @@ from dynaspec.train.eagle3.target import Target, first_id, read_config
 from dynaspec.train.eagle3.trainer import Progress, Trainer
 from dynaspec.train.eagle3.workers import Bench, Gradients, InProcess, Workers
 from dynaspec.train.eagle3.writer import open_writer
-from dynaspec.train.loop import Checkpoints
 from dynaspec.train.optimizer import Optimizers
 from dynaspec.train.report import Listener
 

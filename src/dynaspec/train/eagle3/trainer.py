@@ -9,16 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.train.checkpoints import Checkpoints, WorkClock, read_checkpoint, write_checkpoint
 from dynaspec.train.eagle3.acceptance import Acceptance
 from dynaspec.train.eagle3.head import Head
 from dynaspec.train.eagle3.plan import Place, Plan
 from dynaspec.train.eagle3.workers import Gradients
-from dynaspec.train.files import write_atomically
-from dynaspec.train.loop import STANDSTILL, Checkpoints
 from dynaspec.train.optimizer import Optimizers
 from dynaspec.train.report import Listener, time_left
 from dynaspec.train.schedule import Schedule
@@ -103,15 +101,9 @@ class Trainer:
         Raises:
             ConfigError: the checkpoint belongs to another run.
         """
-        if not path.is_file():
+        state = read_checkpoint(path, self._identity, "cpu")
+        if state is None:
             return False
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        for key, value in self._identity.items():
-            if state["identity"].get(key) != value:
-                raise ConfigError(
-                    f"resume: {str(path)!r} was trained with {key} = {state['identity'].get(key)!r}, "
-                    f"expected {value!r}; use another work folder or start afresh"
-                )
         self._head.load_state_dict(state["head"])
         self._optimizers.load_state_dict(state["optimizers"])
         self.progress = Progress(**state["progress"])
@@ -121,13 +113,12 @@ class Trainer:
     def save(self, path: Path) -> None:
         """Write the whole state to ``path``, atomically."""
         state = {
-            "identity": self._identity,
             "head": self._head.state_dict(),
             "optimizers": self._optimizers.state_dict(),
             "progress": asdict(self.progress),
             "place": asdict(self._plan.place),
         }
-        write_atomically(path, lambda temporary: torch.save(state, temporary))
+        write_checkpoint(path, self._identity, state)
 
     def run(self, listener: Listener | None = None) -> Progress:
         """Train until the tokens are spent, measure and save; returns what was done in all.
@@ -137,7 +128,7 @@ class Trainer:
         settings, schedule, progress = self._settings, self._settings.schedule, self.progress
         if progress.tokens >= settings.tokens:
             return progress
-        usual, saved = math.inf, time.monotonic()
+        clock, saved = WorkClock(), time.monotonic()
         decaying = schedule.decaying(progress.tokens / settings.tokens)
         while (share := progress.tokens / settings.tokens) < 1.0:
             if not decaying and schedule.decaying(share):
@@ -147,12 +138,9 @@ class Trainer:
             factor = schedule.factor(progress.step, share)
             before = progress.tokens
             self._step(factor)
-            spent = time.monotonic() - began
-            worked = spent if spent < STANDSTILL * usual else usual
-            usual = worked if usual == math.inf else 0.9 * usual + 0.1 * worked
-            progress.seconds += worked
+            progress.seconds += clock.worked(time.monotonic() - began)
             if listener is not None:
-                speed = (progress.tokens - before) / usual
+                speed = (progress.tokens - before) / clock.usual
                 left = max(0, settings.tokens - progress.tokens) / speed
                 listener(HeadReport(progress, share, factor, self._plan.place.epoch, speed, left))
             if progress.tokens // settings.evaluate_tokens > before // settings.evaluate_tokens:
