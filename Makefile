@@ -14,9 +14,11 @@ demo: .venv/ready
 test: check
 	$(BIN)/pytest
 
-# vLLM has an environment of its own, for its requirements are not ours. Not part of `make test`: it is 4 GB.
-test-hosts: .venv-vllm/ready
-	.venv-vllm/bin/python -m pytest -c tests/hosts/pytest.ini --rootdir=. tests/hosts
+# vLLM and speculators have environments of their own, for their requirements are not ours. Not part of `make test`: they
+# are 4 and 2 GB.
+test-hosts: .venv-vllm/ready .venv-speculators/ready
+	.venv-vllm/bin/python -m pytest -c tests/hosts/pytest.ini --rootdir=. tests/hosts/vllm
+	.venv-speculators/bin/python -m pytest -c tests/hosts/pytest.ini --rootdir=. tests/hosts/speculators
 
 check: .venv/ready
 	$(BIN)/ruff check .
@@ -36,9 +38,12 @@ audit: .venv/ready
 .venv-vllm/ready: tests/hosts/vllm/setup.sh pyproject.toml
 	tests/hosts/vllm/setup.sh $(PYTHON)
 
+.venv-speculators/ready: tests/hosts/speculators/setup.sh pyproject.toml
+	tests/hosts/speculators/setup.sh $(PYTHON)
+
 # Compiled functions are kept by the text of their own file: after a change of one that others call.
 clean-kernels:
 	find src -name '*.nb[ic]' -delete
 
 clean: clean-kernels
-	rm -rf .venv .venv-vllm build dist demo-out .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-vllm .venv-speculators build dist demo-out .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

