@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
 
@@ -15,7 +16,7 @@ from dynaspec.train.eagle3.basis import Basis, load_basis, make_basis, save_basi
 from dynaspec.train.eagle3.cache import Cache, shard_path, write_shard
 from dynaspec.train.eagle3.card import card
 from dynaspec.train.eagle3.collect import Collector
-from dynaspec.train.eagle3.conversations import append_conversations, read_conversations
+from dynaspec.train.eagle3.conversations import Conversation, append_conversations, read_conversations
 from dynaspec.train.eagle3.export import export_head, head_config, read_facts, write_facts
 from dynaspec.train.eagle3.facts import training_facts
 from dynaspec.train.eagle3.head import Head
@@ -240,19 +241,30 @@ class Pipeline:
             raise ConfigError(f"measure: got a head in {str(settings.out)!r} that was not trained in this work folder")
         head = basis.head(settings.train.seed, self._device, self._dtype)
         start.load_into(head)
-        data = settings.data
-        with open_writer(settings.model, self._device, settings.longest, data.at_once, settings.train.seed) as writer:
-            asked = read_prompts(settings.measure, Chat(writer.tokenizer, first_id(config)))
-            self._say(f"answers to {len(asked)} prompts of {settings.measure.name}")
-            conversations = answer_greedily(writer, asked, data.new_tokens)
+        conversations = self._measured_answers(settings.measure)
         if not conversations:
             raise ConfigError("measure: got no prompt with an answer of two tokens or more, expected some")
         target = Target(settings.model, self._dtype, self._device)
         folder = settings.work / "measured"
         found = by_category(head, basis, target, conversations, folder, settings.loss.depths, self._device)
         facts = read_facts(settings.out) | {
-            "measured": {"prompts": settings.measure.name, "new_tokens": data.new_tokens, **found}
+            "measured": {"prompts": settings.measure.name, "new_tokens": settings.data.new_tokens, **found}
         }
         write_facts(settings.out, facts, card(facts))
         for name, part in {**found["categories"], "all": found["all"]}.items():
             self._say(f"{name}: {part['acceptance_length']:.3f} tokens a verification")
+
+    def _measured_answers(self, prompts: Path) -> list[Conversation]:
+        """Greedy answers to ``prompts``; they are kept in the work folder, and only missing ones are written."""
+        settings, path = self._settings, self._settings.work / "measured.jsonl"
+        known = {c.prompt: c for c in read_conversations(path)} if path.is_file() else {}
+        data = settings.data
+        with open_writer(settings.model, self._device, settings.longest, data.at_once, settings.train.seed) as writer:
+            asked = read_prompts(prompts, Chat(writer.tokenizer, first_id(read_config(settings.model))))
+            left = [a for a in asked if a.tokens not in known]
+            self._say(f"answers to {len(left)} prompts of {prompts.name}")
+            for begin in range(0, len(left), data.at_once):
+                new = answer_greedily(writer, left[begin : begin + data.at_once], data.new_tokens)
+                append_conversations(path, new)
+                known |= {c.prompt: c for c in new}
+        return [known[a.tokens] for a in asked if a.tokens in known]
