@@ -10,7 +10,7 @@ import torch
 from .attention.base import KV
 from .batch import ForwardBatch
 from .compiled import NO_TAPS, CacheAddresses, CompiledDecoder
-from .kernels.decode import decode, repeat
+from .kernels.decode import PassRows, decode, repeat
 from .taps import Taps
 
 
@@ -30,6 +30,5 @@ class CompiledPasses:
         repeat(*self._arguments(batch, kv, None), passes)
 
     def _arguments(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None) -> tuple[Any, ...]:
-        rows = batch.query_start, batch.context_lens, batch.block_tables, batch.slots, batch.positions
         kept = NO_TAPS if taps is None else (taps.arena.numpy(), taps.columns)
-        return self.decoder, *kept, self._caches.of(kv), len(kv[0][0]), batch.tokens.numpy(), *rows
+        return self.decoder, *kept, self._caches.of(kv), len(kv[0][0]), PassRows.of(batch)

@@ -26,7 +26,7 @@ _ACTIVATIONS: dict[MlpKind, int] = {
     "gelu": elementwise.GELU,
     "gelu_tanh": elementwise.GELU_TANH,
 }
-_NO_ANGLES = np.empty((1, 0), np.float32)
+_NONE, _NO_ANGLES = np.empty((0, 0), np.float32), np.empty((1, 0), np.float32)
 
 
 class CpuStack:
@@ -40,57 +40,52 @@ class CpuStack:
         """
         self._layers = tuple(layers)  # keeps alive what the table points to
         ropes = RopeTable.of(config, torch.device("cpu"))
-        self._table = np.array([_row(layer, spec, ropes) for layer in layers], np.int64)
-        self._attention_work = attention_work(spec)
         self._caches = CacheAddresses()
-        self._settings = (
-            (config.num_heads, config.num_kv_heads, config.head_dim),
-            config.gated,
-            _ACTIVATIONS[config.mlp],
-            config.parallel_residual,
-            config.norm_eps,
-            np.concatenate([rope.cos.numpy() for rope in ropes]) if ropes else _NO_ANGLES,
-            np.concatenate([rope.sin.numpy() for rope in ropes]) if ropes else _NO_ANGLES,
-            bool(ropes) and ropes[0].interleaved,
-            spec.scale,
-            spec.softcap or 0.0,
-            team_size(threads),
+        self._model = CompiledDecoder(
+            embedding=_NONE,
+            embedding_scale=np.float32(1.0),
+            position_embedding=_NONE,
+            layers=np.array([_row(layer, spec, ropes) for layer in layers], np.int64),
+            ends=np.empty(0, np.int64),
+            heads=(config.num_heads, config.num_kv_heads, config.head_dim),
+            is_gated=config.gated,
+            activation=_ACTIVATIONS[config.mlp],
+            parallel=config.parallel_residual,
+            eps=config.norm_eps,
+            cos=np.concatenate([rope.cos.numpy() for rope in ropes]) if ropes else _NO_ANGLES,
+            sin=np.concatenate([rope.sin.numpy() for rope in ropes]) if ropes else _NO_ANGLES,
+            interleaved=bool(ropes) and ropes[0].interleaved,
+            scale=spec.scale,
+            softcap=spec.softcap or 0.0,
+            threads=team_size(threads),
+            attention_work=attention_work(spec),
+            final_eps=0.0,
+            logits_softcap=0.0,
         )
+        """The layers alone; ``compiled`` knows what is around them."""
 
     def run(self, x: torch.Tensor, delta: torch.Tensor, layers: range, kv: Sequence[KV], meta: CpuMeta) -> torch.Tensor:
         """See ``LayerStack``."""
-        kernels.run(
-            x.numpy(),
-            delta.numpy(),
-            layers.start,
-            layers.stop,
-            self._table,
-            *NO_TAPS,
-            self._caches.of(kv),
-            kv[0][0].shape[0],
-            *self._settings,
-            *meta.work,
-        )
+        rows, which = (x.numpy(), delta.numpy()), np.arange(layers.start, layers.stop)
+        caches, blocks, work = self._caches.of(kv), kv[0][0].shape[0], kernels.PassWork(*meta.work)
+        kernels.run(self._model, *rows, which, *NO_TAPS, caches, blocks, work)
         return delta
 
     def compiled(self, config: DecoderConfig, weights: Weights) -> CompiledDecoder:
         """The decoder that these layers are of, for compiled code."""
         position = weights.position_embedding
-        return CompiledDecoder(
-            weights.embedding.numpy(),
-            np.float32(config.embedding_scale),
-            np.empty((0, config.hidden_size), np.float32) if position is None else position.numpy(),
-            self._table,
-            np.array([*matrix_row(weights.head), *norm_row(weights.final_norm)], np.int64),
-            *self._settings,
-            self._attention_work,
-            weights.final_norm.eps,
-            config.logits_softcap or 0.0,
+        return self._model._replace(
+            embedding=weights.embedding.numpy(),
+            embedding_scale=np.float32(config.embedding_scale),
+            position_embedding=_NONE if position is None else position.numpy(),
+            ends=np.array([*matrix_row(weights.head), *norm_row(weights.final_norm)], np.int64),
+            final_eps=weights.final_norm.eps,
+            logits_softcap=config.logits_softcap or 0.0,
         )
 
 
 def _row(layer: Layer, spec: AttentionSpec, ropes: Sequence[RopeTable]) -> list[int]:
-    """A layer's row of ``kernels.run``'s table."""
+    """A layer's row of ``CompiledDecoder.layers``."""
     matrices = (layer.qkv, layer.out, layer.up, layer.down)
     norms = (
         layer.attention_norm,

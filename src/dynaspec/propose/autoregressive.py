@@ -31,7 +31,7 @@ from .gating import WriteGate
 from .none import no_drafts
 from .passes import DraftPasses, draft_passes
 from .probe_context import leave_out, probe_from
-from .unread import unread_rows
+from .unread import slots_before, unread_rows
 from .watermark import Watermarks
 
 
@@ -206,8 +206,6 @@ class AutoregressiveProposer:
             for lane, before in zip(lanes[apart].tolist(), start[apart].tolist(), strict=True):
                 self._marks.spoil(lane, before // self._tables.block_size)
             leave_out(rows, start, apart, self._tables.block_size)
-        before = np.maximum(rows.positions - 1, 0)
-        tables = batch.block_tables[rows.lanes, before // self._tables.block_size].astype(np.int64)
         hidden = self._drafter.read(
             ForwardBatch(
                 tokens=torch.from_numpy(tokens).to(self._drafter.device),
@@ -217,7 +215,7 @@ class AutoregressiveProposer:
                 context_lens=start,
                 block_tables=rows.block_tables,
             ),
-            tables * self._tables.block_size + before % self._tables.block_size,
+            slots_before(batch.block_tables, self._tables.block_size, rows.lanes, rows.positions),
         )
         redone = self._marks.ingest(lanes[~apart], end[~apart])
         if rows.slots.size > index.size:  # else it is one row each

@@ -10,20 +10,47 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.proposer import Ints
+from dynaspec.kv.arena import Arena
 from dynaspec.kv.rows import fill_rows
-from dynaspec.model.compiled import CompiledDecoder
-from dynaspec.model.kernels.decode import decode, logits
+from dynaspec.model.compiled import NO_TAPS, CacheAddresses, CompiledDecoder
+from dynaspec.model.eagle3.compiled import CompiledHead
+from dynaspec.model.kernels.decode import PassRows, decode, logits
+from dynaspec.model.kernels.eagle3 import fuse, head_logits, head_pass
 from dynaspec.sampling.compiled import kernel
 
+from .drafter import Chain
 from .first_choice import Choices, take_first
-from .unread import unread_rows
+from .unread import slots_before, unread_rows
+from .warm_up import nobody
 
 Int32 = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+def chain_of(
+    model: CompiledDecoder, arena: Arena, head: CompiledHead | None = None, states: Floats = NO_TAPS.arena
+) -> Chain:
+    """Drafts on KV in ``arena``. They are compiled, or loaded, here: else the first one would take seconds.
+
+    Args:
+        head: None = the model drafts; else this head, which it is the decoder of, from ``states``.
+        states: [KV slots, …] the target's, see ``taps.Taps.arena``.
+    """
+    addresses, blocks = CacheAddresses(), len(arena.layers[0][0])
+
+    def chain(tables: Int32, block_size: int, read: Ints, most: int, choices: Choices) -> tuple[Ints, Ints, Ints]:
+        caches = addresses.of(arena.layers)
+        return draft_chain(model, head, states, caches, blocks, tables, block_size, read, most, choices)
+
+    chain(*nobody())
+    return chain
 
 
 @kernel
 def draft_chain(
     model: CompiledDecoder,
+    head: CompiledHead | None,
+    states: Floats,
     caches: Ints,
     blocks: int,
     tables: Int32,
@@ -35,6 +62,7 @@ def draft_chain(
     """Drafts for ``Choices.requests`` [A], of which none lacks more than it may read at once.
 
     Args:
+        model, head, states: see ``chain_of``. numba compiles no branch for a head where there is none.
         caches: see ``model.compiled.CacheAddresses``; of so many ``blocks``.
         tables, block_size, read, most: see ``unread_rows``.
 
@@ -45,31 +73,44 @@ def draft_chain(
     lanes, context, end, tokens, fields = unread_rows(
         choices.texts, tables, block_size, choices.lanes, choices.lengths, read, choices.requests, most
     )
-    query_start, _, positions, slots, block_tables = fields
-    none, nowhere = np.empty((0, 0), np.float32), np.empty(0, np.int64)
-    every = decode(model, none, nowhere, caches, blocks, tokens, query_start, context, block_tables, slots, positions)
-    running, width = np.arange(lanes.size), every.shape[1]
-    hidden = np.empty((lanes.size, width), np.float32)
-    for i in range(lanes.size):
-        hidden[i] = every[query_start[i + 1] - 1]
-    processed, longest = np.zeros_like(lanes), choices.tokens.shape[1]
-    rows = np.empty(longest + 1, np.int64)
-    rows[0] = slots.size
+    query_start, row_lanes, positions, slots, block_tables = fields
+    rows = PassRows(tokens, query_start, context, block_tables, slots, positions)
+    no_taps, nowhere = np.empty((0, 0), np.float32), np.empty(0, np.int64)
+    if head is None:
+        every = decode(model, no_taps, nowhere, caches, blocks, rows)
+    else:
+        before = _rows_at(states, slots_before(tables, block_size, row_lanes, positions))
+        every = head_pass(head, caches, blocks, rows, fuse(head, before))
+    hidden = _rows_at(every, query_start[1:] - 1)
+    running, processed, longest = np.arange(lanes.size), np.zeros_like(lanes), choices.tokens.shape[1]
+    rows_per_pass = np.empty(longest + 1, np.int64)
+    rows_per_pass[0] = slots.size
     for done in range(1, longest + 1):
-        running = take_first(logits(model, hidden), running, done, choices)
+        scores = logits(model, hidden) if head is None else head_logits(head, hidden)
+        ran, running = running, take_first(scores, running, done, choices)
         if not running.size:
-            return rows[:done], end, processed
+            return rows_per_pass[:done], end, processed
         places = choices.requests[running]
-        start, drafted = choices.lengths[places] + (done - 1), np.empty(running.size, np.int64)
+        start, tokens = choices.lengths[places] + (done - 1), np.empty(running.size, np.int64)
         for i in range(running.size):
-            drafted[i] = choices.tokens[places[i], done - 1]
+            tokens[i] = choices.tokens[places[i], done - 1]
         query_start, _, positions, slots, block_tables = fill_rows(
             tables, block_size, lanes[running], start, np.ones_like(start)
         )
-        seen = start.astype(np.int32)
-        hidden = decode(
-            model, none, nowhere, caches, blocks, drafted, query_start, seen, block_tables, slots, positions
-        )
+        rows = PassRows(tokens, query_start, start.astype(np.int32), block_tables, slots, positions)
+        if head is None:
+            hidden = decode(model, no_taps, nowhere, caches, blocks, rows)
+        else:
+            hidden = head_pass(head, caches, blocks, rows, _rows_at(hidden, np.searchsorted(ran, running)))
         processed[running] = done
-        rows[done] = running.size
-    return rows, end, processed
+        rows_per_pass[done] = running.size
+    return rows_per_pass, end, processed
+
+
+@kernel
+def _rows_at(states: Floats, places: npt.NDArray[np.signedinteger]) -> Floats:
+    """[r, …] rows of ``states``."""
+    rows = np.empty((places.size, states.shape[1]), np.float32)
+    for i in range(places.size):
+        rows[i] = states[places[i]]
+    return rows

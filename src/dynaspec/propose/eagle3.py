@@ -6,24 +6,17 @@ in the first pass of the next draft, beside the token that followed them.
 
 from __future__ import annotations
 
-from functools import cache
-
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import Ints
 from dynaspec.kv.arena import Arena
 from dynaspec.model.batch import ForwardBatch
-from dynaspec.model.compiled import CacheAddresses
 from dynaspec.model.eagle3.head import Eagle3Head, TimedHead
 from dynaspec.model.taps import Taps
 
 from .calibrate import Runner
 from .drafter import Chain
-from .first_choice import Choices
-from .warm_up import nobody
 
 
 class Eagle3Drafter:
@@ -41,7 +34,6 @@ class Eagle3Drafter:
         self._head = head
         self._arena = arena
         self._states = taps.arena
-        self._caches = CacheAddresses()
         self.taps = taps.states
         self.vocab_size = head.config.vocab_size
         self.vocabulary = head.vocabulary
@@ -50,8 +42,9 @@ class Eagle3Drafter:
         self.runner = Runner(TimedHead(head), arena)
         self.chain: Chain | None = None
         if head.compiled is not None:
-            self.chain = self._draft
-            self.chain(*nobody())  # or the first draft would take seconds
+            from .chain import chain_of  # it compiles what it calls
+
+            self.chain = chain_of(head.compiled.decoder, arena, head.compiled, taps.arena.numpy())
 
     def read(self, rows: ForwardBatch, before: Ints) -> torch.Tensor:
         states = self._states[torch.from_numpy(before).to(self.device)]
@@ -62,19 +55,3 @@ class Eagle3Drafter:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head.logits(hidden)
-
-    def _draft(
-        self, tables: npt.NDArray[np.int32], block_size: int, read: Ints, most: int, choices: Choices
-    ) -> tuple[Ints, Ints, Ints]:
-        layers = self._arena.layers
-        caches, states = self._caches.of(layers), self._states.numpy()
-        return _chain()(self._head.compiled, states, caches, len(layers[0][0]), tables, block_size, read, most, choices)
-
-
-@cache
-def _chain() -> Chain:
-    """``eagle3_chain.draft_chain``. It is imported only where a head drafts on CPU: it compiles what it calls."""
-    from .eagle3_chain import draft_chain
-
-    chain: Chain = draft_chain
-    return chain

@@ -43,3 +43,13 @@ def unread_rows(
         end[i] = min(lengths[requests[i]], start[i] + most)
     rows = fill_rows(tables, block_size, lane, start, end - start)
     return lane, context, end, tokens_at(texts, rows[1], rows[2]), rows
+
+
+@kernel
+def slots_before(tables: Int32, block_size: int, lanes: Ints, positions: Ints) -> Ints:
+    """[R] KV slots of the tokens before those at ``positions`` [R] of ``lanes`` [R]; of a text's first, its own."""
+    slots = np.empty(positions.size, np.int64)
+    for i in range(slots.size):
+        before = max(positions[i] - 1, 0)
+        slots[i] = np.int64(tables[lanes[i], before // block_size]) * block_size + before % block_size
+    return slots

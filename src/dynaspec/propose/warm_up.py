@@ -18,7 +18,7 @@ from .match import gather_signal
 from .ngram import NgramProposer
 from .router import Part
 from .stopping import stop_mask
-from .unread import unread_rows
+from .unread import slots_before, unread_rows
 from .watermark import move_marks
 
 _SURVIVAL = StopRule(below=(0.5,), signal="survival", bias=(0.0,), offset=(0.0,))
@@ -31,6 +31,7 @@ def load_kernels() -> None:
     zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
     batch = Part(("",), zero, 4 * one, tokens=np.zeros((1, 8), np.int32), block_tables=np.zeros((1, 1), np.int32))
     unread_rows(batch.tokens, batch.block_tables, 1, zero, 4 * one, zero, zero, 1)
+    slots_before(batch.block_tables, 1, zero, one)
     move_marks(zero.copy(), zero.copy(), zero.copy(), zero.copy(), zero, one, 1)
     for rule in (StopRule(below=(0.5,)), _SURVIVAL):
         FirstChoices(batch, zero, one, rule).take(torch.zeros(1, 2), zero, 1)

@@ -16,11 +16,6 @@ from dynaspec.model.config import DecoderConfig
 from dynaspec.model.families.common import UnsupportedVariantError
 from dynaspec.model.families.llama import shape
 
-ARCHITECTURES = (
-    *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Qwen3Eagle3Model"),
-    *("Eagle3DraftModel", "LlamaForCausalLMEagle"),
-)
-"""Names that mean EAGLE-3; originals say ``LlamaForCausalLM`` and are known by ``draft_vocab_size``."""
 _FIXED = {
     "use_input_layernorm_in_first_layer": True,
     "use_last_layernorm": True,

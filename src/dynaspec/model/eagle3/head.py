@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,10 @@ from dynaspec.model.linear import Linear
 from dynaspec.model.ops import Norm, Ops, ops_for
 from dynaspec.model.stack import OpsStack
 
-from .compiled import CompiledHead, compile_head
 from .config import Eagle3Config
+
+if TYPE_CHECKING:
+    from .compiled import CompiledHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class Eagle3Head:
         self._caches = CacheAddresses()
         self.compiled: CompiledHead | None = None
         if self.device.type == "cpu" and self.dtype == torch.float32:
+            from .compiled import compile_head  # it compiles its kernels when it is imported
+
             self.compiled = compile_head(config, weights, spec)
         elements = sum(torch.Size(shape).numel() for shape in self._attention.kv_shape(1))
         self.kv_bytes_per_block = decoder.num_layers * elements * self.dtype.itemsize
@@ -108,12 +112,9 @@ class Eagle3Head:
             [R, hidden]
         """
         if self.compiled is not None and batch.ancestors is None:
-            rows = batch.query_start, batch.context_lens, batch.block_tables, batch.slots, batch.positions
-            blocks = kv[0][0].shape[0]
-            out = kernels().head_pass(
-                self.compiled, self._caches.of(kv), blocks, batch.tokens.numpy(), hidden.numpy(), *rows
-            )
-            return torch.from_numpy(out)
+            caches, blocks = self._caches.of(kv), kv[0][0].shape[0]
+            rows = kernels().PassRows.of(batch)
+            return torch.from_numpy(kernels().head_pass(self.compiled, caches, blocks, rows, hidden.numpy()))
         weights, first = self._weights, self._weights.layers[0]
         meta = self._attention.prepare(batch)
         embedded = self._ops.norm(F.embedding(batch.tokens, weights.embedding), first.attention_norm)

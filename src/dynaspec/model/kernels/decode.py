@@ -5,15 +5,19 @@ The same kernels as a pass that is run from Python, so the same bits.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from dynaspec.model.compiled import CompiledDecoder
-
 from .attention_work import plan_work
 from .elementwise import softcap
-from .layers import MATRIX, add_norm, keep, product, run
+from .layers import MATRIX, PassWork, add_norm, keep, product, run
+
+if TYPE_CHECKING:
+    from dynaspec.model.batch import ForwardBatch
+    from dynaspec.model.compiled import CompiledDecoder
 
 Floats = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -23,76 +27,58 @@ HEAD, FINAL_NORM = 0, MATRIX
 """Columns of ``CompiledDecoder.ends``, as those of a layer."""
 
 
+class PassRows(NamedTuple):
+    """Chains of rows, see ``ForwardBatch``."""
+
+    tokens: Int64
+    query_start: Int32
+    context_lens: Int32
+    block_tables: Int32
+    slots: Int64
+    positions: Int64
+
+    @classmethod
+    def of(cls, batch: ForwardBatch) -> PassRows:
+        """A batch without trees."""
+        tokens, tables = batch.tokens.numpy(), batch.block_tables
+        return cls(tokens, batch.query_start, batch.context_lens, tables, batch.slots, batch.positions)
+
+
 @njit(cache=True, nogil=True)
-def decode(
-    model: CompiledDecoder,
-    taps: Floats,
-    tapped: Int64,
-    caches: Int64,
-    blocks: int,
-    tokens: Int64,
-    query_start: Int32,
-    context_lens: Int32,
-    block_tables: Int32,
-    slots: Int64,
-    positions: Int64,
-) -> Floats:
-    """[R, hidden] after the final norm, of chains of rows; writes their KV.
+def attention_of(model: CompiledDecoder, rows: PassRows) -> PassWork:
+    """The work of attention in a pass."""
+    _, start, context, tables, slots, positions = rows
+    heads, kv_heads, _ = model.heads
+    units, chains, bounds, longest = plan_work(
+        start, context, slots, positions, False, heads, kv_heads, model.threads, model.attention_work
+    )
+    ancestors = np.empty(0, np.int64)
+    return PassWork(units, bounds, longest, start, context, tables, slots, positions, ancestors, chains)
+
+
+@njit(cache=True, nogil=True)
+def decode(model: CompiledDecoder, taps: Floats, tapped: Int64, caches: Int64, blocks: int, rows: PassRows) -> Floats:
+    """[R, hidden] after the final norm; writes the rows' KV.
 
     Args:
         taps, tapped: see ``layers.run``; the last two of ``tapped`` are those of the sum of all layers, before and
             after the final norm.
         caches: see ``compiled.CacheAddresses``; of so many ``blocks``.
-        tokens … positions: see ``ForwardBatch``.
     """
-    rows, width = tokens.size, model.embedding.shape[1]
-    x = np.empty((rows, width), np.float32)
-    for row in range(rows):
+    tokens, slots, positions, width = rows.tokens, rows.slots, rows.positions, model.embedding.shape[1]
+    x = np.empty((tokens.size, width), np.float32)
+    for row in range(tokens.size):
         embedded = model.embedding[tokens[row]]
         for i in range(width):
             x[row, i] = embedded[i] * model.embedding_scale
     if model.position_embedding.shape[0]:
-        for row in range(rows):
+        for row in range(tokens.size):
             placed = model.position_embedding[positions[row]]
             for i in range(width):
                 x[row, i] += placed[i]
-    heads, kv_heads, _ = model.heads
-    units, chains, bounds, longest = plan_work(
-        query_start, context_lens, slots, positions, False, heads, kv_heads, model.threads, model.attention_work
-    )
     delta = np.zeros_like(x)
-    run(
-        x,
-        delta,
-        0,
-        model.layers.shape[0],
-        model.layers,
-        taps,
-        tapped,
-        caches,
-        blocks,
-        model.heads,
-        model.is_gated,
-        model.activation,
-        model.parallel,
-        model.eps,
-        model.cos,
-        model.sin,
-        model.interleaved,
-        model.scale,
-        model.softcap,
-        model.threads,
-        units,
-        bounds,
-        longest,
-        query_start,
-        context_lens,
-        block_tables,
-        slots,
-        positions,
-        np.empty(0, np.int64),
-        chains,
-    )
+    layers = np.arange(model.layers.shape[0])
+    run(model, x, delta, layers, taps, tapped, caches, blocks, attention_of(model, rows))
     hidden = np.empty_like(x)
     add_norm(x, delta, model.ends, FINAL_NORM, model.final_eps, hidden)
     if tapped.size:
@@ -114,22 +100,8 @@ def logits(model: CompiledDecoder, hidden: Floats) -> Floats:
 
 @njit(cache=True, nogil=True)
 def repeat(
-    model: CompiledDecoder,
-    taps: Floats,
-    tapped: Int64,
-    caches: Int64,
-    blocks: int,
-    tokens: Int64,
-    query_start: Int32,
-    context_lens: Int32,
-    block_tables: Int32,
-    slots: Int64,
-    positions: Int64,
-    passes: int,
+    model: CompiledDecoder, taps: Floats, tapped: Int64, caches: Int64, blocks: int, rows: PassRows, passes: int
 ) -> None:
     """The same pass, with its logits, so many times: what one takes among others of a draft."""
     for _ in range(passes):
-        hidden = decode(
-            model, taps, tapped, caches, blocks, tokens, query_start, context_lens, block_tables, slots, positions
-        )
-        logits(model, hidden)
+        logits(model, decode(model, taps, tapped, caches, blocks, rows))

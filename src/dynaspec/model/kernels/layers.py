@@ -6,7 +6,7 @@ where the host's other work has displaced the interpreter from the caches.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from .norm import add_layer_norm, add_rms_norm, add_rows, head_rms_norm, layer_n
 from .paged_attention import attend, write_kv
 from .rope import rotate
 from .simd import LANES
+
+if TYPE_CHECKING:
+    from dynaspec.model.compiled import CompiledDecoder
 
 Floats = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -39,6 +42,21 @@ HIDDEN_KEYS = WINDOW + 1
 """Column of ``AttentionSpec.hidden_keys``."""
 ROTATION = HIDDEN_KEYS + 1
 """Column of the first row of ``cos`` and ``sin`` that is of the layer's table."""
+
+
+class PassWork(NamedTuple):
+    """What ``paged_attention.attend`` needs of a pass, in its order."""
+
+    units: Int32
+    bounds: Int64
+    longest: int
+    query_start: Int32
+    context_lens: Int32
+    block_tables: Int32
+    slots: Int64
+    positions: Int64
+    ancestors: Int64
+    chains: npt.NDArray[np.bool_]
 
 
 @intrinsic
@@ -116,182 +134,80 @@ def keep(x: Floats, at: int, taps: Floats, slots: Int64) -> None:
 
 @njit(cache=True, nogil=True)
 def after_norm(
-    x: Floats,
-    h: Floats,
-    layer: Int64,
-    caches: Int64,
-    blocks: int,
-    heads: tuple[int, int, int],
-    is_gated: bool,
-    activation: int,
-    parallel: bool,
-    eps: float,
-    cos: Floats,
-    sin: Floats,
-    interleaved: bool,
-    scale: float,
-    softcap: float,
-    threads: int,
-    units: Int32,
-    bounds: Int64,
-    longest: int,
-    query_start: Int32,
-    context_lens: Int32,
-    block_tables: Int32,
-    slots: Int64,
-    positions: Int64,
-    ancestors: Int64,
-    chains: npt.NDArray[np.bool_],
+    model: CompiledDecoder, x: Floats, h: Floats, layer: Int64, caches: Int64, blocks: int, work: PassWork
 ) -> Floats:
     """One layer from its attention's normed input on.
 
     Args:
         x: [R, hidden] in and out, see ``run``.
         h: [R, in] what queries, keys and values are computed from; overwritten where as wide as ``x``.
-        layer: its row of ``run``'s table.
+        layer: its row of ``model.layers``.
         caches: [2] addresses of its key and its value cache.
 
     Returns:
         [R, hidden] what the layer wants to add.
     """
-    query_heads, kv_heads, head_dim = heads
+    query_heads, kv_heads, head_dim = model.heads
     rows = x.shape[0]
     padded = (head_dim + LANES - 1) // LANES * LANES
     attended = np.empty((rows, query_heads * head_dim), np.float32)
-    qkv = product(h, layer, QKV, threads).reshape(rows, query_heads + 2 * kv_heads, head_dim)
+    qkv = product(h, layer, QKV, model.threads).reshape(rows, query_heads + 2 * kv_heads, head_dim)
     q, k = qkv[:, :query_heads], qkv[:, query_heads : query_heads + kv_heads]
     if layer[QUERY_NORM]:
-        head_rms_norm(q, carray(_pointer(layer[QUERY_NORM]), (head_dim,), np.float32), eps)
-        head_rms_norm(k, carray(_pointer(layer[KEY_NORM]), (head_dim,), np.float32), eps)
-    if cos.shape[1]:
-        start = layer[ROTATION]
-        rotate(qkv[:, : query_heads + kv_heads], positions, cos[start:], sin[start:], interleaved)
+        head_rms_norm(q, carray(_pointer(layer[QUERY_NORM]), (head_dim,), np.float32), model.eps)
+        head_rms_norm(k, carray(_pointer(layer[KEY_NORM]), (head_dim,), np.float32), model.eps)
+    if model.cos.shape[1]:
+        start, turned = layer[ROTATION], qkv[:, : query_heads + kv_heads]
+        rotate(turned, work.positions, model.cos[start:], model.sin[start:], model.interleaved)
     k_cache = carray(_pointer(caches[0]), (blocks, kv_heads, head_dim, LANES), np.float32)
     v_cache = carray(_pointer(caches[1]), (blocks, kv_heads, LANES, padded), np.float32)
-    write_kv(k, qkv[:, query_heads + kv_heads :], k_cache, v_cache, slots)
-    attend(
-        q,
-        k_cache,
-        v_cache,
-        attended,
-        units,
-        bounds,
-        longest,
-        query_start,
-        context_lens,
-        block_tables,
-        slots,
-        positions,
-        ancestors,
-        chains,
-        scale,
-        softcap,
-        layer[WINDOW],
-        layer[HIDDEN_KEYS],
-    )
-    out = product(attended, layer, OUT, threads)
-    if parallel or not layer[MLP_NORM]:
+    write_kv(k, qkv[:, query_heads + kv_heads :], k_cache, v_cache, work.slots)
+    settings = model.scale, model.softcap, layer[WINDOW], layer[HIDDEN_KEYS]
+    attend(q, k_cache, v_cache, attended, *work[:], *settings)  # [:]: numba joins plain tuples only
+    out = product(attended, layer, OUT, model.threads)
+    if model.parallel or not layer[MLP_NORM]:
         if layer[MLP_NORM]:
-            norm(x, layer, MLP_NORM, eps, h)
-        both: Floats = _mlp(h, layer, is_gated, activation, threads)
+            norm(x, layer, MLP_NORM, model.eps, h)
+        both: Floats = _mlp(h, layer, model.is_gated, model.activation, model.threads)
         add_rows(both.reshape(-1), out.reshape(-1))
         return both
     if layer[POST_ATTENTION_NORM]:
-        norm(out, layer, POST_ATTENTION_NORM, eps, out)
+        norm(out, layer, POST_ATTENTION_NORM, model.eps, out)
     inner = np.empty_like(x)
-    add_norm(x, out, layer, MLP_NORM, eps, inner)
-    last: Floats = _mlp(inner, layer, is_gated, activation, threads)
+    add_norm(x, out, layer, MLP_NORM, model.eps, inner)
+    last: Floats = _mlp(inner, layer, model.is_gated, model.activation, model.threads)
     if layer[POST_MLP_NORM]:
-        norm(last, layer, POST_MLP_NORM, eps, last)
+        norm(last, layer, POST_MLP_NORM, model.eps, last)
     return last
 
 
-@njit(
-    "void(f4[:, ::1], f4[:, ::1], i8, i8, i8[:, ::1], f4[:, ::1], i8[::1], i8[:, ::1], i8, UniTuple(i8, 3), b1, i8, b1,"
-    " f8, f4[:, ::1], f4[:, ::1], b1, f8, f8, i8, i4[:, ::1], i8[::1], i8, i4[::1], i4[::1], i4[:, :], i8[::1],"
-    " i8[::1], i8[::1], b1[::1])",
-    cache=True,
-    nogil=True,
-)
+@njit(cache=True, nogil=True)
 def run(
+    model: CompiledDecoder,
     x: Floats,
     delta: Floats,
-    first: int,
-    end: int,
-    table: Int64,
+    layers: Int64,
     taps: Floats,
     tapped: Int64,
     caches: Int64,
     blocks: int,
-    heads: tuple[int, int, int],
-    is_gated: bool,
-    activation: int,
-    parallel: bool,
-    eps: float,
-    cos: Floats,
-    sin: Floats,
-    interleaved: bool,
-    scale: float,
-    softcap: float,
-    threads: int,
-    units: Int32,
-    bounds: Int64,
-    longest: int,
-    query_start: Int32,
-    context_lens: Int32,
-    block_tables: Int32,
-    slots: Int64,
-    positions: Int64,
-    ancestors: Int64,
-    chains: npt.NDArray[np.bool_],
+    work: PassWork,
 ) -> None:
-    """Layers first … end − 1.
+    """Some layers, one after the other.
 
     Args:
         x: [R, hidden] in and out: the sum that all layers add to.
         delta: [R, hidden] in and out: what the layer before wants to add, which is done together with the next norm.
-        table: [layers, ROTATION + 1] addresses and sizes of all weights: the columns above, in this order.
+        layers: their numbers.
         taps, tapped: see ``taps.Taps``: what enters layer i is kept from column ``tapped[i]`` on; −1 = it is not. Empty
             = nothing is.
         caches: [layers, 2] addresses of the key and the value cache.
         blocks: KV blocks.
-        heads: heads, KV heads, dimensions of a head.
-        parallel: attention and MLP both read the layer's input.
-        cos, sin: tables as ``rope.rotate`` wants them, one below the other; no columns = no rotation.
-        threads: of the team, at most.
-        scale, softcap, units … chains: see ``paged_attention.attend``.
     """
     h = np.empty_like(x)
-    for index in range(first, end):
-        layer = table[index]
-        add_norm(x, delta, layer, ATTENTION_NORM, eps, h)
+    for index in layers:
+        layer = model.layers[index]
+        add_norm(x, delta, layer, ATTENTION_NORM, model.eps, h)
         if tapped.size and tapped[index] >= 0:
-            keep(x, tapped[index], taps, slots)
-        delta[:] = after_norm(
-            x,
-            h,
-            layer,
-            caches[index],
-            blocks,
-            heads,
-            is_gated,
-            activation,
-            parallel,
-            eps,
-            cos,
-            sin,
-            interleaved,
-            scale,
-            softcap,
-            threads,
-            units,
-            bounds,
-            longest,
-            query_start,
-            context_lens,
-            block_tables,
-            slots,
-            positions,
-            ancestors,
-            chains,
-        )
+            keep(x, tapped[index], taps, work.slots)
+        delta[:] = after_norm(model, x, h, layer, caches[index], blocks, work)

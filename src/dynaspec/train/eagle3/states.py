@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -130,7 +131,10 @@ def _compute(model: str, folder: str, dtype: torch.dtype, device: str, longest: 
     target = Target(model, dtype, torch.device(device))
     conversations = list(read_conversations(place.conversations))
     held_out = set(held_out_prompts(place))
+    parent = multiprocessing.parent_process()
     for job in jobs:
+        if parent is not None and not parent.is_alive():
+            return  # it was killed, and another run may be at the same shards
         some = [c for c in conversations[job.begin : job.end] if trainable(c, longest) and c.tokens not in held_out]
         if some:
             write_shard(
