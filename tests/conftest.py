@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from support.checkpoints import Pair, save_pair
-from support.eagle3_heads import save_fitted
+from support.eagle3_heads import FittedHead, save_fitted
 from support.engines import PlainDecoding
 from support.workloads import PROMPTS
 
@@ -29,10 +29,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.fixture(scope="session")
-def head(tiny: Pair, plain: PlainDecoding, tmp_path_factory: pytest.TempPathFactory) -> str:
+def fitted_head(tiny: Pair, plain: PlainDecoding, tmp_path_factory: pytest.TempPathFactory) -> FittedHead:
     """An EAGLE-3 head of the tiny target that agrees with it now and then."""
     prompts = [plain.llm.tokenizer.encode(prompt) for prompt in PROMPTS]
-    return str(save_fitted(tmp_path_factory.mktemp("head"), tiny.target, prompts))
+    return save_fitted(tmp_path_factory.mktemp("head"), tiny.target, prompts)
+
+
+@pytest.fixture(scope="session")
+def head(fitted_head: FittedHead) -> str:
+    """Its folder."""
+    return fitted_head.path
 
 
 @pytest.fixture(scope="session")

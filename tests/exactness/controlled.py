@@ -160,7 +160,7 @@ class Controlled(Decoder):
             assert drafts.confidence is not None
             return signal_of(plan, drafts.confidence, self._bonuses(drafts))
         last = np.concatenate([self.newest[lanes, None], drafts.tokens[:, :-1]], 1)
-        raw = torch.from_numpy(self.world.drafter[last]).softmax(-1).numpy()
+        raw = self.world.drafter_logits(last.ravel()).softmax(-1).unflatten(0, last.shape).numpy()
         signal: np.ndarray = np.take_along_axis(raw, drafts.tokens[:, :, None], -1)[:, :, 0]
         return signal
 

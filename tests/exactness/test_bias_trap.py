@@ -8,6 +8,7 @@ faults fail; and, far more sensitive, the same trim called with other confidence
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -36,7 +37,12 @@ from exactness.controlled import (
 )
 from exactness.toy import ABSURD, PLAUSIBLE, REQUESTS, Decoder, World, p_value
 
-WORLD = World.random(2, params={"temperature": 0.5})
+COOL = {"temperature": 0.5}
+WORLDS = {
+    "all known": World.random(2, params=COOL),
+    "a part known": World.random(5, params=COOL, known=(0, 1, 2, 3)),
+}
+"""By what the drafter knows: all tokens, as a draft model does, or some, as a head."""
 SHARP = World.random(2).target * np.float32([[0.2], [0.5], [1.0], [2.0], [4.0]])
 PAIR = World(SHARP, SHARP + World.random(3, spread=0.8).target)
 """A drafter that pays and knows when: after some tokens both are sure what follows, after others they guess."""
@@ -110,15 +116,17 @@ def first_true(where: np.ndarray) -> np.ndarray:
     return np.where(where.any(-1), where.argmax(-1), where.shape[1])
 
 
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("broken", [DropsAToken, DropsTheUnlikely, LooksAhead, TakesTheBestBudget])
-def test_a_trim_that_looks_at_what_it_cuts_off_is_caught(broken: type[Decoder]) -> None:
-    assert p_value(Decoder(WORLD, REQUESTS, DEPTH)) > PLAUSIBLE
-    assert p_value(broken(WORLD, REQUESTS, DEPTH)) < ABSURD
+def test_a_trim_that_looks_at_what_it_cuts_off_is_caught(broken: type[Decoder], world: World) -> None:
+    assert p_value(Decoder(world, REQUESTS, DEPTH)) > PLAUSIBLE
+    assert p_value(broken(world, REQUESTS, DEPTH)) < ABSURD
 
 
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("causal", [StopsAtTheFirstLoss, StopsWhenUnsure])
-def test_the_same_without_foresight_passes(causal: type[Decoder]) -> None:
-    assert p_value(causal(WORLD, REQUESTS, DEPTH)) > PLAUSIBLE
+def test_the_same_without_foresight_passes(causal: type[Decoder], world: World) -> None:
+    assert p_value(causal(world, REQUESTS, DEPTH)) > PLAUSIBLE
 
 
 def test_the_half_and_half_example() -> None:
@@ -161,15 +169,18 @@ def build(policy: str, limits: Limits, row_s: float = ROW_S) -> Controller:
     return build_controller(config, limits, costs=PassCosts(target, (drafter,)))
 
 
+@pytest.mark.parametrize("known", [None, (0, 2, 3)], ids=["all known", "a part known"])
 @pytest.mark.parametrize(
     ("policy", "budget"), [*((name, BATCH + 7) for name in POLICIES), ("auto", None), ("confidence_token_prob", None)]
 )
-def test_production_trims_keep_the_targets_distribution(policy: str, budget: int | None) -> None:
-    limits = limits_for(DEPTH, budget)
+def test_production_trims_keep_the_targets_distribution(
+    policy: str, budget: int | None, known: tuple[int, ...] | None
+) -> None:
+    limits, world = limits_for(DEPTH, budget), replace(PAIR, known=known)
     controller = build(policy, limits)
     if policy == "auto":
-        Controlled(PAIR, 600, controller, limits, batch=BATCH).run(12)  # until it knows what it does
-    decoder = Controlled(PAIR, REQUESTS, controller, limits, batch=BATCH, first_seed=1_000_000)
+        Controlled(world, 600, controller, limits, batch=BATCH).run(12)  # until it knows what it does
+    decoder = Controlled(world, REQUESTS, controller, limits, batch=BATCH, first_seed=1_000_000)
     assert p_value(decoder) > PLAUSIBLE
     assert decoder.drafted > decoder.accepted > 0
     if policy.startswith("confidence"):  # without a stop rule, drafts are cut to the budget before they are drawn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -16,6 +17,8 @@ from dynaspec import LLM, SamplingParams
 from dynaspec.contract.proposer import DecodeBatch, Drafts
 from dynaspec.contract.step import SpecPlan
 from dynaspec.propose.autoregressive import AutoregressiveProposer
+from dynaspec.sampling.ops import pick
+from dynaspec.verify import rejection
 from support.checkpoints import VOCAB, Pair
 from support.controllers import VaryingController
 from support.engines import PlainDecoding, open_llm
@@ -83,7 +86,8 @@ def law(plain: PlainDecoding) -> dict[tuple[int, ...], float]:
     return law
 
 
-def speculation(tiny: Pair, kind: str, head: str = "") -> dict[str, Any]:
+def speculation(kind: str, drafter: str) -> dict[str, Any]:
+    """Drafting by a draft model or a head, or beside it, or by lookup alone."""
     if kind == "ngram":
         return {
             "method": "ngram",
@@ -92,7 +96,7 @@ def speculation(tiny: Pair, kind: str, head: str = "") -> dict[str, Any]:
             "prompt_lookup_min": 1,
             "prompt_lookup_max": 2,
         }
-    config = {"model": head or tiny.drafter, "num_speculative_tokens": DEPTH}
+    config = {"model": drafter, "num_speculative_tokens": DEPTH}
     if kind in ("auto", "varying"):  # with lookup beside
         return config | {"policy": "auto", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
     if kind == "stopping":  # on what was drawn, which must not favour any token
@@ -131,7 +135,7 @@ def test_unseeded_output_follows_the_targets_law(
         tiny.target,
         controller=VaryingController if kind == "varying" else None,
         ticking=kind == "auto",
-        speculative_config=speculation(tiny, kind),
+        speculative_config=speculation(kind, tiny.drafter),
         max_model_len=64,
         max_num_seqs=250,
         async_scheduling=scheduling == "async",
@@ -149,7 +153,7 @@ def test_unseeded_output_follows_it_with_a_head(
     with open_llm(
         tiny.target,
         ticking=kind == "auto",
-        speculative_config=speculation(tiny, kind, head),
+        speculative_config=speculation(kind, head),
         max_model_len=64,
         max_num_seqs=250,
     ) as llm:
@@ -162,17 +166,18 @@ def test_certain_drafts_of_a_poor_proposer_follow_it_too(tiny: Pair, law: dict[t
     with open_llm(
         tiny.target,
         proposer=Guess(),
-        speculative_config=speculation(tiny, "probabilistic"),
+        speculative_config=speculation("probabilistic", tiny.drafter),
         max_model_len=64,
         max_num_seqs=250,
     ) as llm:
         assert p_value(llm, law) > 1e-4
 
 
-def test_a_proposer_that_misstates_its_distribution_is_seen(
-    tiny: Pair, law: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The check can fail: q is flattened after the tokens were drawn from it."""
+# --- the check can fail -----------------------------------------------------------------------------------------------
+
+
+def flattens_q(patch: pytest.MonkeyPatch) -> None:
+    """After the tokens were drawn from it."""
     honest = AutoregressiveProposer.propose
 
     def flattened(self: AutoregressiveProposer, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
@@ -182,14 +187,69 @@ def test_a_proposer_that_misstates_its_distribution_is_seen(
         q = drafts.q.sqrt()
         return replace(drafts, q=q / q.sum(-1, keepdim=True).clamp_min(1e-9))
 
-    monkeypatch.setattr(AutoregressiveProposer, "propose", flattened)
+    patch.setattr(AutoregressiveProposer, "propose", flattened)
+
+
+def forgets_the_residual(patch: pytest.MonkeyPatch) -> None:
+    """Draws from p where a draft was rejected."""
+    patch.setattr(rejection, "residual", lambda p, q, tokens: p)
+
+
+def takes_what_is_possible(patch: pytest.MonkeyPatch) -> None:
+    """Accepts a draft wherever p is not 0."""
+
+    def accept(self: rejection.RejectionSampling, index: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        return pick(self._p, self._place[index], tokens) > 0.0
+
+    patch.setattr(rejection.RejectionSampling, "accept", accept)
+
+
+def withholds_a_token(patch: pytest.MonkeyPatch) -> None:
+    """Does not have a token verified, because it is that token."""
+    honest = AutoregressiveProposer.propose
+
+    def cut(self: AutoregressiveProposer, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
+        drafts = honest(self, batch, plan)
+        kept = (drafts.tokens != ALLOWED[0]).cumprod(-1).sum(-1)
+        return replace(drafts, lens=np.minimum(drafts.lens, kept))
+
+    patch.setattr(AutoregressiveProposer, "propose", cut)
+
+
+@pytest.mark.parametrize("fault", [flattens_q, takes_what_is_possible, withholds_a_token])
+def test_a_faulty_sampler_is_seen(
+    fault: Callable[[pytest.MonkeyPatch], None],
+    drafter: str,
+    tiny: Pair,
+    law: dict[tuple[int, ...], float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_fault(fault, drafter, tiny, law, monkeypatch)
+
+
+def test_a_residual_forgotten_is_seen_with_a_head(
+    head: str, tiny: Pair, law: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose drafts are rejected often enough."""
+    check_fault(forgets_the_residual, head, tiny, law, monkeypatch)
+
+
+def check_fault(
+    fault: Callable[[pytest.MonkeyPatch], None],
+    drafter: str,
+    tiny: Pair,
+    law: dict[tuple[int, ...], float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fault(monkeypatch)
     with open_llm(
         tiny.target,
-        speculative_config=speculation(tiny, "probabilistic"),
+        speculative_config=speculation("probabilistic", drafter),
         max_model_len=64,
         max_num_seqs=250,
     ) as llm:
         assert p_value(llm, law) < 1e-8
+        assert llm.stats().proposer_faults == 0
 
 
 def test_a_certain_draft_that_claims_to_be_drawn_is_seen(tiny: Pair, law: dict[tuple[int, ...], float]) -> None:
@@ -199,7 +259,7 @@ def test_a_certain_draft_that_claims_to_be_drawn_is_seen(tiny: Pair, law: dict[t
     with open_llm(
         tiny.target,
         proposer=Guess(q),
-        speculative_config=speculation(tiny, "probabilistic"),
+        speculative_config=speculation("probabilistic", tiny.drafter),
         max_model_len=64,
         max_num_seqs=250,
     ) as llm:

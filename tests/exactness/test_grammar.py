@@ -63,7 +63,7 @@ class DrawsAnything(Decoder):
         tokens, places = np.zeros((lanes.size, self.depth), np.int64), np.arange(lanes.size)
         q, last = [], self.newest[lanes]
         for depth in range(self.depth):
-            logits = torch.from_numpy(self.world.drafter[last])
+            logits = self.world.drafter_logits(last)
             if self.world.deterministic_drafts:
                 tokens[:, depth] = logits.argmax(-1).numpy()
             else:
@@ -88,6 +88,8 @@ PARAMS: dict[str, dict[str, Any]] = {
     "top_p and penalties": {"top_p": 0.8, "presence_penalty": 0.7, "repetition_penalty": 1.3},
 }
 DECODERS = (Decoder, DrawsAnything, StopsAtRefused)
+PART = (0, 2)
+"""Letters that a drafter knows which does not know all; after some there is none of them."""
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["sampled drafts", "deterministic drafts"])
@@ -102,11 +104,29 @@ def test_rejection_sampling_has_the_law_within_the_grammar(
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["sampled drafts", "deterministic drafts"])
 @pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("name", PARAMS)
+def test_it_has_with_a_drafter_that_knows_a_part(
+    name: str, decoder: type[Decoder], deterministic: bool, pairs: Grammar
+) -> None:
+    """The grammar may leave only letters that it does not know."""
+    world = PairWorld.random(9, params=PARAMS[name], deterministic_drafts=deterministic, grammar=pairs, known=PART)
+    assert p_value(decoder(world, REQUESTS, 2)) > PLAUSIBLE
+
+
+@pytest.mark.parametrize("known", [None, PART], ids=["all known", "a part known"])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["sampled drafts", "deterministic drafts"])
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("params", [{"seed": 0}, {"temperature": 0.0}], ids=["seeded", "greedy"])
 def test_seeded_and_greedy_letters_are_those_of_plain_decoding(
-    params: dict[str, Any], decoder: type[Decoder], deterministic: bool, pairs: Grammar
+    params: dict[str, Any],
+    decoder: type[Decoder],
+    deterministic: bool,
+    known: tuple[int, ...] | None,
+    pairs: Grammar,
 ) -> None:
-    world = PairWorld.random(3, spread=2.0, params=params, deterministic_drafts=deterministic, grammar=pairs)
+    world = PairWorld.random(
+        3, spread=2.0, params=params, deterministic_drafts=deterministic, grammar=pairs, known=known
+    )
     plain = decode_plainly(world, 100, 9)
     for depth in (1, 4):
         np.testing.assert_array_equal(decoder(world, 100, depth).run(9), plain)
@@ -150,9 +170,10 @@ class MasksTheFirstRowOnly(Decoder):
             return super().verify(*args)
 
 
+@pytest.mark.parametrize("known", [None, (0, 2, 3)], ids=["all known", "a part known"])
 @pytest.mark.parametrize("faulty", [CutsBeforeRefused, MasksItsQAfterwards, MasksTheFirstRowOnly])
-def test_the_check_catches(faulty: type[Decoder], pairs: Grammar) -> None:
-    world = PairWorld.random(2, grammar=pairs)
+def test_the_check_catches(faulty: type[Decoder], known: tuple[int, ...] | None, pairs: Grammar) -> None:
+    world = PairWorld.random(2, grammar=pairs, known=known)
     assert p_value(DrawsAnything(world, REQUESTS, 2)) > PLAUSIBLE
     assert p_value(faulty(world, REQUESTS, 2)) < ABSURD
 
@@ -214,11 +235,12 @@ def law_p_value(llm: LLM, law: dict[tuple[int, ...], float]) -> float:
     return float(chi2.sf(statistic, len(common)))
 
 
-def speculation(tiny: Pair, kind: str) -> dict[str, Any]:
+def speculation(kind: str, drafter: str) -> dict[str, Any]:
+    """Drafting by a draft model or a head, or beside it, or by lookup alone."""
     lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
     if kind == "ngram":
         return lookup | {"method": "ngram", "policy": "constant", "num_speculative_tokens": 3}
-    config: dict[str, Any] = {"model": tiny.drafter, "num_speculative_tokens": 4}
+    config: dict[str, Any] = {"model": drafter, "num_speculative_tokens": 4}
     if kind in ("auto", "varying"):
         return config | lookup | {"policy": "auto"}
     if kind == "gated":
@@ -228,17 +250,25 @@ def speculation(tiny: Pair, kind: str) -> dict[str, Any]:
     return config | {"policy": "constant", "draft_sample_method": kind}
 
 
-@pytest.mark.parametrize(
-    ("kind", "scheduling"),
-    [("probabilistic", "async"), ("greedy", "serial"), ("ngram", "serial"), ("varying", "async")],
-)
+KINDS_OF_LAW = (("probabilistic", "async"), ("greedy", "serial"), ("stopping", "serial"), ("varying", "async"))
+
+
+@pytest.mark.parametrize(("kind", "scheduling"), KINDS_OF_LAW)
 def test_unseeded_output_follows_the_law_within_the_grammar(
-    kind: str, scheduling: str, tiny: Pair, law: dict[tuple[int, ...], float]
+    kind: str, scheduling: str, drafter: str, tiny: Pair, law: dict[tuple[int, ...], float]
 ) -> None:
+    check_law(kind, scheduling, drafter, tiny, law)
+
+
+def test_unseeded_output_with_lookup_follows_it_too(tiny: Pair, law: dict[tuple[int, ...], float]) -> None:
+    check_law("ngram", "serial", tiny.drafter, tiny, law)
+
+
+def check_law(kind: str, scheduling: str, drafter: str, tiny: Pair, law: dict[tuple[int, ...], float]) -> None:
     with open_llm(
         tiny.target,
         controller=VaryingController if kind == "varying" else None,
-        speculative_config=speculation(tiny, kind),
+        speculative_config=speculation(kind, drafter),
         max_model_len=96,
         max_num_seqs=250,
         async_scheduling=scheduling == "async",
@@ -249,7 +279,7 @@ def test_unseeded_output_follows_the_law_within_the_grammar(
 
 
 def test_masks_of_the_first_row_alone_are_seen(
-    tiny: Pair, law: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
+    drafter: str, tiny: Pair, law: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check can fail."""
     honest = LaneGrammars.bits
@@ -259,14 +289,14 @@ def test_masks_of_the_first_row_alone_are_seen(
 
     monkeypatch.setattr(LaneGrammars, "bits", bits)
     with open_llm(
-        tiny.target, speculative_config=speculation(tiny, "probabilistic"), max_model_len=96, max_num_seqs=250
+        tiny.target, speculative_config=speculation("probabilistic", drafter), max_model_len=96, max_num_seqs=250
     ) as llm:
         assert law_p_value(llm, law) < 1e-8
 
 
 # --- greedy and seeded output of whole engines ------------------------------------------------------------------------
 
-KINDS = ("probabilistic", "greedy", "ngram", "auto", "varying", "gated", "stopping", "scripted")
+KINDS = ("probabilistic", "greedy", "auto", "varying", "gated", "stopping")
 
 
 def mixed_params() -> list[SamplingParams]:
@@ -277,13 +307,25 @@ def mixed_params() -> list[SamplingParams]:
 
 @pytest.mark.parametrize("crowded", [False, True], ids=["ample", "crowded"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_output_is_that_of_plain_decoding(kind: str, crowded: bool, tiny: Pair, plain: PlainDecoding) -> None:
+def test_output_is_that_of_plain_decoding(
+    kind: str, crowded: bool, drafter: str, tiny: Pair, plain: PlainDecoding
+) -> None:
+    check_output(kind, crowded, drafter, tiny, plain)
+
+
+@pytest.mark.parametrize("crowded", [False, True], ids=["ample", "crowded"])
+@pytest.mark.parametrize("kind", ["ngram", "scripted"])
+def test_output_without_a_model_is_too(kind: str, crowded: bool, tiny: Pair, plain: PlainDecoding) -> None:
+    check_output(kind, crowded, tiny.drafter, tiny, plain)
+
+
+def check_output(kind: str, crowded: bool, drafter: str, tiny: Pair, plain: PlainDecoding) -> None:
     """``crowded``: preemption, chunked prefill, asynchronous scheduling."""
     params = mixed_params()
     expected = plain.outputs(PROMPTS, params)
     scripted = ScriptedProposer(plain.texts(expected), VOCAB) if kind == "scripted" else None
-    config = speculation(tiny, "probabilistic" if kind == "scripted" else kind)
-    models = [tiny.target] if kind == "ngram" else [tiny.target, tiny.drafter]
+    config = speculation("probabilistic" if kind == "scripted" else kind, drafter)
+    models = [tiny.target] if kind == "ngram" else [tiny.target, drafter]
     with open_llm(
         tiny.target,
         proposer=scripted,
@@ -322,7 +364,10 @@ def test_drafts_that_the_grammar_refuses_are_told_from_others(tiny: Pair, plain:
     expected = plain.outputs(PROMPTS, params)
     proposer = ScriptedProposer(plain.texts(expected), VOCAB, right=0.6)
     with open_llm(
-        tiny.target, proposer=proposer, controller=Watching, speculative_config=speculation(tiny, "probabilistic")
+        tiny.target,
+        proposer=proposer,
+        controller=Watching,
+        speculative_config=speculation("probabilistic", tiny.drafter),
     ) as llm:
         assert_same(llm.generate(PROMPTS, params), expected)
     assert {"invalid", "rejected", "all_accepted"} <= set(Watching.ended)
@@ -371,14 +416,15 @@ BOUNDED: dict[str, tuple[StructuredOutputsParams, Callable[[str], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["probabilistic", "ngram", "auto"])
-def test_what_stops_has_the_form_asked_for(kind: str, tiny: Pair) -> None:
+@pytest.mark.parametrize("kind", ["probabilistic", "ngram", "auto", "head"])
+def test_what_stops_has_the_form_asked_for(kind: str, tiny: Pair, head: str) -> None:
     asked = [name for name in BOUNDED for _ in range(4)]
     params = [
         SamplingParams(structured_outputs=BOUNDED[name][0], max_tokens=120, temperature=0.5 * (i % 4), top_p=0.95)
         for i, name in enumerate(asked)
     ]
-    with open_llm(tiny.target, speculative_config=speculation(tiny, kind), max_num_seqs=8) as llm:
+    config = speculation("probabilistic", head) if kind == "head" else speculation(kind, tiny.drafter)
+    with open_llm(tiny.target, speculative_config=config, max_num_seqs=8) as llm:
         outputs = [output.outputs[0] for output in llm.generate([PROMPTS[5]] * len(params), params)]
     for name, completion in zip(asked, outputs, strict=True):
         assert completion.finish_reason == "stop"
@@ -426,8 +472,8 @@ ENDS: dict[str, tuple[dict[str, Any], tuple[int, str, Any]]] = {
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("kind", ["plain", "probabilistic", "ngram", "scripted"])
-def test_how_a_form_ends(kind: str, temperature: float, tiny: Pair, plain: PlainDecoding) -> None:
+@pytest.mark.parametrize("kind", ["plain", "probabilistic", "ngram", "scripted", "head"])
+def test_how_a_form_ends(kind: str, temperature: float, tiny: Pair, head: str, plain: PlainDecoding) -> None:
     """All of them side by side, beside requests without any form, which go on."""
     assert [plain.llm.tokenizer.decode([token]) for token in DIGITS] == list("0123456789")
     unseeded = [SamplingParams(**{"max_tokens": 30, "temperature": temperature} | given) for given, _ in ENDS.values()]
@@ -435,7 +481,10 @@ def test_how_a_form_ends(kind: str, temperature: float, tiny: Pair, plain: Plain
     prompts = [PROMPTS[3]] * len(unseeded) + list(PROMPTS[:3])
     free = plain.outputs(PROMPTS[:3], params[-3:])
     scripted = ScriptedProposer(plain.texts(free), VOCAB) if kind == "scripted" else None
-    config = None if kind == "plain" else speculation(tiny, "probabilistic" if kind == "scripted" else kind)
+    way, drafter = (
+        (kind, tiny.drafter) if kind == "ngram" else ("probabilistic", head if kind == "head" else tiny.drafter)
+    )
+    config = None if kind == "plain" else speculation(way, drafter)
     with open_llm(tiny.target, proposer=scripted, speculative_config=config, async_scheduling=temperature > 0) as llm:
         outputs = llm.generate(prompts, params)
     assert_same(outputs[-3:], free)

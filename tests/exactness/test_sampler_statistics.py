@@ -1,7 +1,7 @@
 """Does speculative sampling have the target's distribution? Chi-square tests of the first two tokens.
 
 The same check must accept the real sampler and catch faulty ones, each with a fault that has been made before. Faulty
-trims are in ``test_bias_trap``.
+trims are in ``test_bias_trap``. Drafters know all tokens, as a draft model does, or a part of them, as a head.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ PARAMS: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 0.4},
     "min_p and bias": {"min_p": 0.15, "logit_bias": {1: 1.0}},
 }
+PART = (0, 2, 3)
+"""Tokens that a drafter knows which does not know all five."""
+Known = tuple[int, ...] | None
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -37,9 +40,24 @@ def test_rejection_sampling_has_the_targets_distribution(name: str, deterministi
     assert p_value(Decoder(world, REQUESTS, depth)) > PLAUSIBLE
 
 
+@pytest.mark.parametrize("deterministic", [False, True], ids=["sampled drafts", "deterministic drafts"])
+@pytest.mark.parametrize("name", PARAMS)
+def test_it_has_with_a_drafter_that_knows_a_part(name: str, deterministic: bool) -> None:
+    world = World.random(19 + len(name), params=PARAMS[name], deterministic_drafts=deterministic, known=PART)
+    assert p_value(Decoder(world, REQUESTS, 2)) > PLAUSIBLE
+
+
+def test_it_has_where_the_drafter_knows_no_token_that_is_allowed() -> None:
+    world = World.random(6, params={"allowed_token_ids": [1, 4]}, known=PART)
+    decoder = Decoder(world, REQUESTS, 2)
+    assert p_value(decoder) > PLAUSIBLE
+    assert {int(token) for output in decoder.output for token in output} == {1, 4}
+
+
+@pytest.mark.parametrize("known", [None, PART], ids=["all known", "a part known"])
 @pytest.mark.parametrize("depth", [1, 3])
-def test_bad_words_in_the_middle_of_a_draft(depth: int) -> None:
-    world = World.random(3, bad_words=((2,), (1, 3), (4, 4)))
+def test_bad_words_in_the_middle_of_a_draft(depth: int, known: Known) -> None:
+    world = World.random(3, bad_words=((2,), (1, 3), (4, 4)), known=known)
     assert world.pairs()[1, 3] == 0
     assert p_value(Decoder(world, REQUESTS, depth)) > PLAUSIBLE
 
@@ -60,7 +78,10 @@ def test_coupled_sampling_has_the_targets_distribution_over_seeds(name: str, dep
 
 @pytest.mark.parametrize("params", [*PARAMS.values(), {"temperature": 0.0}], ids=[*PARAMS, "greedy"])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["sampled drafts", "deterministic drafts"])
-def test_seeded_and_greedy_output_is_that_of_plain_decoding(params: dict[str, Any], deterministic: bool) -> None:
+@pytest.mark.parametrize("known", [None, tuple(range(1, 30, 2))], ids=["all known", "a part known"])
+def test_seeded_and_greedy_output_is_that_of_plain_decoding(
+    params: dict[str, Any], known: Known, deterministic: bool
+) -> None:
     for seed in range(2):
         world = World.random(
             seed,
@@ -69,6 +90,7 @@ def test_seeded_and_greedy_output_is_that_of_plain_decoding(params: dict[str, An
             params={**params, "seed": 0},
             bad_words=((3,), (4, 5)),
             deterministic_drafts=deterministic,
+            known=known,
         )
         plain = decode_plainly(world, 60, 9)
         for depth in (1, 4):
@@ -138,25 +160,46 @@ class RecomputesQ(Decoder):
     def draft(self, lanes: np.ndarray) -> Drafts:
         drafts = super().draft(lanes)
         last = np.concatenate([self.newest[:, None], drafts.tokens[:, :-1]], 1)
-        drafts.q = torch.from_numpy(self.world.drafter[last]).softmax(-1)
+        drafts.q = self.world.drafter_logits(last.ravel()).softmax(-1).unflatten(0, last.shape)
         return drafts
 
 
-def test_wasteful_but_exact() -> None:
-    assert p_value(TakesDraftsAsCertain(World.random(2), REQUESTS, 3)) > PLAUSIBLE
+class ClaimsToKnowAll(Decoder):
+    """Says that it might have drawn the tokens that it does not know, too."""
+
+    def draft(self, lanes: np.ndarray) -> Drafts:
+        drafts = super().draft(lanes)
+        assert drafts.q is not None
+        drafts.q = 0.7 * drafts.q + 0.3 / self.world.vocab
+        return drafts
+
+
+class GoesByItsOwnIds(Decoder):
+    """Leaves q in the order of the tokens that it knows."""
+
+    def draft(self, lanes: np.ndarray) -> Drafts:
+        drafts, known = super().draft(lanes), list(self.world.known or ())
+        assert drafts.q is not None
+        q = torch.zeros_like(drafts.q)
+        q[..., : len(known)] = drafts.q[..., known]
+        drafts.q = q
+        return drafts
+
+
+@pytest.mark.parametrize("known", [None, PART], ids=["all known", "a part known"])
+def test_wasteful_but_exact(known: Known) -> None:
+    assert p_value(TakesDraftsAsCertain(World.random(2, known=known), REQUESTS, 3)) > PLAUSIBLE
+
+
+FAULTS: tuple[type[Decoder], ...] = (ForgetsTheResidual, ReusesTheDraftsNumber, SharesStreams, RecomputesQ)
 
 
 @pytest.mark.parametrize(
-    "faulty",
-    [
-        ForgetsTheResidual,
-        ReusesTheDraftsNumber,
-        SharesStreams,
-        RecomputesQ,
-    ],
+    ("faulty", "known"),
+    [*((f, k) for f in FAULTS for k in (None, PART)), (ClaimsToKnowAll, PART), (GoesByItsOwnIds, PART)],
 )
-def test_the_check_catches(faulty: type[Decoder]) -> None:
-    world = World.random(2, params={"temperature": 0.5})
+def test_the_check_catches(faulty: type[Decoder], known: Known) -> None:
+    world = World.random(2, params={"temperature": 0.5}, known=known)
     assert p_value(Decoder(world, REQUESTS, 2)) > PLAUSIBLE
     assert p_value(faulty(world, REQUESTS, 2)) < ABSURD
 

@@ -11,6 +11,7 @@ from scipy import stats
 
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.propose.passes import Spread
 from dynaspec.sampling.draw import draw
 from dynaspec.sampling.grammar import Grammar
 from dynaspec.sampling.rng import Purpose
@@ -37,6 +38,8 @@ class World:
     bad_words: tuple[tuple[int, ...], ...] = ()
     deterministic_drafts: bool = False
     grammar: Grammar | None = None
+    known: tuple[int, ...] | None = None
+    """Tokens that the drafter knows, as an EAGLE-3 head does; None = all."""
 
     @classmethod
     def random(cls, seed: int, vocab: int = 5, spread: float = 1.2, **options: Any) -> World:
@@ -47,6 +50,14 @@ class World:
     @property
     def vocab(self) -> int:
         return len(self.target)
+
+    def drafter_logits(self, last: np.ndarray) -> torch.Tensor:
+        """[n, V] of the drafter after these tokens; what it does not know is filled in by the production code."""
+        logits = torch.from_numpy(self.drafter[last])
+        if self.known is None:
+            return logits
+        places = torch.tensor(self.known)
+        return Spread(self.vocab, places)(logits[:, places])
 
     def pairs(self) -> np.ndarray:
         """[V, V] the true probability of each first and second output token."""
@@ -107,7 +118,7 @@ class Decoder:
         confidence = np.zeros(tokens.shape, np.float32)
         q, last = [], self.newest[lanes]
         for depth in range(self.depth):
-            logits = torch.from_numpy(self.world.drafter[last])
+            logits = self.world.drafter_logits(last)
             confidence[:, depth] = logits.softmax(-1).amax(-1).numpy()
             rows = Rows(lanes, places, np.full_like(lanes, depth), tokens)
             scores = self.state.process(logits, rows)

@@ -15,7 +15,9 @@ from dynaspec.bench.soak.wishes import Wish, draw_wishes
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind
 from support.checkpoints import VOCAB, Pair
+from support.eagle3_heads import FittedHead
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_async_llm
+from support.seen_drafts import check_drafts, watch_drafts
 from support.storm import Visit, draw_visits, single_runs, with_kind
 
 REQUESTS = 300
@@ -59,18 +61,23 @@ async def call(llm: AsyncLLM, visit: Visit, request_id: str) -> tuple[str, list[
     return ("aborted" if "abort" in ends else "finished"), seen
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True], ids=["serial", "async"])
+@pytest.mark.parametrize(
+    ("who", "async_scheduling"),
+    [("draft model", False), ("draft model", True), ("head", False), ("head", True)],
+    ids=["serial", "async", "head, serial", "head, async"],
+)
 async def test_every_request_gets_what_it_asked_for_or_is_gone(
-    async_scheduling: bool, tiny: Pair, expected: list[RequestOutput]
+    who: str, async_scheduling: bool, tiny: Pair, fitted_head: FittedHead, expected: list[RequestOutput]
 ) -> None:
+    drafter = fitted_head.path if who == "head" else tiny.drafter
     options: dict[str, Any] = {
-        "speculative_config": {"model": tiny.drafter, "policy": "constant", "num_speculative_tokens": 4},
+        "speculative_config": {"model": drafter, "policy": "constant", "num_speculative_tokens": 4},
         "async_scheduling": async_scheduling,
         "max_num_seqs": 8,
-        "kv_cache_memory": kv_bytes(12, tiny.target, tiny.drafter),
+        "kv_cache_memory": kv_bytes(12, tiny.target, drafter),
     }
     visits = draw_visits(REQUESTS, len(WISHES), within_s=2.0, seed=6)
-    with open_async_llm(tiny.target, **options) as llm:
+    with watch_drafts() as seen_drafts, open_async_llm(tiny.target, **options) as llm:
         async with asyncio.timeout(PATIENCE_S):
             calls = (call(llm, visit, str(i)) for i, visit in enumerate(visits))
             results = await asyncio.gather(*calls)
@@ -86,6 +93,8 @@ async def test_every_request_gets_what_it_asked_for_or_is_gone(
     assert min(ends[end] for end in ("finished", "aborted", "left", "cancelled")) > 10, ends
     assert stats.preemptions > 0
     assert stats.proposer_faults == 0
+    if who == "head":
+        check_drafts(seen_drafts[:: 1 + len(seen_drafts) // 150], fitted_head)
 
 
 def check(visit: Visit, end: str, outputs: list[RequestOutput], wanted: RequestOutput) -> None:

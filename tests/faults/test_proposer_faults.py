@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,10 @@ import torch
 from dynaspec import SamplingParams
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.proposer import Drafts
-from dynaspec.kv.arena import Arena
-from dynaspec.model.base import Model
 from dynaspec.propose import registry
 from dynaspec.propose.draft_model import DraftModel
+from dynaspec.propose.drafter import Drafter
+from dynaspec.propose.eagle3 import Eagle3Drafter
 from support.checkpoints import VOCAB, Pair
 from support.engines import PlainDecoding, assert_same, open_llm
 from support.faulty import RaisingProposer, SlowProposer, Spoil, SpoiltModel, SpoiltProposer
@@ -245,22 +245,27 @@ def test_an_answer_of_the_wrong_form_harms_nobody(
     assert any("scripted" in message for message in errors(caplog))
 
 
+@pytest.mark.parametrize("who", ["draft model", "head"])
 @pytest.mark.parametrize("sample_method", ["probabilistic", "greedy"])
 @pytest.mark.parametrize("rows", [slice(None), slice(1)], ids=["all_rows", "one_row"])
 def test_a_drafter_whose_logits_go_bad(
     rows: slice,
     sample_method: str,
+    who: str,
     tiny: Pair,
+    head: str,
     expected: list[RequestOutput],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def spoilt(model: Model, arena: Arena) -> DraftModel:
-        bad: Any = SpoiltModel(model, first=10, rows=rows)
-        return DraftModel(bad, arena)
+    def spoilt(honest: Callable[..., Drafter]) -> Callable[..., Drafter]:
+        return lambda weights, *rest: honest(SpoiltModel(weights, first=10, rows=rows), *rest)
 
-    monkeypatch.setattr(registry, "DraftModel", spoilt)
+    monkeypatch.setattr(registry, "DraftModel", spoilt(DraftModel))
+    monkeypatch.setattr(registry, "Eagle3Drafter", spoilt(Eagle3Drafter))
     config = speculation(tiny) | {"draft_sample_method": sample_method}
+    if who == "head":
+        config["model"] = head
     unseeded = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True)
     with open_llm(tiny.target, speculative_config=config, max_num_seqs=5) as llm:
         outputs = llm.generate([*PROMPTS_USED, PROMPTS[5]], [*PARAMS, unseeded])

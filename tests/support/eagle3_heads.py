@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ import torch
 import torch.nn.functional as F
 import transformers
 from safetensors.torch import save_file
+
+from dynaspec.model.base import Model
+from dynaspec.model.loader import load_model
+
+from .eagle3_passes import states_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -134,6 +140,8 @@ def random_tensors(layout: Layout, seed: int = 0) -> Tensors:
     found: Tensors = {"norm.weight": norm(s.hidden), "layers.0.hidden_norm.weight": norm(s.hidden)}
     if s.states != (3,):
         found["fc.weight"] = matrix(s.hidden, len(s.states) * s.target_hidden)
+        if layout.bias:
+            found["fc.bias"] = matrix(s.hidden)
     for index in range(s.layers):
         prefix, width = f"layers.{index}.", s.hidden * (2 if index == 0 else 1)
         for name, heads in (("q", s.heads), ("k", s.kv_heads), ("v", s.kv_heads)):
@@ -196,35 +204,91 @@ def write(layout: Layout, directory: Path, tensors: Tensors | None = None) -> Pa
     return directory
 
 
-def save_fitted(folder: Path, target: str, prompts: Sequence[Sequence[int]], steps: int = 120) -> Path:
-    """A head for a small Llama checkpoint that often agrees with it: fitted to its continuations of ``prompts``, and to
-    what it says all along them. It does not know every fifth token.
+@dataclass(frozen=True)
+class FittedHead:
+    """A head of a small Llama checkpoint that often agrees with it, and all that a plain reference needs."""
+
+    path: str
+    layout: Layout
+    tensors: Tensors
+    target: Model
+    embedding: torch.Tensor
+    """[vocabulary, hidden] the target's, as the next."""
+    output: torch.Tensor
+
+    def logits(self, text: Sequence[int], drafted: Sequence[int]) -> torch.Tensor:
+        """[drafted + 1, draft vocabulary] what it should say after a text, and after each token drafted behind it."""
+        states = states_of(self.target, list(text[:-1]), self.layout.shape.states)
+        found = reference(self.layout, self.tensors, self.embedding, self.output, text, states, drafted)
+        return found[len(text) - 2 :]
+
+    @cached_property
+    def ids(self) -> torch.Tensor:
+        """[draft vocabulary] the target's."""
+        size = torch.arange(self.layout.shape.draft_vocab)
+        return size + self.tensors["d2t"] if "d2t" in self.tensors else size
+
+
+PLAIN_LAYOUT = Layout(
+    "fitted",
+    {
+        "architectures": ["Eagle3Speculator"],
+        "eagle_aux_hidden_state_layer_ids": [0, 1],
+        "norm_before_residual": True,
+    },
+    Shape(states=(0, 1)),
+    nested=True,
+)
+
+
+def save_fitted(
+    folder: Path, target: str, prompts: Sequence[Sequence[int]], layout: Layout = PLAIN_LAYOUT, steps: int = 120
+) -> FittedHead:
+    """A head fitted to a target's continuations of ``prompts``, and to what it says all along them. It does not know
+    every fifth token, unless its layout wants the whole vocabulary.
+
+    Args:
+        layout: its sizes become the target's.
     """
-    model = transformers.AutoModelForCausalLM.from_pretrained(target).float().eval()
-    c = model.config
-    size = Shape(c.hidden_size, c.hidden_size, 4, 2, 16, 96, c.vocab_size, 0, (0, 1))
-    known = torch.tensor([token for token in range(c.vocab_size) if token % 5])
-    size = replace(size, draft_vocab=len(known), positions=c.max_position_embeddings)
-    names = {"architectures": ["Eagle3Speculator"], "eagle_aux_hidden_state_layer_ids": [0, 1]}
-    layout = Layout("fitted", {**names, "norm_before_residual": True}, size, nested=True)
-    tensors = random_tensors(layout) | {"d2t": known - torch.arange(len(known))}
+    theirs, own = transformers.AutoModelForCausalLM.from_pretrained(target).float().eval(), load_model(target)
+    c, s = theirs.config, layout.shape
+    known = torch.tensor([token for token in range(c.vocab_size) if token % 5 or s.draft_vocab == s.vocab])
+    size = Shape(
+        hidden=c.hidden_size + s.hidden - s.target_hidden,
+        target_hidden=c.hidden_size,
+        heads=4,
+        kv_heads=2,
+        inner=96,
+        vocab=c.vocab_size,
+        draft_vocab=len(known),
+        states=s.states,
+        layers=s.layers,
+        positions=c.max_position_embeddings,
+    )
+    config = layout.config | ({"target_hidden_size": c.hidden_size} if "target_hidden_size" in layout.config else {})
+    layout = replace(layout, shape=size, config=config)
+    tensors = random_tensors(layout)
+    if "d2t" in tensors:
+        tensors |= {"d2t": known - torch.arange(len(known)), "t2d": torch.isin(torch.arange(c.vocab_size), known)}
     learnt = {name: t.requires_grad_() for name, t in tensors.items() if name not in ("d2t", "t2d")}
-    embedding, texts = model.get_input_embeddings().weight.detach(), []
+    embedding, output = (m.weight.detach() for m in (theirs.get_input_embeddings(), theirs.get_output_embeddings()))
+    texts = []
     with torch.no_grad():
         for prompt in prompts:
-            text = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, pad_token_id=0)
-            out = model(text, output_hidden_states=True)
-            texts.append((text[0].tolist(), torch.cat(out.hidden_states[:2], -1)[0], out.logits[0, 1:, known]))
+            text = theirs.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, pad_token_id=0)
+            tokens: list[int] = text[0].tolist()
+            best = theirs(text).logits[0, 1:, known].argmax(-1)
+            texts.append((tokens, states_of(own, tokens, s.states)[:-1], best))
     optimizer = torch.optim.Adam(learnt.values(), lr=0.01)
     for _ in range(steps):
         loss = torch.zeros(())
-        for tokens, states, logits in texts:
-            found = reference(layout, tensors, embedding, embedding, tokens, states[:-1])
-            loss = loss + F.cross_entropy(found, logits.argmax(-1))
+        for tokens, states, best in texts:
+            loss = loss + F.cross_entropy(reference(layout, tensors, embedding, output, tokens, states), best)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return write(layout, folder, {name: tensor.detach() for name, tensor in tensors.items()})
+    tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+    return FittedHead(str(write(layout, folder, tensors)), layout, tensors, own, embedding, output)
 
 
 def _published(layout: Layout, name: str) -> str:
@@ -261,7 +325,7 @@ def reference(
         states = torch.cat([_rms(part, w[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)], 1)
     if "input_norm.weight" in w:
         states = _rms(states, w["input_norm.weight"])
-    hidden = states @ w["fc.weight"].T if "fc.weight" in w else states
+    hidden = states @ w["fc.weight"].T + w.get("fc.bias", 0.0) if "fc.weight" in w else states
     table = w.get("embed_tokens.weight", embedding)
     rows = list(tokens[1:])
     for done in range(len(drafted) + 1):

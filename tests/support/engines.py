@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from dynaspec.contract.proposer import Proposer
 from dynaspec.contract.step import Limits
 from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.engine.build import build_engine
+from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.eagle3.loader import load_eagle3
 from dynaspec.model.loader import load_model
@@ -32,6 +33,7 @@ def open_llm(
     proposer: Proposer | None = None,
     controller: Callable[[Limits], Controller] | None = None,
     ticking: bool = False,
+    load: Callable[..., Model] = load_model,
     **options: Any,
 ) -> Iterator[LLM]:
     """An ``LLM``; its KV books are checked at the end.
@@ -41,9 +43,10 @@ def open_llm(
         controller: decides instead of the configured one.
         ticking: steps are timed by a clock that only counts how often it is read: drafting and verifying take equally
             long whatever they do, so that speculation always pays and every run decides alike.
+        load: reads the target and a draft model, see ``build_engine``.
     """
     with ExitStack() as patches:
-        patches.enter_context(mock.patch("dynaspec.api.backend.build_engine", partial(build_engine, proposer=proposer)))
+        patches.enter_context(_built_with(proposer=proposer, load=load))
         if controller is not None:
             build = _ignoring_costs(controller)
             patches.enter_context(mock.patch("dynaspec.engine.build.build_controller", build))
@@ -68,12 +71,17 @@ def _ignoring_costs(controller: Callable[[Limits], Controller]) -> Callable[...,
 @contextmanager
 def open_async_llm(model: str, *, proposer: Proposer | None = None, **options: Any) -> Iterator[AsyncLLM]:
     """The same for ``AsyncLLM``."""
-    with mock.patch("dynaspec.api.backend.build_engine", partial(build_engine, proposer=proposer)):
+    with _built_with(proposer=proposer):
         llm = AsyncLLM(model, **options)
     try:
         yield llm
     finally:
         llm.close()
+
+
+def _built_with(**options: Any) -> AbstractContextManager[Any]:
+    """Engines are built so in this block, see ``build_engine``."""
+    return mock.patch("dynaspec.api.backend.build_engine", partial(build_engine, **options))
 
 
 def kv_bytes(blocks: int, *models: str) -> int:
@@ -93,8 +101,9 @@ def kv_bytes(blocks: int, *models: str) -> int:
 class PlainDecoding:
     """The reference: one request at a time, no speculation, no prefix cache. Remembers what it has decoded."""
 
-    def __init__(self, model: str, **options: Any) -> None:
-        self.llm = LLM(model, max_num_seqs=1, enable_prefix_caching=False, **options)
+    def __init__(self, model: str, *, load: Callable[..., Model] = load_model, **options: Any) -> None:
+        with _built_with(load=load):
+            self.llm = LLM(model, max_num_seqs=1, enable_prefix_caching=False, **options)
         self._known: dict[tuple[str, str], RequestOutput] = {}
 
     def outputs(self, prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[RequestOutput]:

@@ -21,7 +21,6 @@ from dynaspec.model.attention.reference import ReferenceAttention
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.eagle3.config import read_config
-from dynaspec.model.eagle3.head import Eagle3Head
 from dynaspec.model.eagle3.loader import load_eagle3
 from dynaspec.model.loader import load_model
 from dynaspec.model.ops import TorchOps
@@ -31,6 +30,7 @@ from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.propose.eagle3 import Eagle3Drafter
 from dynaspec.sampling.state import SamplerState
 from support.eagle3_heads import LAYOUTS, Layout, random_tensors, reference, write
+from support.eagle3_passes import logits_of, states_of
 from unit.model import tiny
 from unit.propose.batches import batch, block_tables, plan, target
 
@@ -43,46 +43,6 @@ SPECULATORS = BY_NAME["speculators"]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load_model(str(tiny.write(tmp_path_factory.mktemp("tiny"))))
-
-
-def states_of(model: Model, text: list[int], states: tuple[int, ...]) -> torch.Tensor:
-    """[tokens, states · width]"""
-    blocks = -(-len(text) // BLOCK_SIZE)
-    kv = Arena.allocate(2, model.kv_shapes(blocks), torch.float32, torch.device("cpu")).layers
-    taps = Taps.allocate(states, blocks, 2, 32, torch.float32, torch.device("cpu"))
-    model.forward(rows(text, 0, blocks), kv, taps)
-    return taps.arena[: len(text)]
-
-
-def rows(tokens: list[int], start: int, blocks: int) -> ForwardBatch:
-    at = np.arange(start, start + len(tokens), dtype=np.int64)
-    return ForwardBatch(
-        tokens=torch.tensor(tokens),
-        positions=at,
-        slots=at.copy(),
-        query_start=np.array([0, len(tokens)], np.int32),
-        context_lens=np.array([start], np.int32),
-        block_tables=np.arange(blocks, dtype=np.int32)[None],
-    )
-
-
-def logits_of(head: Eagle3Head, states: torch.Tensor, text: list[int], chain: list[int], chunk: int) -> torch.Tensor:
-    """[rows, draft vocabulary] of the text from its second token on, in chunks, then of the chain token by token."""
-    blocks = -(-(len(text) + len(chain)) // BLOCK_SIZE)
-    kv = Arena.allocate(head.config.num_layers, head.kv_shapes(blocks), torch.float32, torch.device("cpu")).layers
-    for key, value in kv:
-        key.fill_(torch.nan)
-        value.fill_(torch.nan)
-    found, hidden = [], torch.empty(0)
-    for start in range(1, len(text), chunk):
-        part = text[start : start + chunk]
-        known = states[start - 1 : start - 1 + len(part)].clone()
-        hidden = head.forward(rows(part, start, blocks), head.fuse(known), kv)
-        found.append(head.logits(hidden))
-    for i, token in enumerate(chain):
-        hidden = head.forward(rows([token], len(text) + i, blocks), hidden[-1:], kv)
-        found.append(head.logits(hidden))
-    return torch.cat(found)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
