@@ -1,4 +1,4 @@
-"""What happens inside ``SuffixTree``, compiled. One tree is used by one thread at a time.
+"""What happens inside ``SuffixTree``, compiled.
 
 A node stands for the string that leads to it; ``nodes`` has a row of ``COLUMNS`` for each, so that a visit costs one
 line of the processor's cache. Row 0 is the root, hence 0 also says "none". Every suffix of every sequence, cut to the
@@ -7,8 +7,7 @@ it. A node other than the root with one child only has a larger count than the c
 
 ::
 
-    root ──"a b"──▶ 3 ──"c"──▶ 2      a b c, a b c d, a b
-                               └──"d"──▶ 1
+    root ──"a b"──▶ 3 ──"c"──▶ 2 ──"d e"──▶ 1      the paths a b, a b c and a b c d e
 
 Paths whose sequence still grows are *open*: the last ``max_depth`` suffixes of a sequence, whose ends are kept.
 An open path's next token finds at its end
@@ -55,7 +54,7 @@ FIRST, AT, LENGTH = 9, 10, 11
 
 LIVE, ROWS, FREE_NODE, ENTRIES, PAGES, PAGE_ROWS, FREE_PAGE, CLOCK, COUNTERS = range(9)
 """Nodes in use, rows ever used, first free one (0: none); entries of the table; pages in use, ever used, first
-free one (−1: none); tokens ever appended."""
+free one (−1: none); the time, which a token moves on by one."""
 
 SIZE, FIRST_PAGE, LAST_PAGE, AGE, FIELDS = range(5)
 """Of a sequence: tokens, first and last page (−1: none), place in order of eviction."""

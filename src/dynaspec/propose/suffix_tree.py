@@ -203,7 +203,7 @@ class SuffixTree:
         n = min(length, self._max_depth)
         self._context[:n] = context[length - n : length]
         row, drafted, match, score = best_draft(
-            self._tree, self._context, n, max_tokens, max_factor, max_offset, min_probability
+            self._tree, self._context, n, max_tokens, float(max_factor), float(max_offset), float(min_probability)
         )
         return SuffixDraft(
             self._tree.drafts[row, :drafted].copy(), self._tree.probabilities[row, :drafted].copy(), match, score
