@@ -45,8 +45,10 @@ class Pipeline:
     ) -> None:
         """
         Raises:
-            ConfigError: the device is unknown or missing.
+            ConfigError: the device is unknown or missing, or there is no file of prompts to measure on.
         """
+        if settings.measure is not None and not settings.measure.is_file():  # else it would be said after the training
+            raise ConfigError(f"measure: got {str(settings.measure)!r}, expected a file of prompts")
         self._settings, self._progress, self._say = settings, progress, say
         self._device = choose_device(settings.device)
         quick = self._device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()

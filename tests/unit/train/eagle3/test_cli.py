@@ -145,6 +145,8 @@ def test_only_heads_of_this_kind_and_target_are_trained_on_from(options, tmp_pat
         (("--stage", "states"), "conversations: got none in the work folder"),
         (("--stage", "train"), "basis: got none in the work folder"),
         (("--stage", "measure"), "measure: got no prompts, expected --measure FILE"),
+        (("--measure", "nowhere.jsonl"), "measure: got 'nowhere.jsonl', expected a file of prompts"),
+        (("--start-from", "/nowhere"), "/nowhere"),
         (("--lr", "1"), "lr: got '1', expected 2 positive numbers"),
     ],
 )
