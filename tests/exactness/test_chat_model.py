@@ -13,6 +13,7 @@ from dynaspec.bench.engines import SharedModels
 from dynaspec.cli.demo_model import demo_head, demo_target
 from dynaspec.contract.errors import ConfigError
 from dynaspec.propose.ngram import NgramProposer
+from dynaspec.propose.suffix import SuffixProposer
 from support.engines import PlainDecoding, assert_same, open_llm
 
 QUESTIONS = (
@@ -30,6 +31,8 @@ SPECULATION: dict[str, dict[str, Any]] = {
     "k=5, drawn": {"policy": "constant", "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"},
     "auto": {"policy": "auto", "prompt_lookup_max": 0},
     "auto with lookup": {"policy": "auto", "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    "auto with suffixes": {"policy": "auto", "suffix_decoding_max_tree_depth": 24},
+    "suffixes alone": {"method": "suffix", "model": None, "policy": "constant"},
 }
 GREEDY = [SamplingParams(temperature=0.0, max_tokens=length) for length in LENGTHS]
 SEEDED = [
@@ -60,9 +63,9 @@ def chat(models: SharedModels) -> Iterator[PlainDecoding]:
 def test_output_is_that_of_plain_decoding(kind: str, chat: PlainDecoding, models: SharedModels) -> None:
     render = chat.llm.tokenizer.render_chat
     prompts = [render([{"role": "user", "content": question}]) for question in QUESTIONS]
-    looks_up = mock.patch.object(NgramProposer, "propose", autospec=True, side_effect=NgramProposer.propose)
     with (
-        looks_up as lookup,
+        mock.patch.object(NgramProposer, "propose", autospec=True, side_effect=NgramProposer.propose) as lookup,
+        mock.patch.object(SuffixProposer, "propose", autospec=True, side_effect=SuffixProposer.propose) as suffixes,
         open_llm(
             demo_target(),
             load=models,
@@ -73,7 +76,8 @@ def test_output_is_that_of_plain_decoding(kind: str, chat: PlainDecoding, models
             async_scheduling=kind == "k=3",
         ) as llm,
     ):
-        lookup.reset_mock()  # building an engine calls it, too
+        lookup.reset_mock()  # building an engine calls them, too
+        suffixes.reset_mock()
         for params in (GREEDY, SEEDED):
             before = llm.stats()
             assert_same(llm.generate(prompts, params), chat.outputs(prompts, params))
@@ -83,3 +87,4 @@ def test_output_is_that_of_plain_decoding(kind: str, chat: PlainDecoding, models
             assert stats.mean_acceptance_length > 1.2
         assert llm.stats().proposer_faults == 0
     assert lookup.called == (kind == "auto with lookup")
+    assert suffixes.called == ("suffixes" in kind)

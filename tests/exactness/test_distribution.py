@@ -96,6 +96,8 @@ def speculation(kind: str, drafter: str) -> dict[str, Any]:
             "prompt_lookup_min": 1,
             "prompt_lookup_max": 2,
         }
+    if kind == "suffix":
+        return {"method": "suffix", "policy": "constant", "num_speculative_tokens": DEPTH}
     config = {"model": drafter, "num_speculative_tokens": DEPTH}
     if kind in ("auto", "varying"):  # with lookup beside
         return config | {"policy": "auto", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
@@ -121,7 +123,11 @@ class Guess(ScriptedProposer):
         return drafts
 
 
-BOTH = [(kind, scheduling) for kind in ("probabilistic", "stopping", "ngram") for scheduling in ("serial", "async")]
+BOTH = [
+    (kind, scheduling)
+    for kind in ("probabilistic", "stopping", "ngram", "suffix")
+    for scheduling in ("serial", "async")
+]
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,8 @@ def speculation(kind: str, drafter: str) -> dict[str, Any]:
     lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
     if kind == "ngram":
         return lookup | {"method": "ngram", "policy": "constant", "num_speculative_tokens": 3}
+    if kind == "suffix":
+        return {"method": "suffix", "policy": "constant", "num_speculative_tokens": 3}
     config: dict[str, Any] = {"model": drafter, "num_speculative_tokens": 4}
     if kind in ("auto", "varying"):
         return config | lookup | {"policy": "auto"}
@@ -260,8 +262,9 @@ def test_unseeded_output_follows_the_law_within_the_grammar(
     check_law(kind, scheduling, drafter, tiny, law)
 
 
-def test_unseeded_output_with_lookup_follows_it_too(tiny: Pair, law: dict[tuple[int, ...], float]) -> None:
-    check_law("ngram", "serial", tiny.drafter, tiny, law)
+@pytest.mark.parametrize("kind", ["ngram", "suffix"])
+def test_unseeded_output_with_lookup_follows_it_too(kind: str, tiny: Pair, law: dict[tuple[int, ...], float]) -> None:
+    check_law(kind, "serial", tiny.drafter, tiny, law)
 
 
 def check_law(kind: str, scheduling: str, drafter: str, tiny: Pair, law: dict[tuple[int, ...], float]) -> None:
@@ -416,7 +419,7 @@ BOUNDED: dict[str, tuple[StructuredOutputsParams, Callable[[str], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["probabilistic", "ngram", "auto", "head"])
+@pytest.mark.parametrize("kind", ["probabilistic", "ngram", "suffix", "auto", "head"])
 def test_what_stops_has_the_form_asked_for(kind: str, tiny: Pair, head: str) -> None:
     asked = [name for name in BOUNDED for _ in range(4)]
     params = [
@@ -472,7 +475,7 @@ ENDS: dict[str, tuple[dict[str, Any], tuple[int, str, Any]]] = {
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("kind", ["plain", "probabilistic", "ngram", "scripted", "head"])
+@pytest.mark.parametrize("kind", ["plain", "probabilistic", "ngram", "suffix", "scripted", "head"])
 def test_how_a_form_ends(kind: str, temperature: float, tiny: Pair, head: str, plain: PlainDecoding) -> None:
     """All of them side by side, beside requests without any form, which go on."""
     assert [plain.llm.tokenizer.decode([token]) for token in DIGITS] == list("0123456789")
@@ -482,7 +485,9 @@ def test_how_a_form_ends(kind: str, temperature: float, tiny: Pair, head: str, p
     free = plain.outputs(PROMPTS[:3], params[-3:])
     scripted = ScriptedProposer(plain.texts(free), VOCAB) if kind == "scripted" else None
     way, drafter = (
-        (kind, tiny.drafter) if kind == "ngram" else ("probabilistic", head if kind == "head" else tiny.drafter)
+        (kind, tiny.drafter)
+        if kind in ("ngram", "suffix")
+        else ("probabilistic", head if kind == "head" else tiny.drafter)
     )
     config = None if kind == "plain" else speculation(way, drafter)
     with open_llm(tiny.target, proposer=scripted, speculative_config=config, async_scheduling=temperature > 0) as llm:

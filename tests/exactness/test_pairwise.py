@@ -51,7 +51,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 FACTORS = {
     "policy": tuple(POLICIES),
     "proposer": (
-        *("draft_greedy", "draft_probabilistic", "ngram", "mixed", "scripted"),
+        *("draft_greedy", "draft_probabilistic", "ngram", "suffix", "mixed", "suffix_mixed", "scripted"),
         *("eagle3_greedy", "eagle3_probabilistic", "eagle3_mixed"),
     ),
     "mode": tuple(MODES),
@@ -61,6 +61,7 @@ FACTORS = {
     "rows": ("16", "32", "1024"),
     "scheduling": ("serial", "async"),
 }
+LOOKUPS = ("ngram", "suffix")
 TIGHT_BLOCKS = 7
 """As many as one request may need."""
 AGAIN = 8
@@ -72,8 +73,8 @@ def conflict(a: Choice, b: Choice) -> bool:
     if a[0] == "proposer" and b[0] == "policy":
         needs_confidence = b[1].startswith("confidence") or b[1] == "goodput_confidence"
         return (
-            (a[1] == "ngram" and needs_confidence)
-            or (a[1] in ("ngram", "scripted") and b[1].endswith("gated"))  # no KV to gate
+            (a[1] in LOOKUPS and needs_confidence)
+            or (a[1] in (*LOOKUPS, "scripted") and b[1].endswith("gated"))  # no KV to gate
             or (a[1].endswith("mixed") and b[1] not in ("auto", "auto_measured", "varying"))  # nobody else routes
         )
     return (a, b) == (("memory", "tight"), ("batch", "1"))  # one request, or two, have all the memory they need
@@ -85,10 +86,11 @@ ROWS = covering_array(FACTORS, conflict)
 def certain(row: Row) -> bool:
     """Whether drafts must have been accepted and rejected.
 
-    Lookup finds little in random text, a head has not learnt what is forced to repeat itself, measured costs decide
-    freely, and a batch may never become small enough.
+    Lookup finds little in random text unless it has seen the answer before, a head has not learnt what is forced to
+    repeat itself, measured costs decide freely, and a batch may never become small enough.
     """
-    looks_up = row["proposer"] == "ngram" and row["mode"] != "repetitive"
+    seen = row["proposer"] == "suffix" and row["prefix"] == "hit"
+    looks_up = row["proposer"] in LOOKUPS and row["mode"] != "repetitive" and not seen
     too_many = row["policy"] == "off_switch" and row["batch"] != "1"
     unlearnt = row["proposer"].startswith("eagle3") and (row["mode"], row["batch"]) == ("repetitive", "1")
     return not looks_up and not unlearnt and not too_many and row["policy"] != "auto_measured"
@@ -148,10 +150,13 @@ def engine_options(row: Row, tiny: Pair, head: str) -> dict[str, Any]:
     """The row's engine; the scripted proposer runs under a draft model's configuration, which has a confidence."""
     speculation = dict(POLICIES[row["policy"]])
     who, models = row["proposer"], [tiny.target]
-    if who == "ngram" or who.endswith("mixed"):
+    if who.startswith("suffix"):
+        kept = 100 if row["prefix"] == "hit" else 5  # else some leave while they are still written
+        speculation |= {"suffix_decoding_max_tree_depth": 12, "suffix_decoding_max_cached_requests": kept}
+    elif who == "ngram" or who.endswith("mixed"):
         speculation |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
-    if who == "ngram":
-        speculation["method"] = "ngram"
+    if who in LOOKUPS:
+        speculation["method"] = who
     else:
         model = head if who.startswith("eagle3") else tiny.drafter
         speculation |= {"method": "eagle3" if model == head else "draft_model", "model": model}

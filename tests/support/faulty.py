@@ -53,7 +53,7 @@ class RaisingProposer(ScriptedProposer):
     def advance(self, step: TargetStep) -> None:
         self._pass_through("advance")
 
-    def admit(self, lane: int, cached_blocks: Sequence[int]) -> None:
+    def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
         self._pass_through("admit")
 
     def evict(self, lane: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -15,6 +15,8 @@ from dynaspec.engine.tokenizer import Tokenizer
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 DEMO = "demo"
 """Name of the prompts that come with the package."""
+EDITS = "edits"
+"""Name of requests that change a little about few documents, over and over."""
 FORMS: Mapping[str, str] = {"spec_bench": "turns", "gsm8k": "question", "prompts": "prompt"}
 """Names of forms of JSON lines, and the key that each line then has."""
 
@@ -48,24 +50,54 @@ class Dataset:
 
 
 def load_dataset(name: str | None, path: Path | None) -> Dataset:
-    """The data set that a command line names: ``demo``, or a file, whose form the name may fix.
+    """The data set that a command line names: ``demo``, ``edits``, or a file, whose form the name may fix.
 
     Raises:
         ConfigError: an unknown name, a name without its file, or a file that is not of the named form.
     """
     if path is None:
-        if name not in (None, DEMO):
-            raise ConfigError(f"the data set {name!r} has no path; expected its file, or the data set {DEMO!r}")
-        return Dataset(DEMO, tuple(demo_prompts()))
+        name = name or DEMO
+        if name not in _OWN:
+            known = " or ".join(map(repr, _OWN))
+            raise ConfigError(f"the data set {name!r} has no path; expected its file, or the data set {known}")
+        return Dataset(name, tuple(_OWN[name]()))
     if name is not None and name not in FORMS:
         raise ConfigError(f"the data set's name is {name!r}; expected {', '.join(FORMS)}, or only a path")
     return Dataset(path.stem, tuple(load_prompts(path, None if name is None else FORMS[name])))
+
+
+def named_or_file(what: Path) -> Dataset:
+    """A file's prompts, or those of a data set that comes with the package, by its name if there is no such file.
+
+    Raises:
+        ConfigError: see ``load_dataset``.
+    """
+    own = str(what) in _OWN and not what.exists()
+    return load_dataset(str(what), None) if own else load_dataset(None, what)
 
 
 def demo_prompts() -> list[BenchPrompt]:
     """The prompts that come with the package: code to complete, code to edit, maths."""
     text = (resources.files(__package__) / "prompts.json").read_text(encoding="utf-8")
     return [BenchPrompt(record["prompt"], record["kind"]) for record in json.loads(text)["prompts"]]
+
+
+def edit_prompts() -> list[BenchPrompt]:
+    """24 users' turns: four functions in turns, in each of which a variable is to get another name every time."""
+    told = json.loads((resources.files(__package__) / "edits.json").read_text(encoding="utf-8"))
+    return [
+        BenchPrompt(
+            f"Rename the variable `{document['variable']}` to `{name}` in this code. Repeat the whole code.\n\n"
+            f"```python\n{document['code']}\n```",
+            EDITS,
+        )
+        for name in told["names"]
+        for document in told["documents"]
+    ]
+
+
+_OWN: Mapping[str, Callable[[], list[BenchPrompt]]] = {DEMO: demo_prompts, EDITS: edit_prompts}
+"""Data sets that come with the package."""
 
 
 def load_prompts(path: str | Path, key: str | None = None) -> list[BenchPrompt]:

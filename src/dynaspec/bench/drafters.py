@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, Proposer, ProposerNeeds, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, Proposer, ProposerNeeds, TargetStep
 from dynaspec.contract.step import LOGIT_RANGE, ProposerTraits, SpecPlan
 from dynaspec.propose.stopping import stop_mask
 
@@ -39,8 +39,11 @@ class Wrapped:
     def advance(self, step: TargetStep) -> None:
         self.inner.advance(step)
 
-    def admit(self, lane: int, cached_blocks: Sequence[int]) -> None:
-        self.inner.admit(lane, cached_blocks)
+    def commit(self, text: NewText) -> None:
+        self.inner.commit(text)
+
+    def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
+        self.inner.admit(lane, cached_blocks, cache_salt)
 
     def evict(self, lane: int) -> None:
         self.inner.evict(lane)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from uuid import uuid4
 
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
@@ -47,8 +48,12 @@ class Run:
 
 
 def run_once(decoder: Decoder, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Run:
-    """Decodes all prompts (token ids) and takes the wall time, prefill included."""
-    given: list[Mapping[str, object]] = [{"prompt_token_ids": list(tokens)} for tokens in prompts]
+    """Decodes all prompts (token ids) and takes the wall time, prefill included.
+
+    They share a cache salt with each other and with no other run, whose answers would be drafts that are always right.
+    """
+    salt = uuid4().hex
+    given: list[Mapping[str, object]] = [{"prompt_token_ids": list(tokens), "cache_salt": salt} for tokens in prompts]
     before = decoder.stats()
     started = time.perf_counter()
     outputs = tuple(decoder.generate(given, params))

@@ -117,7 +117,7 @@ def _on_dynaspec(
     engine = open_engine(
         settings.model,
         PolicySpec("profile", speculation),
-        wrap=Padded if settings.method == "ngram" else None,
+        wrap=Padded if METHODS[settings.method].checkpoint is None else None,
         max_num_seqs=grid.batch_sizes[-1],
         max_num_batched_tokens=_step_tokens(grid),
         tensor_parallel_size=settings.tensor_parallel,
@@ -178,7 +178,7 @@ def _picture(settings: Settings, profile: Profile, path: Path, remark: Remark) -
         return None
     from .profile_plot import plot_profile
 
-    drafter = "n-gram lookup" if settings.drafter is None else Path(settings.drafter).name
+    drafter = METHODS[settings.method].what if settings.drafter is None else Path(settings.drafter).name
     host = "" if settings.backend == "dynaspec" else f", {settings.backend}"
     plot_profile(profile, path, f"{Path(settings.model).name} with {drafter}, on {settings.dataset.label}{host}")
     return path
@@ -198,8 +198,10 @@ def _speculation(settings: Settings, longest: int) -> SpeculativeConfig:
         raise ConfigError(f"--method is {method} but there is no --draft-dir; expected {needed}")
     if needed is None and settings.drafter is not None:
         raise ConfigError(f"--draft-dir is {settings.drafter!r} but --method is {method}; expected no drafter")
+    # The grid decodes its prompts again and again, and what was answered before would always be right.
+    own_text = {"suffix_decoding_max_cached_requests": 0} if method == "suffix" else {}
     return SpeculativeConfig(
-        method=settings.method, model=settings.drafter, policy="constant", num_speculative_tokens=longest
+        method=method, model=settings.drafter, policy="constant", num_speculative_tokens=longest, **own_text
     )
 
 

@@ -42,15 +42,19 @@ def offline(
     *,
     model: o.Model,
     dataset: Annotated[
-        Path, typer.Option(help="Spec-Bench, GSM8K or other JSON lines with prompt, turns or question; or plain lines.")
+        Path,
+        typer.Option(
+            help="Spec-Bench, GSM8K or other JSON lines with prompt, turns or question; plain lines; or edits, for "
+            "requests that change a little about few documents, over and over."
+        ),
     ],
     draft_model: o.DraftModel = None,
     policies: Annotated[
         str | None,
         typer.Option(
             help="Separated by commas: auto, constant:K, confidence[:T[:K]], heuristic[:K], goodput:FILE, "
-            "schedule:LO-HI=K;…, elastic[:A/B/C[:GATE]]; after ngram: drafts are looked up, after both: that too. "
-            "Default: plain,constant:4,confidence:0.4,auto; under vLLM without confidence."
+            "schedule:LO-HI=K;…, elastic[:A/B/C[:GATE]]; after ngram: or suffix: drafts are looked up, after both: "
+            "that too. Default: plain,constant:4,confidence:0.4,auto; under vLLM without confidence."
         ),
     ] = None,
     backend: Annotated[str, typer.Option(help="The engine: dynaspec, vllm or transformers.")] = "dynaspec",
@@ -116,7 +120,7 @@ def offline(
 
     from dynaspec.bench import datasets
 
-    prompts = datasets.spread(datasets.load_prompts(dataset), num_prompts)
+    prompts = datasets.spread(datasets.named_or_file(dataset).prompts, num_prompts)
     options: dict[str, Any] = {
         "model": model,
         "draft_model": draft_model,

@@ -47,6 +47,11 @@ _ALL = (
         ProposerTraits("ngram", passes_per_draft="none", has_confidence=False),
         aliases=("[ngram]",),
     ),
+    Method(
+        "suffix",
+        "suffix trees of the request's own text and of earlier answers",
+        ProposerTraits("suffix", passes_per_draft="none", has_confidence=False),
+    ),
 )
 METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
 WITH_MODEL = tuple(method.name for method in _ALL if method.checkpoint is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,20 @@ class TargetStep(Protocol):
     """[N] draft tokens accepted; 0 for prefill chunks."""
 
 
+@dataclass(frozen=True, slots=True)
+class NewText:
+    """What a step has made output of running requests, the last tokens of those that end with it too."""
+
+    lanes: Ints
+    """[N] lanes that decoded, or whose prompt is complete."""
+    tokens: npt.NDArray[np.int32]
+    """[lanes, max_model_len] as in ``DecodeBatch``."""
+    starts: Ints
+    """[N] committed tokens before the step."""
+    ends: Ints
+    """[N] committed tokens after it."""
+
+
 @dataclass(slots=True)
 class Drafts:
     """Proposed tokens of one step; chains unless ``parents`` is set."""
@@ -84,6 +98,26 @@ class ProposerNeeds:
     """Hidden states of the target that it reads, see ``model.taps``."""
     kv: bool = False
     """Keeps its own KV under the target's block tables."""
+    text: bool = False
+    """Is told of all output (``Proposer.commit``)."""
+
+
+class KeptText(NamedTuple):
+    """Text that a proposer keeps to draft from."""
+
+    answers: int
+    """Of requests that may have ended."""
+    tokens: int
+    """Of all answers."""
+    bytes: int
+    """Memory, that for running requests' own texts included."""
+
+
+@runtime_checkable
+class KeepsText(Protocol):
+    """A proposer whose memory goes with what it has read."""
+
+    def kept(self) -> KeptText: ...
 
 
 class Proposer(Protocol):
@@ -108,8 +142,16 @@ class Proposer(Protocol):
         """Called after every target pass, prefill chunks too."""
         ...
 
-    def admit(self, lane: int, cached_blocks: Sequence[int]) -> None:
-        """A request takes a lane; its first blocks came from the prefix cache."""
+    def commit(self, text: NewText) -> None:
+        """Tokens have become output. Called after the step that made them, if ``needs.text``."""
+        ...
+
+    def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
+        """A request takes a lane; its first blocks came from the prefix cache.
+
+        Args:
+            cache_salt: requests with different ones share nothing that is kept.
+        """
         ...
 
     def evict(self, lane: int) -> None:

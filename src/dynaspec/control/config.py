@@ -17,6 +17,8 @@ from .keys import canonical
 from .planner import MAX_DRAFT_TOKENS
 from .profile import Profile
 from .resolve import SCHEDULE_KEY, either, resolve
+from .suffix import KEYS as SUFFIX_KEYS
+from .suffix import SuffixSettings
 from .synthetic import LENGTH_KEY, RATES_KEY, synthetic_rates
 
 
@@ -42,6 +44,10 @@ DraftLength = Annotated[
 ]
 Count = Annotated[Annotated[int, Field(strict=True, ge=1)] | None, Expected("an integer of at least 1")]
 CountOrZero = Annotated[Annotated[int, Field(strict=True, ge=0)] | None, Expected("an integer of at least 0")]
+Depth = Annotated[Annotated[int, Field(strict=True, ge=2)] | None, Expected("an integer of at least 2")]
+Factor = Annotated[
+    Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)] | None, Expected("a number of at least 0")
+]
 Probability = Annotated[float, Field(strict=True, ge=0.0, le=1.0, allow_inf_nan=False)]
 Gate = Annotated[Probability | None, Expected("a number from 0 to 1")]
 Threshold = Annotated[Probability | Literal["auto"] | None, Expected("a number from 0 to 1, or 'auto'")]
@@ -92,6 +98,16 @@ class SpeculativeConfig(BaseModel):
     """Longest n-gram looked up in the context; None or 0 = nothing is looked up."""
     prompt_lookup_min: Count = None
     """Shortest n-gram looked up."""
+    suffix_decoding_max_tree_depth: Depth = None
+    """Longest match and draft together, in tokens; None here and below = no suffix trees."""
+    suffix_decoding_max_cached_requests: CountOrZero = None
+    """Latest answers that are drafted from, whosever they are; 0 = a request's own text alone."""
+    suffix_decoding_max_cached_tokens: CountOrZero = None
+    """Tokens of these answers together, at most; one takes about 100 bytes."""
+    suffix_decoding_max_spec_factor: Factor = None
+    """A draft has at most so many tokens for each token of its match."""
+    suffix_decoding_min_token_prob: Gate = None
+    """A draft ends before a token at which, by the counts, less than this share of its continuations is left."""
     num_speculative_tokens: DraftLength
     """k: the length (constant), the first length (heuristics) or the longest (all others)."""
     policy: Policy
@@ -184,9 +200,16 @@ class SpeculativeConfig(BaseModel):
         return (self.prompt_lookup_min or 1, self.prompt_lookup_max) if self.prompt_lookup_max else None
 
     @property
+    def suffix(self) -> SuffixSettings | None:
+        """What suffix trees are kept by; None = there are none."""
+        if self.suffix_decoding_max_tree_depth is None:
+            return None
+        return SuffixSettings(*(getattr(self, name) for name in SUFFIX_KEYS))
+
+    @property
     def lookup_beside(self) -> bool:
-        """An n-gram proposer drafts beside the draft model or head."""
-        return self.method in WITH_MODEL and self.lookup is not None
+        """A lookup drafts beside the draft model or head."""
+        return self.method in WITH_MODEL and (self.lookup is not None or self.suffix is not None)
 
     @property
     def synthetic_rates(self) -> tuple[float, ...] | None:

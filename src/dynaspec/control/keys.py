@@ -49,7 +49,6 @@ class Refusal(NamedTuple):
 
 _ONE_DEVICE = "the drafter runs on one device, without tensor parallelism"
 _PLANNED = "it is not available in this version"
-_NO_SUFFIX = "method 'suffix' is not available in this version"
 _ONE_VOCABULARY = "drafter and target must share one vocabulary in this version"
 _INTERNAL = "vLLM fills it in itself"
 _EXACT_ONLY = "acceptance is always exact here"
@@ -74,10 +73,6 @@ REFUSED: Mapping[str, Refusal] = {
     "parallel_drafting": Refusal((False,), _PLANNED),
     "speculative_token_tree": Refusal((), "drafts are chains in this version"),
     "enable_adaptive_verification": Refusal((False,), _PLANNED),
-    "suffix_decoding_max_tree_depth": Refusal((24,), _NO_SUFFIX),
-    "suffix_decoding_max_cached_requests": Refusal((10000,), _NO_SUFFIX),
-    "suffix_decoding_max_spec_factor": Refusal((1, 1.0), _NO_SUFFIX),
-    "suffix_decoding_min_token_prob": Refusal((0.1,), _NO_SUFFIX),
     "acceptance_method": Refusal(("rejection_sampler",), _EXACT_ONLY + " ('rejection_sampler')"),
     "posterior_threshold": Refusal((), _EXACT_ONLY),
     "posterior_alpha": Refusal((), _EXACT_ONLY),

@@ -9,7 +9,7 @@ from typing import Any
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS, WITH_CONFIDENCE, WITH_MODEL
 
-from . import elastic, schedule
+from . import elastic, schedule, suffix
 from .checkpoint import checkpoint_method
 from .planner import MAX_DRAFT_TOKENS
 
@@ -34,7 +34,7 @@ POLICIES = (
 )
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 UNAVAILABLE_METHODS = (
-    *("medusa", "mlp_speculator", "eagle", "suffix", "mtp", "dflash", "dspark"),
+    *("medusa", "mlp_speculator", "eagle", "mtp", "dflash", "dspark"),
     *("ngram_gpu", "custom_class", "extract_hidden_states"),
 )
 
@@ -92,9 +92,11 @@ def infer_method(given: Mapping[str, Any]) -> Any:
         return checkpoint_method(model)
     if any(name in given for name in _LOOKUP):
         return "ngram"
+    if any(name in given for name in suffix.KEYS):
+        return "suffix"
     raise ConfigError(
         "speculative_config names neither a method nor a model; expected a draft model's checkpoint as "
-        "model, or method 'ngram'"
+        "model, or method 'ngram' or 'suffix'"
     )
 
 
@@ -127,8 +129,14 @@ def _check_method(values: Mapping[str, Any]) -> None:
         if model is None or model in _NGRAM_NAMES:
             raise ConfigError(f"method is {method!r} but model is {model!r}; expected {checkpoint}")
         return
-    if values.get("prompt_lookup_max") == 0:
+    if method == "ngram" and values.get("prompt_lookup_max") == 0:
         raise ConfigError(f"prompt_lookup_max is 0; expected an integer of at least 1 with method {method!r}")
+    for other, names in (("ngram", _LOOKUP), ("suffix", suffix.KEYS)):
+        found = next((name for name in names if values.get(name, 0) != 0), None)
+        if method != other and found is not None:
+            raise ConfigError(
+                f"{found} is {values[found]!r} but method is {method!r}; expected no {found}, or method {other!r}"
+            )
     for name in _MODEL_ONLY:
         if name in values and (name, values[name]) not in _HARMLESS:
             raise ConfigError(
@@ -157,11 +165,12 @@ def _check_policy(values: Mapping[str, Any]) -> None:
         if policy == owners[0] and policy != "elastic" and key not in values:
             raise ConfigError(f"policy is {policy!r} but there is no {key}; expected one")
     if values["method"] in WITH_MODEL and policy != "auto":
-        for name in _LOOKUP:
+        for name in (*_LOOKUP, *suffix.KEYS):
             if values.get(name, 0) != 0:
+                lookup = "ngram" if name in _LOOKUP else "suffix"
                 raise ConfigError(
                     f"{name} is {values[name]!r} but method is {values['method']!r} and policy is {policy!r}; "
-                    f"expected no {name}, method 'ngram', or policy 'auto', which looks up beside the model"
+                    f"expected no {name}, method {lookup!r}, or policy 'auto', which looks up beside the model"
                 )
 
 
@@ -206,6 +215,8 @@ def _check_signal(values: Mapping[str, Any]) -> None:
 def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     if values["policy"] == "confidence":
         values.setdefault("draft_confidence_threshold", "auto")
+    if values["method"] == "suffix" or any(name in values for name in suffix.KEYS):
+        values = {**suffix.DEFAULTS, **values}
     values.setdefault("num_speculative_tokens", _default_length(values))
     longest = values["num_speculative_tokens"]
     if values["policy"] == "elastic" and isinstance(longest, int):
@@ -213,7 +224,7 @@ def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     if _looks_up_beside(values):
         values["prompt_lookup_min"], values["prompt_lookup_max"] = DEFAULT_LOOKUP_BESIDE
     elif values.get("prompt_lookup_max") != 0 and (
-        any(name in values for name in _LOOKUP) or not METHODS[values["method"]].checkpoint
+        any(name in values for name in _LOOKUP) or values["method"] == "ngram"
     ):
         # A single bound stands for both, as in vLLM.
         values.setdefault("prompt_lookup_max", values.get("prompt_lookup_min", DEFAULT_LOOKUP))
@@ -225,7 +236,8 @@ def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
 def _looks_up_beside(values: Mapping[str, Any]) -> bool:
     """Whether an n-gram lookup joins the draft model without being asked for; synthetic rates are one drafter's."""
-    alone = values["method"] not in WITH_MODEL or values["policy"] != "auto" or any(name in values for name in _LOOKUP)
+    asked = any(name in values for name in (*_LOOKUP, *suffix.KEYS))
+    alone = values["method"] not in WITH_MODEL or values["policy"] != "auto" or asked
     return not alone and values.get("rejection_sample_method") != "synthetic"
 
 
@@ -234,6 +246,9 @@ def _default_length(values: Mapping[str, Any]) -> int:
     if isinstance(rates, list | tuple) and rates:
         return len(rates)
     policy = values["policy"]
+    depth = values.get(suffix.DEPTH_KEY)
+    if values["method"] == "suffix" and isinstance(depth, int) and policy in ("constant", "auto", "goodput"):
+        return min(MAX_DRAFT_TOKENS, max(1, depth))  # as in vLLM: what the tree holds is the bound
     if policy == "confidence":
         return DEFAULT_LONGEST_DRAFT
     if policy in ("auto", "goodput"):

@@ -90,6 +90,7 @@ class Engine:
             steps=self._stats.steps.snapshot(),
             estimates=self._controller.estimates() if isinstance(self._controller, Explains) else {},
             proposers={} if speculation is None else self._proposers.enabled,
+            kept_text=self._proposers.kept(),
             requests=tuple(
                 _live_request(request)
                 for live in self._live.values()

@@ -19,7 +19,7 @@ from .detokenize import Detokenizer
 from .tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, object]
-"""Text, token ids, or a mapping with ``prompt`` or ``prompt_token_ids``."""
+"""Text, token ids, or a mapping with ``prompt`` or ``prompt_token_ids``, and ``cache_salt`` if need be."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +66,7 @@ class Intake:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params is a {type(params).__name__}; expected SamplingParams")
         text, tokens = self._tokens(prompt)
+        cache_salt = _cache_salt(prompt)
         if params.truncate_prompt_tokens is not None:
             tokens = tokens[-params.truncate_prompt_tokens :]
         self._check_prompt(tokens)
@@ -80,7 +81,9 @@ class Intake:
         grammar = self._grammar(params)
         if grammar is not None:
             check_first_token(grammar, rules, params, self._vocab_size)
-        requests = [self._request(request_id, i, tokens, params, bad_words, grammar) for i in range(params.n)]
+        requests = [
+            self._request(request_id, i, tokens, params, bad_words, grammar, cache_salt) for i in range(params.n)
+        ]
         return Group(request_id, text, tuple(tokens), params, requests)
 
     def _request(
@@ -91,6 +94,7 @@ class Intake:
         params: SamplingParams,
         bad_words: tuple[tuple[int, ...], ...],
         grammar: Grammar | None,
+        cache_salt: str,
     ) -> Request:
         wanted = self._max_model_len if params.max_tokens is None else len(tokens) + params.max_tokens
         # Behind the end of its form an output cannot go on.
@@ -106,6 +110,7 @@ class Intake:
             eos_ids=self._eos_ids,
             bad_words=bad_words,
             grammar=grammar,
+            cache_salt=cache_salt,
             text=Detokenizer(self._tokenizer, params, tokens) if params.detokenize else None,
             arrival_s=time.monotonic(),
         )
@@ -140,6 +145,17 @@ class Intake:
         outside = [token for token in tokens if not 0 <= token < self._vocab_size]
         if outside:
             raise RequestError(f"the prompt holds token id {outside[0]}; expected ids from 0 to {self._vocab_size - 1}")
+
+
+def _cache_salt(prompt: Prompt) -> str:
+    """
+    Raises:
+        RequestError: it is no text, or empty.
+    """
+    salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise RequestError(f"cache_salt is {salt!r}; expected a non-empty string")
+    return salt or ""
 
 
 def _is_token_id(value: object) -> bool:

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
+
 from dynaspec.contract.controller import Controller
+from dynaspec.contract.proposer import NewText
 from dynaspec.contract.step import Limits, Needs
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.patience import TargetPace
@@ -123,7 +126,7 @@ class Step:
         return touched
 
     def _follow(self, batch: StepBatch, committed: Committed) -> list[Request]:
-        """Tells the sampler what became output of requests that go on; returns all that got something."""
+        """Tells sampler and proposers what became output; returns all requests that got something."""
         chunks = [chunk for chunk in batch.chunks if chunk.completes]
         requests = [*batch.requests, *(chunk.request for chunk in chunks)]
         lanes = [*batch.lanes.tolist(), *(chunk.lane for chunk in chunks)]
@@ -131,6 +134,10 @@ class Step:
         for request, lane, count in zip(requests, lanes, emitted, strict=True):
             if request.lane == lane:
                 self._sampler.commit(lane, request.output[-count:])
+        if self._proposer.needs_text:
+            ends = np.array([request.length for request in requests], dtype=np.int64)
+            starts = ends - np.array(emitted, dtype=np.int64)
+            self._proposer.commit(NewText(np.array(lanes, dtype=np.int64), batch.tokens, starts, ends))
         return requests
 
     def _take_lanes(self, batch: StepBatch) -> None:
@@ -151,4 +158,4 @@ class Step:
                 output=request.output,
                 grammar=request.grammar,
             )
-            self._proposer.admit(admission.lane, admission.cached_blocks)
+            self._proposer.admit(admission.lane, admission.cached_blocks, request.cache_salt)

@@ -25,11 +25,16 @@ class BlockTables:
         """[lanes, max blocks]; entries past a lane's blocks are undefined."""
         self._blocks: list[list[int]] = [[] for _ in range(max_lanes)]
         self._keys: list[list[bytes]] = [[] for _ in range(max_lanes)]
+        self._roots = [_ROOT] * max_lanes
 
-    def match(self, tokens: npt.NDArray[np.int32]) -> list[int]:
-        """Cached blocks that hold the KV of a prefix of ``tokens``, at most all but its last token."""
+    def match(self, tokens: npt.NDArray[np.int32], cache_salt: str = "") -> list[int]:
+        """Cached blocks that hold the KV of a prefix of ``tokens``, at most all but its last token.
+
+        Args:
+            cache_salt: only lanes opened with the same one share their blocks.
+        """
         found: list[int] = []
-        key = _ROOT
+        key = _root(cache_salt)
         for end in range(self.block_size, len(tokens), self.block_size) if self.caching else ():
             key = _chain(key, tokens[end - self.block_size : end])
             block = self.pool.find(key)
@@ -38,7 +43,7 @@ class BlockTables:
             found.append(block)
         return found
 
-    def try_open(self, lane: int, cached: list[int], num_tokens: int) -> bool:
+    def try_open(self, lane: int, cached: list[int], num_tokens: int, cache_salt: str = "") -> bool:
         """Gives an empty lane the cached blocks and room for ``num_tokens``; False, and nothing changed, without it."""
         for block in cached:
             self.pool.share(block)
@@ -47,6 +52,7 @@ class BlockTables:
             self.pool.release(cached)
             return False
         self._append(lane, [*cached, *fresh])
+        self._roots[lane] = _root(cache_salt)
         return True
 
     def try_grow(self, lane: int, num_tokens: int) -> bool:
@@ -72,7 +78,7 @@ class BlockTables:
         keys = self._keys[lane]
         while self.caching and (len(keys) + 1) * self.block_size <= computed:
             start = len(keys) * self.block_size
-            keys.append(_chain(keys[-1] if keys else _ROOT, tokens[start : start + self.block_size]))
+            keys.append(_chain(keys[-1] if keys else self._roots[lane], tokens[start : start + self.block_size]))
             self.pool.publish(self._blocks[lane][len(keys) - 1], keys[-1])
 
     def close(self, lane: int) -> None:
@@ -102,6 +108,11 @@ class BlockTables:
         held = self._blocks[lane]
         self.array[lane, len(held) : len(held) + len(blocks)] = blocks
         held.extend(blocks)
+
+
+def _root(cache_salt: str) -> bytes:
+    """What stands for the hash before a first block."""
+    return hashlib.blake2b(cache_salt.encode(), digest_size=16, key=_ROOT).digest() if cache_salt else _ROOT
 
 
 def _chain(parent: bytes, tokens: npt.NDArray[np.int32]) -> bytes:

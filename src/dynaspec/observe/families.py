@@ -176,6 +176,21 @@ CONTROL: Families = (
         "1 while the proposer may draft, 0 once its faults have switched it off.",
         lambda s: s.proposers,
     ),
+    gauge(
+        "suffix_cache_answers",
+        "Answers that suffix decoding drafts from, running requests' among them.",
+        lambda s: None if s.kept_text is None else s.kept_text.answers,
+    ),
+    gauge(
+        "suffix_cache_tokens",
+        "Tokens of these answers.",
+        lambda s: None if s.kept_text is None else s.kept_text.tokens,
+    ),
+    gauge(
+        "suffix_cache_bytes",
+        "Memory of all suffix trees, those of running requests' own texts included.",
+        lambda s: None if s.kept_text is None else s.kept_text.bytes,
+    ),
     counters(
         "proposer_faults_total",
         "kind",

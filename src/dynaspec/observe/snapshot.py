@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from dynaspec.contract.proposer import KeptText
+
 from .counts import SpecCounts
 from .request_meter import RequestMeter, RequestTotals
 from .step_meter import StepMeter, StepTotals
@@ -49,5 +51,7 @@ class EngineSnapshot:
     """What the controller believes: see ``contract.controller.Explains``. Empty if it does not say."""
     proposers: Mapping[str, bool] = field(default_factory=dict)
     """Configured proposers, and whether each is still switched on."""
+    kept_text: KeptText | None = None
+    """What suffix trees hold; None = there are none."""
     requests: tuple[LiveRequest, ...] = ()
     """In order of arrival."""

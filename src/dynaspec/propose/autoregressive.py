@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, ProposerNeeds, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 from dynaspec.kv.rows import RaggedRows, ragged_rows
 from dynaspec.kv.tables import BlockTables
@@ -83,7 +83,10 @@ class AutoregressiveProposer:
     def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
         return None
 
-    def admit(self, lane: int, cached_blocks: Sequence[int]) -> None:
+    def commit(self, text: NewText) -> None:
+        """Nothing to keep: it reads what is new when it drafts."""
+
+    def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
         self._marks.admit(lane, cached_blocks)
 
     def evict(self, lane: int) -> None:

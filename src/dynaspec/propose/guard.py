@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from dynaspec.contract.errors import ProposerFault
-from dynaspec.contract.proposer import DecodeBatch, Drafts, Proposer, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, Proposer, TargetStep
 from dynaspec.contract.step import SpecPlan
 
 from .check import nonsense
@@ -136,8 +136,11 @@ class Guard:
     def advance(self, step: TargetStep) -> None:
         self._call(lambda: self.proposer.advance(step), None)
 
-    def admit(self, lane: int, cached_blocks: Sequence[int]) -> None:
-        self._call(lambda: self.proposer.admit(lane, cached_blocks), None)
+    def commit(self, text: NewText) -> None:
+        self._call(lambda: self.proposer.commit(text), None)
+
+    def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
+        self._call(lambda: self.proposer.admit(lane, cached_blocks, cache_salt), None)
 
     def evict(self, lane: int) -> None:
         self._off.discard(lane)

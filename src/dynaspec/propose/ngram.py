@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dynaspec.contract.proposer import DecodeBatch, Drafts, ProposerNeeds, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 
 from .match import longest_match, longest_matches
@@ -46,7 +46,10 @@ class NgramProposer:
     def advance(self, step: TargetStep) -> None:
         """Nothing to keep: the next look-up reads the committed tokens."""
 
-    def admit(self, lane: int, cached_blocks: Sequence[int]) -> None:
+    def commit(self, text: NewText) -> None:
+        """Nothing to keep."""
+
+    def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
         """Nothing to keep."""
 
     def evict(self, lane: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dynaspec.contract.proposer import DecodeBatch, Drafts, ProposerNeeds, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 
 
@@ -37,7 +37,10 @@ class NoProposer:
     def advance(self, step: TargetStep) -> None:
         """Nothing to keep."""
 
-    def admit(self, lane: int, cached_blocks: Sequence[int]) -> None:
+    def commit(self, text: NewText) -> None:
+        """Nothing to keep."""
+
+    def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
         """Nothing to keep."""
 
     def evict(self, lane: int) -> None:

@@ -29,6 +29,7 @@ from .draft_model import DraftModel
 from .drafter import Drafter
 from .eagle3 import Eagle3Drafter
 from .ngram import NgramProposer
+from .suffix import SuffixProposer
 
 
 class Weights(Protocol):
@@ -166,7 +167,7 @@ def build_proposers(
     *,
     probabilistic: bool,
 ) -> list[Proposer]:
-    """In the order of ``Limits.proposers``: a model or head before the lookup beside it.
+    """In the order of ``Limits.proposers``: a model or head before the lookups beside it.
 
     Args:
         drafter: of the method, None if it needs none.
@@ -180,4 +181,6 @@ def build_proposers(
         )
     if config.lookup is not None:
         proposers.append(NgramProposer(*config.lookup))
+    if config.suffix is not None:
+        proposers.append(SuffixProposer(config.suffix, config.longest_draft))
     return proposers

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, KeepsText, KeptText, NewText, TargetStep
 from dynaspec.contract.step import SpecPlan
 
 from .guard import Guard
@@ -27,11 +27,17 @@ class Router:
 
     def __init__(self, proposers: Sequence[Guard]) -> None:
         self._proposers = tuple(proposers)
+        self._readers = [guard for guard in proposers if guard.proposer.needs.text]
 
     @property
     def enabled(self) -> dict[str, bool]:
         """Each proposer's name, and whether its guard still lets it draft."""
         return {guard.proposer.traits.name: guard.enabled for guard in self._proposers}
+
+    def kept(self) -> KeptText | None:
+        """What a proposer keeps of answers; None if none does."""
+        keepers = (guard.proposer for guard in self._readers)
+        return next((keeper.kept() for keeper in keepers if isinstance(keeper, KeepsText)), None)
 
     def lag(self, batch: DecodeBatch) -> tuple[tuple[int, ...], ...]:
         """A column for each proposer: see ``Proposer.lag``."""
@@ -63,9 +69,18 @@ class Router:
         for proposer in self._proposers:
             proposer.advance(step)
 
-    def admit(self, lane: int, cached_blocks: Sequence[int]) -> None:
+    @property
+    def needs_text(self) -> bool:
+        """Whether ``commit`` has anybody to tell."""
+        return bool(self._readers)
+
+    def commit(self, text: NewText) -> None:
+        for proposer in self._readers:
+            proposer.commit(text)
+
+    def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
         for proposer in self._proposers:
-            proposer.admit(lane, cached_blocks)
+            proposer.admit(lane, cached_blocks, cache_salt)
 
     def evict(self, lane: int) -> None:
         for proposer in self._proposers:

@@ -18,6 +18,7 @@ from .match import gather_signal
 from .ngram import NgramProposer
 from .router import Part
 from .stopping import stop_mask
+from .suffix_tree import SuffixTree
 from .unread import slots_before, unread_rows
 from .watermark import move_marks
 
@@ -26,8 +27,8 @@ _SURVIVAL = StopRule(below=(0.5,), signal="survival", bias=(0.0,), offset=(0.0,)
 
 @cache
 def load_kernels() -> None:
-    """Once a process: what a model lacks is read, it drafts by either kind of rule, first choices and drawn ones; and a
-    look-up."""
+    """Once a process: what a model lacks is read, it drafts by either kind of rule, first choices and drawn ones; and
+    lookups."""
     zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
     batch = Part(("",), zero, 4 * one, tokens=np.zeros((1, 8), np.int32), block_tables=np.zeros((1, 1), np.int32))
     unread_rows(batch.tokens, batch.block_tables, 1, zero, 4 * one, zero, zero, 1)
@@ -43,6 +44,11 @@ def load_kernels() -> None:
     lookup.peek(batch)
     drafts = lookup.propose(batch, SpecPlan(step=0, depth=(1,), proposer=(0,), nodes=(1,)))
     nonsense(drafts, one, vocab_size=2)
+    tree = SuffixTree(2)
+    tree.start(0)
+    tree.append(0, batch.tokens[0])
+    tree.speculate(batch.tokens[0], 4, 1)
+    tree.evict(0)
 
 
 def nobody() -> tuple[npt.NDArray[np.int32], int, Ints, int, Choices]:

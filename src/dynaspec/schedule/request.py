@@ -64,6 +64,8 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar: Grammar | None = None
     """``params.structured_outputs``, compiled."""
+    cache_salt: str = ""
+    """Requests with different ones share neither KV nor texts to draft from."""
     text: TextSink | None = None
     arrival_s: float = 0.0
     """Monotonic seconds, like all times here."""

@@ -284,7 +284,7 @@ class Scheduler:
             self.prefix_hits += cached_tokens
 
     def _cached_prefix(self, request: Request) -> list[int]:
-        return [] if self._wants_all_rows(request) else self.tables.match(request.tokens())
+        return [] if self._wants_all_rows(request) else self.tables.match(request.tokens(), request.cache_salt)
 
     @staticmethod
     def _wants_all_rows(request: Request) -> bool:
@@ -296,7 +296,7 @@ class Scheduler:
         """A lane with blocks for all tokens, leaving a block for everyone who runs; None if there is none."""
         if self._running and self._left_after(request, cached) < len(self._running):
             return None
-        if not self.tables.try_open(self.lanes.next_free, cached, request.length):
+        if not self.tables.try_open(self.lanes.next_free, cached, request.length, request.cache_salt):
             return None
         return self.lanes.open(request, computed)
 

@@ -36,6 +36,7 @@ class Job:
         prompts: each is continued ``params.n`` times.
         timeout_s: seconds after which it is given up; None = never.
         trace: follows the engine's requests.
+        cache_salt: requests with different ones share nothing that is kept; None = shared with all that have none.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Job:
     params: SamplingParams
     timeout_s: float | None
     trace: Trace = field(default_factory=NoTracing)
+    cache_salt: str | None = None
 
 
 class Generation:
@@ -109,7 +111,10 @@ async def running(llm: AsyncLLM, job: Job) -> AsyncIterator[Generation]:
 
 def _outputs_of(llm: AsyncLLM, job: Job, index: int) -> Outputs:
     request_id = f"{job.id}-{index}" if len(job.prompts) > 1 else job.id
-    generated = llm.generate({"prompt_token_ids": job.prompts[index].tokens}, job.params, request_id=request_id)
+    prompt: dict[str, object] = {"prompt_token_ids": job.prompts[index].tokens}
+    if job.cache_salt is not None:
+        prompt["cache_salt"] = job.cache_salt
+    generated = llm.generate(prompt, job.params, request_id=request_id)
     return job.trace.follow(generated, job.params, request_id)
 
 

@@ -35,7 +35,7 @@ def proposed(drafter: Model, text: Sequence[int], k: int) -> Drafts:
     greedy = SamplingParams(temperature=0)
     sampler.add(0, greedy, seed=0, n_index=0, eos_token_ids=(), bad_words=(), prompt=())
     assert tables.try_open(0, [], len(text))
-    proposer.admit(0, ())
+    proposer.admit(0, (), "")
     assert tables.try_grow(0, len(text) + k)
     with torch.inference_mode():
         return proposer.propose(batch(text, tables=tables), plan(k, stop=StopRule((0.0,), signal="survival")))

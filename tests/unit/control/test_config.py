@@ -279,6 +279,11 @@ WRONG_VALUES = {
     "signal": ["survival"],
     "prompt_lookup_max": [0, 2.5],
     "prompt_lookup_min": [0],
+    "suffix_decoding_max_tree_depth": [1, 2.5, "24", True],
+    "suffix_decoding_max_cached_requests": [-1, 2.5, True],
+    "suffix_decoding_max_cached_tokens": [-1, "many"],
+    "suffix_decoding_max_spec_factor": [-0.5, float("inf"), "1", True],
+    "suffix_decoding_min_token_prob": [-0.1, 1.1, float("nan"), True],
     "num_speculative_tokens_per_batch_size": [[], "[[1, 2, 3]]", 3, [[1, 2]], [[1, 2, 3.0]], [[1, True, 3]], {"1": 3}],
     "dynamic_config_path": ["", 3],
     "draft_length_options": [[], [0, 4], [4, 2], [4, 4], [4, 65], [4.0], "5, 10", 5, [True]],
@@ -292,7 +297,8 @@ WRONG_VALUES = {
 class TestValues:
     @pytest.mark.parametrize(("key", "value"), [(k, v) for k, values in WRONG_VALUES.items() for v in values])
     def test_a_wrong_value_is_named_with_what_is_expected(self, key: str, value: Any) -> None:
-        base = {"method": "ngram"} if key.startswith("prompt") else {"model": "drafter"}
+        method = {"prompt": "ngram", "suffix": "suffix"}.get(key.partition("_")[0])
+        base = {"model": "drafter"} if method is None else {"method": method}
         if key in ("draft_confidence_scope", "signal"):
             base["policy"] = "confidence"
         if key.startswith("synthetic"):
@@ -326,6 +332,20 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"method": "ngram", "draft_sample_method": "probabilistic"}, "a looked-up draft is certain"),
     ({"method": "ngram", "draft_confidence_threshold": 0.5}, "'ngram', which has no confidence"),
     ({"method": "ngram", "policy": "confidence"}, "'ngram', which has no confidence"),
+    (
+        {"method": "ngram", "suffix_decoding_max_tree_depth": 9},
+        "9 but method is 'ngram'; expected no suffix_decoding_m",
+    ),
+    (
+        {"method": "suffix", "prompt_lookup_max": 3},
+        "3 but method is 'suffix'; expected no prompt_lookup_max, or method",
+    ),
+    ({"method": "suffix", "model": "drafter"}, "model is 'drafter' but method is 'suffix'"),
+    (
+        {"model": "m", "suffix_decoding_min_token_prob": 0.2, "policy": "constant"},
+        "suffix_decoding_min_token_prob is 0.2 but method is 'draft_model' and policy is 'constant'; expected no "
+        "suffix_decoding_min_token_prob, method 'suffix', or policy 'auto'",
+    ),
     ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "prompt_lookup_min is 5 but"),
     (
         {"model": "m", "prompt_lookup_max": 3, "policy": "constant"},

@@ -26,6 +26,9 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
         ({"prompt_lookup_max": 0}, ["draft_model"]),
         ({"prompt_lookup_max": 3, "policy": "auto"}, ["draft_model", "ngram"]),
         ({"model": "[ngram]", "prompt_lookup_max": 3}, ["ngram"]),
+        ({"model": None, "method": "suffix"}, ["suffix"]),
+        ({"suffix_decoding_max_tree_depth": 8}, ["draft_model", "suffix"]),
+        ({"suffix_decoding_max_tree_depth": 8, "prompt_lookup_max": 3}, ["draft_model", "ngram", "suffix"]),
     ],
 )
 def test_a_step_knows_its_proposers_in_order(tiny: Pair, tmp_path: Path, speculation: Any, names: list[str]) -> None:

@@ -39,6 +39,12 @@ def test_prompts_of_every_kind(prompt: Any, text: str | None) -> None:
     assert group.requests[0].prompt.dtype == np.int32
 
 
+def test_all_continuations_have_the_salt() -> None:
+    group = make({"prompt": "abc", "cache_salt": "mine"}, n=2)
+    assert [request.cache_salt for request in group.requests] == ["mine", "mine"]
+    assert make({"prompt": "abc", "cache_salt": None}).requests[0].cache_salt == ""
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
@@ -54,6 +60,8 @@ def test_prompts_of_every_kind(prompt: Any, text: str | None) -> None:
         ([1.5], "list"),
         ([True], "list"),
         ({"prompt": 7}, "int"),
+        ({"prompt": "a", "cache_salt": ""}, "cache_salt is ''; expected a non-empty string"),
+        ({"prompt": "a", "cache_salt": 7}, "cache_salt is 7"),
         ([-1], "token id -1"),
         ([9999], "token id 9999"),
         ("x" * 32, "32 tokens but max_model_len is 32"),

@@ -131,6 +131,14 @@ def test_prefix_cache_counts_tokens(caching: bool) -> None:
     assert (found.prefix_cache_queries, found.prefix_cache_hits) == ((3 * 49, 2 * 48) if caching else (0, 0))
 
 
+def test_salts_share_no_prefix() -> None:
+    engine, _ = make(caching=True)
+    for i, salt in enumerate(("a", "b", "a", None)):
+        engine.add(str(i), {"prompt_token_ids": tokens(49), "cache_salt": salt}, params())
+        drain(engine)
+    assert engine.snapshot().prefix_cache_hits == 48
+
+
 def test_prompts_whose_rows_are_all_wanted_do_not_ask_the_cache() -> None:
     engine, _ = make()
     for i in range(2):

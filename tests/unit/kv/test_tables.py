@@ -79,6 +79,23 @@ def test_a_prefix_is_shared_between_lanes() -> None:
     assert tables.match(tokens) == tables.blocks(1)[:2]
 
 
+def test_a_prefix_is_shared_by_equal_salts_alone() -> None:
+    tables = make()
+    tokens = text(*range(10))
+    tables.try_open(0, [], 10, "a")
+    tables.publish(0, tokens, 9)
+    assert tables.match(tokens, "a") == tables.blocks(0)[:2]
+    assert tables.match(tokens, "b") == tables.match(tokens) == []
+    tables.try_open(1, [], 10)
+    tables.publish(1, tokens, 9)
+    assert tables.match(tokens) == tables.blocks(1)[:2]
+    tables.close(0)
+    tables.try_open(0, [], 10)  # the lane's next request has none
+    tables.publish(0, text(*range(20, 30)), 9)
+    assert tables.match(text(*range(20, 30))) == tables.blocks(0)[:2]
+    tables.verify_integrity()
+
+
 @pytest.mark.parametrize(("length", "blocks"), [(0, 0), (1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (12, 2), (13, 3)])
 def test_a_match_leaves_at_least_the_last_token(length: int, blocks: int) -> None:
     tables = make()

@@ -49,7 +49,7 @@ class Desk:
                 lane, SamplingParams(temperature=0), seed=0, n_index=0, eos_token_ids=(), bad_words=(), prompt=()
             )
             assert self.tables.try_open(lane, [], len(text))
-            self.proposer.admit(lane, ())
+            self.proposer.admit(lane, (), "")
 
     def step(self, depth: tuple[int, ...], rule: StopRule | None, accepted: tuple[int, ...]) -> Drafts:
         for lane, k in enumerate(depth):

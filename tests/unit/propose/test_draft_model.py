@@ -35,7 +35,7 @@ class Desk:
         for lane, text in enumerate(self.texts):
             self.seat(lane, SamplingParams(temperature=temperature))
             assert self.tables.try_open(lane, [], len(text))
-            self.proposer.admit(lane, ())
+            self.proposer.admit(lane, (), "")
 
     def seat(self, lane: int, params: SamplingParams) -> None:
         self.sampler.add(lane, params, seed=lane, n_index=0, eos_token_ids=(), bad_words=(), prompt=())
@@ -150,7 +150,7 @@ def test_a_new_request_on_a_lane_starts_from_nothing() -> None:
     desk = Desk(20)
     desk.commit(desk.propose(3), 2)
     desk.proposer.evict(0)
-    desk.proposer.admit(0, ())
+    desk.proposer.admit(0, (), "")
     desk.texts[0] = prompt(9, 5)
     assert desk.lags == (8,)
     assert desk.propose(2).tokens[0].tolist() == plain_decode(desk.texts[0], 2)
@@ -162,7 +162,7 @@ def test_a_lane_that_has_just_changed_hands_lags_by_nothing_less() -> None:
     desk.propose(3, 3)
     desk.texts[0] = prompt(9, 5)
     assert desk.lags == (0, 0)
-    desk.proposer.admit(0, ())
+    desk.proposer.admit(0, (), "")
     assert desk.lags == (8, 0)
 
 
@@ -173,7 +173,7 @@ def test_a_prefix_hit_is_not_ingested_again() -> None:
     desk.texts.append([*desk.texts[0][:32], 1, 2])
     desk.seat(1, SamplingParams(temperature=0.0))
     assert desk.tables.try_open(1, cached, 34)
-    desk.proposer.admit(1, cached)
+    desk.proposer.admit(1, cached, "")
     drafts = desk.propose(0, 3)
     assert [(read.context, len(read.tokens)) for read in desk.model.reads[0]] == [(32, 34)]
     assert drafts.tokens[1].tolist() == plain_decode(desk.texts[1], 3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynaspec.contract.proposer import DecodeBatch, Drafts, ProposerNeeds
+from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, ProposerNeeds
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 from dynaspec.propose.guard import Guard
 from dynaspec.propose.patience import TargetPace
@@ -52,7 +52,10 @@ class Faulty:
     def advance(self, step: object) -> None:
         self._book("advance", None)
 
-    def admit(self, lane: int, cached_blocks: Sequence[int]) -> None:
+    def commit(self, text: NewText) -> None:
+        self._book("commit", None)
+
+    def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
         self._book("admit", None)
 
     def evict(self, lane: int) -> None:
@@ -269,7 +272,7 @@ def test_faults_with_a_thousand_good_drafts_between_do_not_add_up() -> None:
     assert desk.faults == 3
 
 
-@pytest.mark.parametrize("name", ["lag", "peek", "advance", "admit", "evict"])
+@pytest.mark.parametrize("name", ["lag", "peek", "advance", "commit", "admit", "evict"])
 def test_a_fault_in_the_books_switches_the_proposer_off(name: str) -> None:
     desk = Desk()
     assert desk.guard.lag(desk.batch) == (3, 3, 3)
@@ -278,7 +281,8 @@ def test_a_fault_in_the_books_switches_the_proposer_off(name: str) -> None:
         "lag": lambda: desk.guard.lag(desk.batch),
         "peek": lambda: desk.guard.peek(desk.batch),
         "advance": lambda: desk.guard.advance(target([0], [2], [0])),
-        "admit": lambda: desk.guard.admit(0, ()),
+        "commit": lambda: desk.guard.commit(NewText(*[desk.batch.lanes] * 4)),
+        "admit": lambda: desk.guard.admit(0, (), ""),
         "evict": lambda: desk.guard.evict(0),
     }
     assert calls[name]() == {"lag": (0, 0, 0)}.get(name)

@@ -67,8 +67,8 @@ class Stub:
     def advance(self, step: object) -> None:
         self.calls.append(("advance", step))
 
-    def admit(self, lane: int, cached_blocks: Sequence[int]) -> None:
-        self.calls.append(("admit", lane, tuple(cached_blocks)))
+    def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
+        self.calls.append(("admit", lane, tuple(cached_blocks), cache_salt))
 
     def evict(self, lane: int) -> None:
         self.calls.append(("evict", lane))
@@ -147,10 +147,10 @@ def test_all_follow_every_request() -> None:
     assert both.lag(everyone) == ((3, 3), (5, 5))
     assert both.peek(everyone) == (None, ((1, 5), (1, 5)))
     step = target([0], [2], [0])
-    both.admit(1, (4, 5))
+    both.admit(1, (4, 5), "salt")
     both.advance(step)
     both.evict(1)
-    assert stubs[0].calls == stubs[1].calls == [("admit", 1, (4, 5)), ("advance", step), ("evict", 1)]
+    assert stubs[0].calls == stubs[1].calls == [("admit", 1, (4, 5), "salt"), ("advance", step), ("evict", 1)]
 
 
 def test_one_fails_alone() -> None:

@@ -99,6 +99,14 @@ async def test_usage_says_what_the_prefix_cache_had(client: Client) -> None:
     assert 0 < second < usages[1]["prompt_tokens"]
 
 
+async def test_salts_share_no_prefix(client: Client) -> None:
+    asked = {"prompt": "d c b a " * 20, "max_tokens": 1, "temperature": 0}
+    answers = [await client.ask(PATH, **asked, cache_salt=salt) for salt in ("mine", "yours", "mine")]
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert cached[:2] == [0, 0]
+    assert cached[2] > 0
+
+
 async def test_stop_strings_and_tokens(client: Client, plain: PlainDecoding) -> None:
     text = expected(plain, PROMPTS[0], temperature=0.0, max_tokens=24).text
     stop = text[4:6]

@@ -14,7 +14,7 @@ from dynaspec.observe.stats import SpecStats
 from .calibrate import measure_costs
 from .controlled import ControlledGenerator, Request
 from .draft_loop import DraftLoop, DraftsInLoop
-from .drafters import AssistantDrafter, Drafter, PromptLookup, TextLookup
+from .drafters import AssistantDrafter, Drafter, PromptLookup, SuffixLookup, TextLookup
 from .growth import grown
 from .session import CLOCK, Session
 from .setup import EARLY_EXIT, PROMPT_LOOKUP, TEXT_LOOKUP, Setup
@@ -100,14 +100,16 @@ class Call:
         return self._current
 
     def _drafters(self, theirs: Callable[..., Any], prepared: Mapping[str, Any]) -> list[Drafter]:
-        """In the order of the limits' proposers: an assistant before the look-up beside it."""
+        """In the order of the limits' proposers: an assistant before the look-ups beside it."""
         setup = self._setup
         longest = setup.config.longest_draft
         if setup.source == PROMPT_LOOKUP:
             return [PromptLookup(theirs(**prepared), longest)]
         drafters: list[Drafter] = [] if setup.source == TEXT_LOOKUP else [self._assistant(theirs, prepared)]
-        if setup.lookup is not None:
-            drafters.append(TextLookup(*setup.lookup, longest))
+        if setup.config.lookup is not None:
+            drafters.append(TextLookup(*setup.config.lookup, longest))
+        if setup.config.suffix is not None:
+            drafters.append(SuffixLookup(setup.config.suffix, longest, self._session.answers(setup.config.suffix)))
         return drafters
 
     def _assistant(self, theirs: Callable[..., Any], prepared: Mapping[str, Any]) -> AssistantDrafter:

@@ -7,11 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers.generation.candidate_generator import AssistedCandidateGeneratorDifferentTokenizers
 
 from dynaspec.contract.step import StopRule
+from dynaspec.control.suffix import SuffixSettings
 from dynaspec.propose.match import longest_match
+from dynaspec.propose.response_cache import ResponseCache
+from dynaspec.propose.suffix import RequestText
 
 from .draft_loop import DraftLoop
 
@@ -188,6 +192,40 @@ class TextLookup:
 
     def settle(self, length: int, drafted: int, accepted: int) -> None:
         """Nothing to keep."""
+
+
+class SuffixLookup:
+    """Suffix decoding, as ``method: suffix`` means it everywhere in dynaspec; see ``propose.suffix``.
+
+    It reads a text whenever it is asked, so the tokens of a text's last step are not kept.
+
+    Args:
+        longest: longest draft.
+        answers: to earlier calls, which this one adds to.
+    """
+
+    def __init__(self, settings: SuffixSettings, longest: int, answers: ResponseCache) -> None:
+        self._text = RequestText(settings, longest, answers)
+        self._found: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def lag(self, length: int) -> int:
+        return 0
+
+    def offer(self, text: torch.Tensor) -> tuple[int, int]:
+        row = _row(text)
+        self._text.append(row, self._text.length or row.size, row.size)  # what is there at first is the prompt
+        found = self._text.draft(row)
+        if found is None:
+            return 0, 0
+        self._found = found.tokens
+        return found.match_length, found.tokens.size
+
+    def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
+        found = torch.from_numpy(self._found[:depth]).to(text.device)[None]
+        return Draft(torch.cat([text, found], dim=-1), found.shape[1])
+
+    def settle(self, length: int, drafted: int, accepted: int) -> None:
+        """Nothing to keep: what was accepted is in the next text."""
 
 
 def _row(text: torch.Tensor) -> np.ndarray:

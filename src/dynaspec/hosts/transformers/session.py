@@ -18,8 +18,10 @@ from dynaspec.control.constant import Constant
 from dynaspec.control.length_policy import LengthController
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.registry import build_controller
+from dynaspec.control.suffix import SuffixSettings
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 from dynaspec.observe.stats import SpecStats
+from dynaspec.propose.response_cache import ResponseCache
 
 from .fallback import FallbackController
 from .setup import Setup
@@ -50,6 +52,7 @@ class Session:
         self._log: DecisionLog | None = None
         self._setup: Setup | None = None
         self._controller: Controller | None = None
+        self._answers: ResponseCache | None = None
         self._requests = self._steps = 0
         self._busy = threading.Lock()
 
@@ -96,6 +99,13 @@ class Session:
         """Ascending from 0."""
         self._steps += 1
         return self._steps - 1
+
+    def answers(self, settings: SuffixSettings) -> ResponseCache:
+        """To all its texts, for suffix decoding."""
+        if self._answers is None:
+            bounds = settings.max_cached_requests, settings.max_cached_tokens
+            self._answers = ResponseCache(settings.max_tree_depth, *bounds)
+        return self._answers
 
     def controller(self, setup: Setup, measure: Callable[[], PassCosts]) -> Controller:
         """Built at the first call.

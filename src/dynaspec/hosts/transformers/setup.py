@@ -20,9 +20,11 @@ from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.environment import fill_in
 from dynaspec.control.keys import canonical
 from dynaspec.control.resolve import SCHEDULE_KEY, infer_policy
+from dynaspec.control.suffix import KEYS as SUFFIX_KEYS
 
 ASSISTANT, EARLY_EXIT = "assistant", "early_exit"
-PROMPT_LOOKUP, TEXT_LOOKUP = "prompt_lookup", "ngram"
+PROMPT_LOOKUP, TEXT_LOOKUP = "prompt_lookup", "text_lookup"
+"""Transformers' own look-up, and dynaspec's: ``ngram`` or ``suffix``."""
 
 _LENGTH_POLICIES = ("auto", "constant", "heuristic", "heuristic_transient", "confidence")
 """Policies whose k is Transformers' ``num_assistant_tokens``; others have lengths of their own."""
@@ -51,10 +53,8 @@ class Setup:
     """What a session decides for."""
 
     source: str
-    """Who drafts: one of the constants above. A look-up beside an assistant is the second proposer of ``limits``."""
+    """Who drafts: one of the constants above. Look-ups beside an assistant are the later proposers of ``limits``."""
     config: SpeculativeConfig
-    lookup: tuple[int, int] | None
-    """Fewest and most tokens that must agree where a draft is looked up; None = no look-up of dynaspec's."""
     limits: Limits
     target: str
     """Names of the models, for people."""
@@ -88,16 +88,16 @@ def resolve_setup(
             "known; expected a number"
         )
     alone = source in (PROMPT_LOOKUP, TEXT_LOOKUP)
-    lookup = None if source == PROMPT_LOOKUP else config.lookup
+    found = {"ngram": config.lookup, "suffix": config.suffix}
+    lookups = [PROMPT_LOOKUP] if source == PROMPT_LOOKUP else [name for name, what in found.items() if what is not None]
     # An assistant's confidence is in its own tokens: with another vocabulary it can end drafts, but not explain them.
     confident = one_vocabulary or bool(config.draft_confidence_threshold)
     proposers = [] if alone else [ProposerTraits(source, passes_per_draft="per_token", has_confidence=confident)]
-    if alone or lookup:
-        name = source if alone else TEXT_LOOKUP
-        proposers.append(ProposerTraits(name, passes_per_draft="none", has_confidence=False))
+    proposers += [ProposerTraits(name, passes_per_draft="none", has_confidence=False) for name in lookups]
     lengths = tuple(range(config.longest_draft + 1))
     limits = Limits(draft_lens=lengths, proposers=tuple(proposers), can_stop=not alone, can_gate=False)
-    return Setup(source, config, lookup, limits, _name(model), source if assistant is None else _name(assistant))
+    drafter = " and ".join(lookups) if alone else source
+    return Setup(source, config, limits, _name(model), drafter if assistant is None else _name(assistant))
 
 
 class _Settings:
@@ -153,7 +153,7 @@ def _config(given: object, source: str, assistant: Any, settings: _Settings, one
     values["model"] = source if assistant is None else _name(assistant)
     values = fill_in(values, os.environ)
     policy = infer_policy(values)
-    if policy == "auto" and not any(name in values for name in _LOOKUP_KEYS):
+    if policy == "auto" and not any(name in values for name in (*_LOOKUP_KEYS, *SUFFIX_KEYS)):
         # An assistant with another vocabulary reads the whole text again after each step that it has not drafted for.
         low, high = _LOOKUP_BESIDE
         values |= {"prompt_lookup_min": low, "prompt_lookup_max": high} if one_vocabulary else {"prompt_lookup_max": 0}

@@ -19,6 +19,8 @@ from dynaspec.control.resolve import (
     infer_method,
     infer_policy,
 )
+from dynaspec.control.suffix import KEYS as SUFFIX_KEYS
+from dynaspec.control.suffix import ONLY_HERE as SUFFIX_ONLY_HERE
 
 POLICY_KEYS = frozenset(
     {
@@ -52,10 +54,6 @@ VLLM_KEYS = frozenset(
         "moe_backend",
         "parallel_drafting",
         "quantization",
-        "suffix_decoding_max_cached_requests",
-        "suffix_decoding_max_spec_factor",
-        "suffix_decoding_max_tree_depth",
-        "suffix_decoding_min_token_prob",
         "use_heterogeneous_vocab",
         "use_local_argmax_reduction",
     }
@@ -147,14 +145,14 @@ def split(given: Mapping[str, Any], vllms: Collection[str]) -> tuple[dict[str, A
 def _own_method(named: Mapping[str, Any], passed: Mapping[str, Any]) -> Speculation:
     """A method that the embedded engine has too: its keys are checked, and lengths decided, as there."""
     config = SpeculativeConfig(**named)
-    if config.lookup_beside and _LOOKUP & set(named):
+    if config.lookup_beside and (asked := [name for name in (*sorted(_LOOKUP), *SUFFIX_KEYS) if name in named]):
         raise ConfigError(
-            f"prompt_lookup_max is {config.prompt_lookup_max} but method is 'draft_model'; expected one or the other, "
-            "as vLLM has one drafter"
+            f"{asked[0]} is {named[asked[0]]} but method is 'draft_model'; expected one or the other, as vLLM has one "
+            "drafter"
         )
     if config.dtype != "auto":
         raise ConfigError(f"dtype is {config.dtype!r}; expected 'auto', as vLLM's drafter has the target's dtype")
-    told = {name: value for name, value in named.items() if name != "dtype"}
+    told = {name: value for name, value in named.items() if name not in ("dtype", *SUFFIX_ONLY_HERE)}
     if config.method == "draft_model":
         told.pop("prompt_lookup_max", None)  # 0: no lookup
     if config.method == "ngram":  # which may be named in a model's place, or not at all

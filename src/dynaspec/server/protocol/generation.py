@@ -101,6 +101,12 @@ class ExtraFields(RequestModel):
         None, description="Keep only the last this many tokens of the prompt."
     )
     return_token_ids: bool | None = Field(None, description="Answers carry the ids of prompt and output tokens.")
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="Requests with different ones share neither prefix cache nor texts to draft from.",
+    )
     request_id: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9._:-]{1,128}$",
@@ -133,7 +139,6 @@ class WithoutMeaning(RequestModel):
         Unsupported("it belongs to beam search, which is not offered; expected 1 or null"),
     ] = None
     priority: Annotated[Literal[0] | None, Unsupported("requests are served as they come; expected 0 or null")] = None
-    cache_salt: Annotated[None, Unsupported("the prefix cache is one for all requests; expected null")] = None
     return_tokens_as_token_ids: Annotated[
         Literal[False] | None, Unsupported("ids come with return_token_ids; expected false or null")
     ] = None

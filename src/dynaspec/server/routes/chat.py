@@ -37,7 +37,14 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
         )
         check_length(prompt, params, llm.max_model_len, asked=params.max_tokens, param="messages")
         trace = state.tracing.trace("chat", body.model or state.served_names[0], request.headers)
-        job = Job(answer_id("chatcmpl", body, request), [prompt], params, state.config.request_timeout_s, trace)
+        job = Job(
+            answer_id("chatcmpl", body, request),
+            [prompt],
+            params,
+            state.config.request_timeout_s,
+            trace,
+            body.cache_salt,
+        )
         return job, ChatReplies(body, job, llm.tokenizer, state.served_names[0], use)
 
     return await respond(request, state, continuations=params.n, stream=bool(body.stream), prepare=prepare)

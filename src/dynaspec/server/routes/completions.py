@@ -31,7 +31,9 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
         for prompt in prompts:
             check_length(prompt, params, state.llm.max_model_len, asked=asked, param="prompt")
         trace = state.tracing.trace("text_completion", body.model or state.served_names[0], request.headers)
-        job = Job(answer_id("cmpl", body, request), prompts, params, state.config.request_timeout_s, trace)
+        job = Job(
+            answer_id("cmpl", body, request), prompts, params, state.config.request_timeout_s, trace, body.cache_salt
+        )
         return job, CompletionReplies(body, job, state.llm.tokenizer, state.served_names[0])
 
     return await respond(request, state, continuations=len(given) * params.n, stream=bool(body.stream), prepare=prepare)

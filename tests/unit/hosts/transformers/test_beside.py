@@ -84,6 +84,15 @@ def test_both_draft_and_the_assistant_catches_up(looping: Models, monkeypatch: p
     assert counts.drafter_passes == sum(outcome.drafted[0] for outcome in by_assistant)
 
 
+def test_suffix_trees_beside_an_assistant(looping: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = routed(monkeypatch, [ASSISTANT, LOOKUP])
+    config = {"policy": "auto", "suffix_decoding_max_tree_depth": 16, "num_assistant_tokens": 6}
+    output, _ = ours(looping, config, **REPEATING)
+    assert torch.equal(output, plain(looping, **REPEATING))
+    assert sum(outcome.accepted[0] for outcome in made[0].of(LOOKUP)) > 0
+    assert sum(outcome.accepted[0] for outcome in made[0].of(ASSISTANT)) > 0
+
+
 def test_every_kind_of_model(models: Models) -> None:
     output, counts = ours(models, BESIDE, no_repeat_ngram_size=0)
     assert torch.equal(output, plain(models, no_repeat_ngram_size=0))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from dynaspec.hosts.transformers import Session
 from support.controllers import VaryingController
 from unit.hosts.transformers.driving import decide_with, ours, plain
 from unit.hosts.transformers.pairs import Models
@@ -88,6 +89,25 @@ def test_lookup_by_ours(looping: Models, policy: str) -> None:
     output, counts = ours(looping, config, assistant_model=None, **repeating)
     assert torch.equal(output, plain(looping, **repeating))
     assert counts.accepted > 0
+
+
+@pytest.mark.parametrize("policy", ["auto", "constant"])
+def test_suffix_trees(looping: Models, policy: str) -> None:
+    repeating = {"no_repeat_ngram_size": 0, "max_new_tokens": 60}
+    output, counts = ours(looping, {"method": "suffix", "policy": policy}, assistant_model=None, **repeating)
+    assert torch.equal(output, plain(looping, **repeating))
+    assert counts.accepted > 0
+    assert counts.drafter_passes == 0
+
+
+def test_suffix_trees_know_the_answers_of_a_session(decoder: Models) -> None:
+    config, found = {"method": "suffix", "policy": "constant"}, []
+    with Session() as session:
+        for _ in range(2):
+            output, counts = ours(decoder, config, assistant_model=None, session=session)
+            assert torch.equal(output, plain(decoder))
+            found.append(counts.steps)
+    assert found[1] < 0.5 * found[0]  # no two tokens occur twice in the text itself
 
 
 def test_early_exit(decoder: Models) -> None:

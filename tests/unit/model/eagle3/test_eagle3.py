@@ -96,7 +96,7 @@ class Desk:
                 lane, SamplingParams(temperature=0), seed=0, n_index=0, eos_token_ids=(), bad_words=(), prompt=()
             )
             assert self.tables.try_open(lane, [], len(text))
-            self.proposer.admit(lane, ())
+            self.proposer.admit(lane, (), "")
             self.run(lane, text[:-1], 0)
 
     def run(self, lane: int, tokens: list[int], start: int) -> None:

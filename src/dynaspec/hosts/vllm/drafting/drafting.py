@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.controller import Controller
-from dynaspec.contract.proposer import Drafts, Ints
+from dynaspec.contract.proposer import Drafts, Ints, NewText
 from dynaspec.contract.step import DraftView, Limits, Needs, SpecPlan, StepView
 from dynaspec.kv.tables import BlockTables
 from dynaspec.observe.decision_log import DecisionLog
@@ -137,7 +137,10 @@ class Drafting:
             self._tables.close(lane)
             self._proposers.evict(lane)
         for lane in met.lanes[new].tolist():
-            self._proposers.admit(lane, ())
+            self._proposers.admit(lane, (), "")  # vLLM does not tell a worker whose requests they are
+        if self._proposers.needs_text:
+            starts = np.where(new, met.lengths - met.brought, met.before)
+            self._proposers.commit(NewText(met.lanes, self._texts.tokens, starts, met.lengths))
         if met.gone:
             self._controller.forget(met.gone)
 

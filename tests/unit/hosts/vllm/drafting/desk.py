@@ -29,6 +29,7 @@ from dynaspec.propose.guard import Guard
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.patience import TargetPace
 from dynaspec.propose.router import Router
+from dynaspec.propose.suffix import SuffixProposer
 from dynaspec.sampling.state import SamplerState
 from unit.hosts.vllm.drafting.pretended import Clock
 from unit.model import tiny
@@ -145,6 +146,8 @@ class Desk:
             )
         if config.lookup is not None:
             self.proposers.append(NgramProposer(*config.lookup))
+        if config.suffix is not None:
+            self.proposers.append(SuffixProposer(config.suffix, config.longest_draft))
         limits = limits_of(*(proposer.traits for proposer in self.proposers), longest=2 * LONGEST)
         self.recorded = Recorded(build_controller(config, limits) if controller is None else controller)
         self.pace = TargetPace()

@@ -18,6 +18,8 @@ from dynaspec.hosts.vllm.drafting.outcome import compared, load_compiled
 from dynaspec.hosts.vllm.drafting.texts import recognise, take_over
 from dynaspec.observe.decision_log import ObserveCall, PlanCall, read_calls, read_header
 from dynaspec.propose.ngram import NgramProposer
+from dynaspec.propose.suffix import SuffixProposer
+from dynaspec.propose.suffix_tree import SuffixDraft, SuffixTree
 from dynaspec.simulate.replay import replay
 from unit.engine.fakes import ScriptedController
 from unit.hosts.vllm.drafting.configs import vllm_config
@@ -33,6 +35,13 @@ POLICIES: dict[str, dict[str, Any]] = {
     "schedule": {"num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 3, 0], [4, 4, 2]]},
     "auto": {"policy": "auto"},
     "auto without look-ups": {"policy": "auto", "prompt_lookup_max": 0},
+    "suffixes": {
+        "model": None,
+        "method": "suffix",
+        "policy": "constant",
+        "suffix_decoding_max_cached_requests": 0,
+        "suffix_decoding_max_spec_factor": 4.0,
+    },
     "look-ups": {"model": None, "method": "ngram", "policy": "constant", "prompt_lookup_max": 3},
 }
 
@@ -45,6 +54,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def oracle(path: Path) -> Oracle:
     return Oracle(path)
+
+
+def after(text: list[int]) -> SuffixDraft:
+    """What suffix decoding drafts of a text that it has not followed."""
+    tree = SuffixTree(24)
+    tree.start(0)
+    tree.append(0, np.array(text))
+    return tree.speculate(np.array(text, np.int32), len(text), LONGEST, 4.0, min_probability=0.1)
 
 
 class Run:
@@ -147,6 +164,9 @@ class Run:
         if isinstance(proposer, NgramProposer):
             alone = proposer.propose(batch(text), plan(plan_.depth[place])).tokens[0, : len(drafts)].tolist()
             self.looked_up += len(drafts)
+        elif isinstance(proposer, SuffixProposer):
+            alone = after(text).tokens[: len(drafts)].tolist()
+            self.looked_up += len(drafts)
         elif plan_.probe_context:  # of some, only the latest tokens are read
             return
         else:
@@ -165,7 +185,7 @@ def test_drafts_are_those_of_the_text_alone_whatever_has_happened(policy: str, p
     run = Run(Desk(path, **POLICIES[policy]), oracle, seed=3)
     run.add(*prompts(9, VOCAB), most=24)
     run.finish(seed=5)
-    assert run.looked_up > 20 if policy == "look-ups" else run.drafted > 80
+    assert run.looked_up > 20 if policy in ("look-ups", "suffixes") else run.drafted > 80
     outcomes = run.desk.recorded.outcomes
     assert {"rejected", "all_accepted"} <= {end for outcome in outcomes for end in outcome.ended}
     assert sum(sum(outcome.accepted) for outcome in outcomes) > 0
