@@ -11,16 +11,17 @@ from dynaspec.contract.methods import METHODS, WITH_MODEL
 from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.resolve import DEFAULT_LOOKUP_BESIDE
+from dynaspec.control.suffix import DEFAULTS
 
 PLAIN = "plain"
-_HEADS = (*METHODS, "both")
+_HEADS = (*METHODS, "both", "all")
 _LOOKUP: Mapping[str, Any] = dict(zip(("prompt_lookup_min", "prompt_lookup_max"), DEFAULT_LOOKUP_BESIDE, strict=True))
 """N-grams of a lookup that drafts beside a model, as by default."""
 FORMS = (
     "plain, auto[:K], constant:K, heuristic[:K], heuristic_transient[:K], confidence[:T[:K]], goodput:FILE[:K], "
-    "schedule:LO-HI=K;… or elastic[:A/B/C[:GATE]], after ngram: or suffix: (lookups), draft_model: or eagle3: (no lookup "
-    "beside the model) or both: (lookup beside it, as auto has by itself) if need be, and before +stop:T (confidence stopping)"
-    " or +off:B (plain above B requests)"
+    "schedule:LO-HI=K;… or elastic[:A/B/C[:GATE]], if need be after ngram: or suffix: (lookups), draft_model: or "
+    "eagle3: (no lookup beside the model), both: (n-grams beside it, as auto has by itself) or all: (suffix trees beside "
+    "it), and before +stop:T (confidence stopping) or +off:B (plain above B requests)"
 )
 """What a command line may say."""
 
@@ -73,10 +74,12 @@ def parse_policy(name: str, draft_model: str | None) -> PolicySpec:
         options |= _suffix(name, suffix)
     if drafts:
         options["model"] = draft_model
-    if method == "both":
+    if method in ("both", "all"):
         options["method"] = checkpoint_method(draft_model)
     if head == "both":
         options |= _LOOKUP
+    elif head == "all":
+        options |= DEFAULTS
     elif head in WITH_MODEL:
         options["prompt_lookup_max"] = 0
     try:

@@ -53,8 +53,8 @@ def offline(
         str | None,
         typer.Option(
             help="Separated by commas: auto, constant:K, confidence[:T[:K]], heuristic[:K], goodput:FILE, "
-            "schedule:LO-HI=K;…, elastic[:A/B/C[:GATE]]; after ngram: or suffix: drafts are looked up, after both: "
-            "that too. Default: plain,constant:4,confidence:0.4,auto; under vLLM without confidence."
+            "schedule:LO-HI=K;…, elastic[:A/B/C[:GATE]]; after ngram: or suffix: drafts are looked up, after both: or "
+            "all: that too. Default: plain,constant:4,confidence:0.4,auto; under vLLM without confidence."
         ),
     ] = None,
     backend: Annotated[str, typer.Option(help="The engine: dynaspec, vllm or transformers.")] = "dynaspec",

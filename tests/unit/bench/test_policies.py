@@ -5,6 +5,7 @@ import pytest
 from dynaspec.bench.policies import parse_policies, parse_policy
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.profile import Profile
+from dynaspec.control.suffix import SuffixSettings
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,10 @@ def test_what_the_policies_take(tmp_path):
     assert elastic.kv_write_gating_threshold == 0.3
     both = parse_policy("both:auto", "draft").config
     assert both.method == "draft_model"
-    assert both.lookup_beside
+    assert both.lookup == (4, 16)
+    everything = parse_policy("all:auto", "draft").config
+    assert (everything.lookup, everything.suffix) == (None, SuffixSettings())
+    assert parse_policy("suffix:constant:3", None).config.method == "suffix"
     assert parse_policy("constant:5+off:8", "draft").config.disable_by_batch_size == 8
     profile = tmp_path / "profile.json"
     Profile({1: {0: 1.0, 2: 1.5}}, (0.8, 0.6), 2).save(profile)
