@@ -19,9 +19,9 @@ _LOOKUP: Mapping[str, Any] = dict(zip(("prompt_lookup_min", "prompt_lookup_max")
 """N-grams of a lookup that drafts beside a model, as by default."""
 FORMS = (
     "plain, auto[:K], constant:K, heuristic[:K], heuristic_transient[:K], confidence[:T[:K]], goodput:FILE[:K], "
-    "schedule:LO-HI=K;… or elastic[:A/B/C[:GATE]], if need be after ngram: or suffix: (lookups), draft_model: or "
-    "eagle3: (no lookup beside the model), both: (n-grams beside it, as auto has by itself) or all: (suffix trees beside "
-    "it), and before +stop:T (confidence stopping) or +off:B (plain above B requests)"
+    "schedule:LO-HI=K;… or elastic[:A/B/C[:GATE]]. If need be after ngram: or suffix: (lookups), draft_model: or the "
+    "method's name (no lookup beside the model), both: (n-grams beside it, as auto has by itself) or all: (suffix "
+    "trees beside it), and before +stop:T (confidence stopping) or +off:B (plain above B requests)"
 )
 """What a command line may say."""
 
