@@ -16,6 +16,11 @@ EAGLE3_ARCHITECTURES = frozenset(
     }
 )
 """Names that mean EAGLE-3. Originals say ``LlamaForCausalLM`` and are known by their draft vocabulary."""
+_STATE_HEADS = ("medusa", "mlp_speculator")
+"""Methods that are a ``model_type`` too."""
+_MLP_ARCHITECTURES = frozenset({"MLPSpeculatorPreTrainedModel", "ArcticLSTMSpeculatorPreTrainedModel"})
+_MEDUSA_KEY = "medusa_num_heads"
+"""In the config of a model with Medusa heads of its own, and of heads alone."""
 
 
 def read_checkpoint_config(model: object) -> dict[str, Any]:
@@ -31,7 +36,14 @@ def checkpoint_method(model: object) -> str:
     """The method that a checkpoint is for; ``draft_model`` if it does not say."""
     config = read_checkpoint_config(model)
     names = config.get("architectures")
-    named = EAGLE3_ARCHITECTURES.intersection(names if isinstance(names, list) else ())
+    names = names if isinstance(names, list) else ()
+    if config.get("model_type") in _STATE_HEADS:
+        return str(config["model_type"])
+    if _MEDUSA_KEY in config:
+        return "medusa"
+    if _MLP_ARCHITECTURES.intersection(names):
+        return "mlp_speculator"
+    named = EAGLE3_ARCHITECTURES.intersection(names)
     if named or config.get("speculators_model_type") == "eagle3" or config.get("draft_vocab_size"):
         return "eagle3"
     return "draft_model"

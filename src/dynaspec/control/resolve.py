@@ -34,7 +34,7 @@ POLICIES = (
 )
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 UNAVAILABLE_METHODS = (
-    *("medusa", "mlp_speculator", "eagle", "suffix", "mtp", "dflash", "dspark"),
+    *("eagle", "suffix", "mtp", "dflash", "dspark"),
     *("ngram_gpu", "custom_class", "extract_hidden_states"),
 )
 
