@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
@@ -18,6 +19,7 @@ from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
 
 from .eagle3_passes import states_of
+from .seen_drafts import SeenDraft
 
 Tensors = dict[str, torch.Tensor]
 
@@ -275,3 +277,17 @@ def _logits(layout: Layout, w: Tensors, hidden: torch.Tensor, tokens: torch.Tens
     """``reference`` over the whole vocabulary, for tokens in a tensor."""
     whole = replace(layout, known=None)
     return reference(whole, w, hidden, [tokens[i] for i in range(layout.heads)])  # type: ignore[misc]
+
+
+def check_drafts(seen: Sequence[SeenDraft], heads: FittedHeads) -> None:
+    """Each draft has the confidences of a plain reference that has read the whole text; and its first choices, where
+    these are to be drafted."""
+    assert seen
+    for draft in seen:
+        chances = heads.logits(draft.text, draft.tokens[:-1]).softmax(-1).numpy()
+        drafted = np.where(heads.ids.numpy() == np.array(draft.tokens)[:, None], chances, 0.0).sum(-1)
+        best = chances.max(-1)
+        wanted = drafted if draft.of_drawn else best
+        np.testing.assert_allclose(draft.confidence, wanted, rtol=2e-3, atol=1e-5, err_msg=str(draft))
+        if draft.greedy:
+            np.testing.assert_allclose(drafted, best, rtol=2e-3, err_msg=str(draft))

@@ -49,6 +49,14 @@ def checkpoint_method(model: object) -> str:
     return "draft_model"
 
 
+def checkpoint_length(model: object) -> int | None:
+    """The tokens that a checkpoint of heads says it drafts at most; None if it does not say."""
+    config = read_checkpoint_config(model)
+    key = {"mlp_speculator": "n_predict", "medusa": "num_heads"}.get(str(config.get("model_type")), _MEDUSA_KEY)
+    told = config.get(key)
+    return told if type(told) is int and told > 0 else None
+
+
 class OwnTarget(NamedTuple):
     """What a drafter's checkpoint says of the model that it drafts for."""
 

@@ -64,15 +64,6 @@ Dtype = Annotated[
 ]
 
 
-_UP_TO = ("auto", "goodput", "confidence")
-"""Policies for which ``num_speculative_tokens`` is an upper bound."""
-_LENGTHS = (
-    *("num_speculative_tokens", "num_speculative_tokens_per_batch_size"),
-    *("draft_length_options", "synthetic_acceptance_rates"),
-)
-"""Keys that say how long drafts are."""
-
-
 class SpeculativeConfig(BaseModel):
     """A complete, consistent configuration: what the user left open has been decided when it is built.
 
@@ -126,7 +117,6 @@ class SpeculativeConfig(BaseModel):
     synthetic_acceptance_length: Tokens = None
     """For ``synthetic``, instead of rates: mean tokens emitted by a step."""
     _profile: Profile | None = PrivateAttr(default=None)
-    _asked_length: int | None = PrivateAttr(default=None)
 
     def __init__(self, **given: Any) -> None:
         named = canonical(given, self._keys())
@@ -138,8 +128,6 @@ class SpeculativeConfig(BaseModel):
         self._check_lookup()
         self._check_ladder()
         self._check_synthetic()
-        if self.policy not in _UP_TO and any(name in named for name in _LENGTHS):
-            self._asked_length = self.num_speculative_tokens
         if self.dynamic_config_path is not None:
             self._profile = Profile.load(self.dynamic_config_path)
 
@@ -184,11 +172,6 @@ class SpeculativeConfig(BaseModel):
         if self.policy == "elastic" and self.draft_length_options is not None:
             return self.draft_length_options[-1]
         return self.num_speculative_tokens
-
-    @property
-    def asked_length(self) -> int | None:
-        """The longest draft that was asked for by name; None = the default, or no more than an upper bound."""
-        return self._asked_length
 
     @property
     def profile(self) -> Profile | None:

@@ -16,6 +16,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import Proposer
 from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.resolve import UPPER_BOUND_POLICIES
 from dynaspec.kv.arena import Arena
 from dynaspec.kv.tables import BlockTables
 from dynaspec.model.attention.base import Shape
@@ -161,11 +162,11 @@ class LoadedHeads:
         self._method = METHODS[config.method]
         self._heads = load(source.checkpoint, target, revision=config.revision)
         self.taps: tuple[int, ...] = (target.config.num_layers + 1,)
-        asked, longest = config.asked_length, self._heads.longest
-        if asked is not None and asked > longest:
+        asked, longest = config.num_speculative_tokens, self._heads.longest
+        if asked > longest and config.policy not in UPPER_BOUND_POLICIES:
             raise ConfigError(
-                f"drafts of {asked} tokens are asked for, but {source.checkpoint!r} drafts {longest} at most; expected "
-                f"no more, or none named, which is {longest}"
+                f"num_speculative_tokens is {asked} and policy is {config.policy!r}, but {source.checkpoint!r} has "
+                f"{longest} heads, each for a token; expected at most {longest}"
             )
 
     def drafter(self, arena: Arena, taps: Taps | None) -> HeadsDrafter:

@@ -142,10 +142,12 @@ def _known(tensors: HeadTensors, target: Model) -> npt.NDArray[np.int64] | None:
         return None
     most = target.config.vocab_size
     ids = tensors.read(_KNOWN).to(torch.int64).numpy()
-    if ids.ndim != 1 or not ids.size or ids.min() < 0 or ids.max() >= most or len(np.unique(ids)) < ids.size:
+    if ids.ndim != 1 or not ids.size:
+        raise CheckpointError(f"{_KNOWN} in {tensors.where} has shape {list(ids.shape)}; expected a list of token ids")
+    if ids.min() < 0 or ids.max() >= most or len(np.unique(ids)) < ids.size:
         raise CheckpointError(
-            f"{_KNOWN} in {tensors.where} has shape {list(ids.shape)} and ids from {ids.min(initial=0)} to "
-            f"{ids.max(initial=0)}; expected different ones below {most}, the target's vocabulary"
+            f"{_KNOWN} in {tensors.where} has ids from {ids.min()} to {ids.max()}, {len(np.unique(ids))} different; "
+            f"expected {ids.size} different ones below {most}, the target's vocabulary"
         )
     return ids
 
@@ -175,9 +177,9 @@ def _output(
 ) -> Linear:
     """An output layer over the whole vocabulary is cut to the tokens that heads draft, as vLLM does."""
     width, vocab_size = target.config.hidden_size, target.config.vocab_size
-    if known is None or tensors.shape(f"{name}.weight") == [len(known), width]:
-        return reader.linear([name], [vocab_size if known is None else len(known)], width)
-    return reader.build(reader.tensor(f"{name}.weight", vocab_size, width)[torch.from_numpy(known)])
+    if known is not None and tensors.shape(f"{name}.weight") == [vocab_size, width]:
+        return reader.build(reader.tensor(f"{name}.weight", vocab_size, width)[torch.from_numpy(known)])
+    return reader.linear([name], [vocab_size if known is None else len(known)], width)
 
 
 def _compile(weights: MedusaWeights) -> CompiledMedusa:
