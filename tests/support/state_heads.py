@@ -66,7 +66,7 @@ MEDUSA_LAYOUTS = (
     Layout("medusa 0.1, two layers", "medusa", _LIES, "medusa_lm_head.pt", layers=2, heads=5),
     Layout("medusa 1.0", "medusa", {"medusa_num_heads": 3}, prefix="medusa_head.", beside=True),
     Layout("vllm", "medusa", _VLLM, converted=True, biased=False),
-    Layout("vllm, two layers, biased", "medusa", _VLLM | {"num_heads": 3}, converted=True, layers=2),
+    Layout("vllm, two layers, biased", "medusa", _VLLM, converted=True, layers=2),
     Layout("vllm, prefixed", "medusa", _VLLM, prefix="medusa_heads.", converted=True, biased=False),
     Layout("vllm, one head for all", "medusa", _VLLM, converted=True, shared="lm_head"),
     Layout(
@@ -153,7 +153,7 @@ def config_of(layout: Layout) -> dict[str, Any]:
     """The heads' config.json."""
     if layout.method == "medusa":
         sizes = {"hidden_size": layout.hidden, "vocab_size": layout.vocab, "num_hidden_layers": layout.layers}
-        return layout.config | (sizes if layout.converted else {})
+        return layout.config | (sizes | {"num_heads": layout.heads} if layout.converted else {})
     sizes = {"vocab_size": layout.vocab, "emb_dim": layout.hidden, "inner_dim": layout.inner, "n_predict": layout.heads}
     return sizes | layout.config
 
