@@ -6,13 +6,17 @@ has after the whole text, which outputs do not show.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dynaspec import SamplingParams
 from dynaspec.contract.errors import ConfigError
@@ -22,7 +26,15 @@ from support.checkpoints import Pair
 from support.controllers import VaryingController
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
 from support.seen_drafts import watch_drafts
-from support.state_heads import LAYOUTS, FittedHeads, Layout, check_drafts, save_fitted
+from support.state_heads import (
+    LAYOUTS,
+    FittedHeads,
+    Layout,
+    check_drafts,
+    published,
+    random_tensors,
+    save_fitted,
+)
 from support.workloads import MODES, PROMPTS
 from unit.engine.fakes import ScriptedController
 
@@ -172,6 +184,30 @@ def test_prefix_hits(tiny: Pair, heads: FittedHeads, plain: PlainDecoding) -> No
     check_drafts(seen, heads)
 
 
+def test_a_model_that_holds_its_heads_itself(
+    tiny: Pair, fitted_state_heads: dict[str, FittedHeads], plain: PlainDecoding, tmp_path: Path
+) -> None:
+    """It is target and drafter at once: its folder is named twice."""
+    theirs, params = Path(tiny.target), params_of("truncated")[:3]
+    for file in theirs.iterdir():
+        shutil.copy(file, tmp_path)
+    fitted = fitted_state_heads["medusa"]
+    layout = next(layout for layout in LAYOUTS if layout.beside)
+    layout = replace(layout, hidden=fitted.layout.hidden, vocab=fitted.layout.vocab, heads=2)
+    save_file(
+        load_file(theirs / "model.safetensors") | published(layout, random_tensors(layout)),
+        tmp_path / "model.safetensors",
+    )
+    config = json.loads((theirs / "config.json").read_text()) | {"medusa_num_heads": 2, "medusa_num_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with open_llm(str(tmp_path), speculative_config=speculation(str(tmp_path)), max_num_seqs=3) as llm:
+        assert llm.config.speculative_config.method == "medusa"
+        assert_same(llm.generate(PROMPTS[:3], params), plain.outputs(PROMPTS[:3], params))
+        stats = llm.stats()
+    assert stats.verified > 100
+    assert stats.proposer_faults == 0
+
+
 def test_heads_that_know_none_of_the_tokens_allowed(
     tiny: Pair, fitted_state_heads: dict[str, FittedHeads], plain: PlainDecoding
 ) -> None:
@@ -193,6 +229,17 @@ def test_heads_that_know_none_of_the_tokens_allowed(
     assert set(outputs[3].outputs[0].token_ids) <= set(allowed)
     assert stats.verified > stats.accepted > 0
     assert stats.proposer_faults == 0
+
+
+def test_plain_operations_in_another_dtype(tiny: Pair, heads: FittedHeads) -> None:
+    """Nothing is compiled there, as on other devices. Heads and states have the target's dtype."""
+    with open_llm(tiny.target, dtype="bfloat16", speculative_config=speculation(heads.path), max_num_seqs=4) as llm:
+        for mode in ("greedy", "truncated"):
+            before = llm.stats()
+            llm.generate(PROMPTS[:4], params_of(mode)[:4])
+            stats = llm.stats() - before
+            assert stats.verified > stats.accepted > 0.05 * stats.verified
+            assert stats.proposer_faults == 0
 
 
 def test_lengths(tiny: Pair, heads: FittedHeads) -> None:

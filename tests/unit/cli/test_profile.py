@@ -91,7 +91,10 @@ def test_lookup_and_sampling(profile, tmp_path):
     ("arguments", "message"),
     [
         ((), "there is no --draft-dir"),
-        (("--method", "eagle"), "--method is 'eagle'; expected 'draft_model', 'eagle3' or 'ngram'"),
+        (
+            ("--method", "eagle"),
+            "--method is 'eagle'; expected 'draft_model', 'eagle3', 'medusa', 'mlp_speculator' or 'ngram'",
+        ),
         (("--method", "ngram", "--draft-dir", "d"), "expected no drafter"),
         (("--method", "ngram", "--batch-size-list", "few"), "--batch-size-list is 'few'; expected integers"),
         (("--method", "ngram", "--batch-size-list", "0"), "batch sizes are [0]"),

@@ -111,7 +111,7 @@ def test_metrics() -> None:
     assert "engine" in re.findall(r"`(\w+)`", after)
 
 
-@pytest.mark.parametrize("method", ["eagle", "medusa", "mlp_speculator", "mtp", "suffix"])
+@pytest.mark.parametrize("method", ["eagle", "mtp", "suffix"])
 def test_methods_that_are_refused(method: str) -> None:
     [row] = [cells for cells in rows("speculative_config") if code(method) in cells[0]]
     with pytest.raises(ConfigError) as raised:

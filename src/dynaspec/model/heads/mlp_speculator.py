@@ -160,8 +160,7 @@ def read_config(path: Path, raw: Mapping[str, Any], target: Model) -> MlpConfig:
 def _read_weights(tensors: HeadTensors, config: MlpConfig, target: Model) -> MlpWeights:
     reader, inner = reader_of(tensors, target), config.inner
     width, vocab_size = target.config.hidden_size, target.config.vocab_size
-    own = range(1 if config.tied else config.steps)
-    """Steps with an embedding, norm and output of their own."""
+    own = range(1 if config.tied else config.steps)  # steps with an embedding, norm and output of their own
     if config.tied:  # a file may hold them again under every step's name
         parts = ("emb.{i}.weight", "ln.{i}.weight", "ln.{i}.bias", "head.{i}.weight")
         tensors.ignore(part.format(i=i) for part in parts for i in range(1, config.steps))
@@ -173,14 +172,17 @@ def _read_weights(tensors: HeadTensors, config: MlpConfig, target: Model) -> Mlp
     norms = [Norm(reader.tensor(f"ln.{i}.weight", inner), None, _EPS) for i in own]
     biases = [reader.tensor(f"ln.{i}.bias", inner) for i in own]
     outputs = [reader.linear([f"head.{i}"], [vocab_size], inner) for i in own]
+    embedding = torch.empty(len(own), vocab_size, inner, dtype=target.dtype, device=target.device)
+    for i in own:  # one at a time: they may be most of the checkpoint
+        embedding[i] = reader.tensor(f"emb.{i}.weight", vocab_size, inner)
     half = torch.full((width,), 0.5**0.5, dtype=target.dtype, device=target.device)
-    first, last = range(config.steps), len(own) - 1
+    steps, last = range(config.steps), len(own) - 1
     return MlpWeights(
-        embedding=torch.stack([reader.tensor(f"emb.{i}.weight", vocab_size, inner) for i in own]),
-        projections=tuple(projections[min(i, len(projections) - 1)] for i in first),
-        norms=tuple(norms[min(i, last)] for i in first),
-        biases=torch.stack([biases[min(i, last)] for i in first]),
-        outputs=tuple(outputs[min(i, last)] for i in first),
+        embedding=embedding,
+        projections=tuple(projections[min(i, len(projections) - 1)] for i in steps),
+        norms=tuple(norms[min(i, last)] for i in steps),
+        biases=torch.stack([biases[min(i, last)] for i in steps]),
+        outputs=tuple(outputs[min(i, last)] for i in steps),
         first_norm=Norm(half, None, _EPS) if config.scaled else None,
     )
 
