@@ -18,9 +18,9 @@ _LOOKUP: Mapping[str, Any] = dict(zip(("prompt_lookup_min", "prompt_lookup_max")
 """N-grams of a lookup that drafts beside a model, as by default."""
 FORMS = (
     "plain, auto[:K], constant:K, heuristic[:K], heuristic_transient[:K], confidence[:T[:K]], goodput:FILE[:K], "
-    "schedule:LO-HI=K;… or elastic[:A/B/C[:GATE]], after ngram: (lookup), the model's method, as eagle3: (no lookup beside it) "
-    "or both: (lookup beside the model, as auto has by itself) if need be, and before +stop:T (confidence stopping) or "
-    "+off:B (plain above B requests)"
+    "schedule:LO-HI=K;… or elastic[:A/B/C[:GATE]], after ngram: (lookup), the model's method, as eagle3: (no lookup "
+    "beside it) or both: (lookup beside the model, as auto has by itself) if need be, and before +stop:T (confidence "
+    "stopping) or +off:B (plain above B requests)"
 )
 """What a command line may say."""
 
