@@ -53,10 +53,8 @@ def draft_heads(
         Rows that each head ran over.
     """
     lanes, lengths = choices.lanes[choices.requests], choices.lengths[choices.requests]
-    state, tokens = (
-        rows_at(states, slots_before(tables, block_size, lanes, lengths - 1)),
-        np.empty(lanes.size, np.int64),
-    )
+    state = rows_at(states, slots_before(tables, block_size, lanes, lengths - 1))
+    tokens = np.empty(lanes.size, np.int64)
     for i in range(lanes.size):
         tokens[i] = choices.texts[lanes[i], lengths[i] - 1]
     if mlp is not None:
