@@ -134,7 +134,7 @@ def test_a_hundred_steps_without_drafts_and_back(tiny: Pair, heads: FittedHeads,
         stats = llm.stats()
     lengths = [len(draft.text) for draft in seen]
     assert max(later - earlier for earlier, later in pairwise(lengths)) > 80
-    assert not stats.skipped
+    assert set(stats.skipped) <= {"policy", "no_room"}
     check_drafts(seen, heads)
 
 
