@@ -53,7 +53,7 @@ def checkpoint_length(model: object) -> int | None:
     """The tokens that a checkpoint of heads says it drafts at most; None if it does not say."""
     config = read_checkpoint_config(model)
     key = {"mlp_speculator": "n_predict", "medusa": "num_heads"}.get(str(config.get("model_type")), _MEDUSA_KEY)
-    told = config.get(key)
+    told = config.get(key, config.get(_MEDUSA_KEY))
     return told if type(told) is int and told > 0 else None
 
 

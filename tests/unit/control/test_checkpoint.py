@@ -67,6 +67,7 @@ def test_a_model_given_without_a_method_says_which(config: dict[str, Any], metho
         ({"model_type": "mlp_speculator", "n_predict": 3}, 3),
         ({"model_type": "medusa", "num_heads": 4, "n_predict": 9}, 4),
         ({"medusa_num_heads": 7}, 7),
+        ({"model_type": "medusa", "medusa_num_heads": 6}, 6),
         ({"model_type": "medusa", "num_heads": "4"}, None),
         ({"model_type": "medusa"}, None),
         ({"medusa_num_heads": 100}, 64),

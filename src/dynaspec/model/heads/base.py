@@ -1,15 +1,13 @@
-"""What drafting needs of heads, and what all of them ask of their target."""
+"""What drafting needs of heads, and what they have in common."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
 from dynaspec.model.reader import Reader
 
@@ -59,20 +57,6 @@ def reader_of(tensors: HeadTensors, target: Model) -> Reader:
 def on_cpu(target: Model) -> bool:
     """Whether heads of this target run compiled."""
     return target.device.type == "cpu" and target.dtype == torch.float32
-
-
-def check_size(path: Path, what: str, key: str, found: Any, wanted: int) -> None:
-    """
-    Args:
-        key: of the config in ``path``; ``wanted`` is the target's.
-
-    Raises:
-        CheckpointError: another size than the target's.
-    """
-    if found != wanted:
-        raise CheckpointError(
-            f"{path}: {key} is {found!r}, but the target's is {wanted}; expected {what} made for this target"
-        )
 
 
 def kernels() -> Any:

@@ -27,7 +27,7 @@ from dynaspec.model.linear import Linear
 from dynaspec.model.ops import Norm, Ops, ops_for
 from dynaspec.model.weights import find_checkpoint, read_json
 
-from .base import check_size, kernels, on_cpu, reader_of
+from .base import kernels, on_cpu, reader_of
 from .compiled import CompiledHeads, CompiledMlp
 from .tensors import PICKLED, HeadTensors, open_tensors
 
@@ -147,8 +147,11 @@ def read_config(path: Path, raw: Mapping[str, Any], target: Model) -> MlpConfig:
     inner = raw.get("inner_dim", 0)
     if type(inner) is not int or inner < 0:
         raise CheckpointError(f"{path}: inner_dim is {inner!r}; expected a number of at least 0")
-    check_size(path, "a speculator", "emb_dim", raw["emb_dim"], target.config.hidden_size)
-    check_size(path, "a speculator", "vocab_size", raw["vocab_size"], target.config.vocab_size)
+    for key, wanted in (("emb_dim", target.config.hidden_size), ("vocab_size", target.config.vocab_size)):
+        if raw[key] != wanted:
+            raise CheckpointError(
+                f"{path}: {key} is {raw[key]}, but the target's is {wanted}; expected a speculator made for this target"
+            )
     return MlpConfig(
         raw["n_predict"],
         inner or raw["emb_dim"],
