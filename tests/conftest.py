@@ -13,6 +13,8 @@ import torch
 from support.checkpoints import Pair, save_pair
 from support.eagle3_heads import FittedHead, save_fitted
 from support.engines import PlainDecoding
+from support.state_heads import LAYOUTS, FittedHeads
+from support.state_heads import save_fitted as save_fitted_state_heads
 from support.workloads import PROMPTS
 
 
@@ -39,6 +41,20 @@ def fitted_head(tiny: Pair, plain: PlainDecoding, tmp_path_factory: pytest.TempP
 def head(fitted_head: FittedHead) -> str:
     """Its folder."""
     return fitted_head.path
+
+
+@pytest.fixture(scope="session")
+def fitted_state_heads(
+    tiny: Pair, plain: PlainDecoding, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, FittedHeads]:
+    """By method, heads without KV that agree with the tiny target now and then. Medusa's do not know every token."""
+    prompts = [plain.llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+    chosen = [layout for layout in LAYOUTS if layout.name in ("vllm, some tokens", "accelerator, prefixed, scaled")]
+    folder = tmp_path_factory.mktemp("state_heads")
+    return {
+        layout.method: save_fitted_state_heads(folder / layout.method, tiny.target, prompts, layout)
+        for layout in chosen
+    }
 
 
 @pytest.fixture(scope="session")

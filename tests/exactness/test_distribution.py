@@ -17,12 +17,14 @@ from dynaspec import LLM, SamplingParams
 from dynaspec.contract.proposer import DecodeBatch, Drafts
 from dynaspec.contract.step import SpecPlan
 from dynaspec.propose.autoregressive import AutoregressiveProposer
+from dynaspec.propose.heads import HeadsProposer
 from dynaspec.sampling.ops import pick
 from dynaspec.verify import rejection
 from support.checkpoints import VOCAB, Pair
 from support.controllers import VaryingController
 from support.engines import PlainDecoding, open_llm
 from support.proposers import ScriptedProposer
+from support.state_heads import FittedHeads
 
 PROMPT = "the dog and the fox, the dog"
 ALLOWED = (41, 45, 60, 97, 104)
@@ -168,6 +170,23 @@ def test_unseeded_output_follows_it_with_a_head(
     assert stats.verified > stats.accepted > 0
 
 
+@pytest.mark.parametrize("kind", ["probabilistic", "greedy", "stopping", "auto"])
+@pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
+def test_unseeded_output_follows_it_with_heads_without_kv(
+    method: str, kind: str, tiny: Pair, fitted_state_heads: dict[str, FittedHeads], law: dict[tuple[int, ...], float]
+) -> None:
+    with open_llm(
+        tiny.target,
+        ticking=kind == "auto",
+        speculative_config=speculation(kind, fitted_state_heads[method].path),
+        max_model_len=64,
+        max_num_seqs=250,
+    ) as llm:
+        assert p_value(llm, law) > 1e-4
+        stats = llm.stats()
+    assert stats.verified > stats.accepted > 0
+
+
 def test_certain_drafts_of_a_poor_proposer_follow_it_too(tiny: Pair, law: dict[tuple[int, ...], float]) -> None:
     with open_llm(
         tiny.target,
@@ -184,16 +203,24 @@ def test_certain_drafts_of_a_poor_proposer_follow_it_too(tiny: Pair, law: dict[t
 
 def flattens_q(patch: pytest.MonkeyPatch) -> None:
     """After the tokens were drawn from it."""
-    honest = AutoregressiveProposer.propose
 
-    def flattened(self: AutoregressiveProposer, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
-        drafts = honest(self, batch, plan)
+    def flattened(drafts: Drafts) -> Drafts:
         if drafts.q is None:
             return drafts
         q = drafts.q.sqrt()
         return replace(drafts, q=q / q.sum(-1, keepdim=True).clamp_min(1e-9))
 
-    patch.setattr(AutoregressiveProposer, "propose", flattened)
+    change_drafts(patch, flattened)
+
+
+def change_drafts(patch: pytest.MonkeyPatch, change: Callable[[Drafts], Drafts]) -> None:
+    """Of every proposer that draws them."""
+    for kind in (AutoregressiveProposer, HeadsProposer):
+        patch.setattr(kind, "propose", changed(kind.propose, change))  # type: ignore[arg-type]
+
+
+def changed(honest: Callable[..., Drafts], change: Callable[[Drafts], Drafts]) -> Callable[..., Drafts]:
+    return lambda self, batch, plan: change(honest(self, batch, plan))
 
 
 def forgets_the_residual(patch: pytest.MonkeyPatch) -> None:
@@ -212,14 +239,12 @@ def takes_what_is_possible(patch: pytest.MonkeyPatch) -> None:
 
 def withholds_a_token(patch: pytest.MonkeyPatch) -> None:
     """Does not have a token verified, because it is that token."""
-    honest = AutoregressiveProposer.propose
 
-    def cut(self: AutoregressiveProposer, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
-        drafts = honest(self, batch, plan)
+    def cut(drafts: Drafts) -> Drafts:
         kept = (drafts.tokens != ALLOWED[0]).cumprod(-1).sum(-1)
         return replace(drafts, lens=np.minimum(drafts.lens, kept))
 
-    patch.setattr(AutoregressiveProposer, "propose", cut)
+    change_drafts(patch, cut)
 
 
 @pytest.mark.parametrize("fault", [flattens_q, takes_what_is_possible, withholds_a_token])
@@ -231,6 +256,19 @@ def test_a_faulty_sampler_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     check_fault(fault, drafter, tiny, law, monkeypatch)
+
+
+@pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
+@pytest.mark.parametrize("fault", [flattens_q, forgets_the_residual, takes_what_is_possible])
+def test_a_faulty_sampler_is_seen_with_heads_without_kv(
+    fault: Callable[[pytest.MonkeyPatch], None],
+    method: str,
+    fitted_state_heads: dict[str, FittedHeads],
+    tiny: Pair,
+    law: dict[tuple[int, ...], float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_fault(fault, fitted_state_heads[method].path, tiny, law, monkeypatch)
 
 
 def test_a_residual_forgotten_is_seen_with_a_head(

@@ -17,6 +17,7 @@ from support.controllers import VaryingController
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
 from support.pairwise import Choice, Row, covering_array
 from support.proposers import ScriptedProposer
+from support.state_heads import FittedHeads
 from support.workloads import MODES, PROMPTS
 
 PROFILE = "set by the fixture below"
@@ -53,6 +54,7 @@ FACTORS = {
     "proposer": (
         *("draft_greedy", "draft_probabilistic", "ngram", "suffix", "mixed", "suffix_mixed", "scripted"),
         *("eagle3_greedy", "eagle3_probabilistic", "eagle3_mixed"),
+        *("medusa_greedy", "medusa_probabilistic", "mlp_speculator_probabilistic", "mlp_speculator_mixed"),
     ),
     "mode": tuple(MODES),
     "batch": ("1", "3", "8"),
@@ -62,6 +64,7 @@ FACTORS = {
     "scheduling": ("serial", "async"),
 }
 LOOKUPS = ("ngram", "suffix")
+STATE_HEADS = ("medusa", "mlp_speculator")
 TIGHT_BLOCKS = 7
 """As many as one request may need."""
 AGAIN = 8
@@ -74,7 +77,7 @@ def conflict(a: Choice, b: Choice) -> bool:
         needs_confidence = b[1].startswith("confidence") or b[1] == "goodput_confidence"
         return (
             (a[1] in LOOKUPS and needs_confidence)
-            or (a[1] in (*LOOKUPS, "scripted") and b[1].endswith("gated"))  # no KV to gate
+            or (a[1].startswith((*LOOKUPS, "scripted", *STATE_HEADS)) and b[1].endswith("gated"))  # no KV to gate
             or (a[1].endswith("mixed") and b[1] not in ("auto", "auto_measured", "varying"))  # nobody else routes
         )
     return (a, b) == (("memory", "tight"), ("batch", "1"))  # one request, or two, have all the memory they need
@@ -91,8 +94,13 @@ def certain(row: Row) -> bool:
     """
     seen = row["proposer"] == "suffix" and row["prefix"] == "hit"
     looks_up = row["proposer"] in LOOKUPS and row["mode"] != "repetitive" and not seen
-    too_many = row["policy"] == "off_switch" and row["batch"] != "1"
-    unlearnt = row["proposer"].startswith("eagle3") and (row["mode"], row["batch"]) == ("repetitive", "1")
+    # Heads of the tiny model are seldom right, and a schedule lets them draft in few steps.
+    seldom = row["proposer"].startswith(STATE_HEADS) and row["policy"] == "schedule"
+    too_many = (row["policy"] == "off_switch" or seldom) and row["batch"] != "1"
+    unlearnt = row["proposer"].startswith(("eagle3", *STATE_HEADS)) and (row["mode"], row["batch"]) == (
+        "repetitive",
+        "1",
+    )
     return not looks_up and not unlearnt and not too_many and row["policy"] != "auto_measured"
 
 
@@ -116,7 +124,9 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=["-".join(row.values()) for row in ROWS])
-def test_output_is_that_of_plain_decoding(row: Row, tiny: Pair, head: str, plain: PlainDecoding) -> None:
+def test_output_is_that_of_plain_decoding(
+    row: Row, tiny: Pair, head: str, fitted_state_heads: dict[str, FittedHeads], plain: PlainDecoding
+) -> None:
     prompts = PROMPTS[: int(row["batch"])]
     params = [MODES[row["mode"]](i) for i in range(len(prompts))]
     expected = plain.outputs(prompts, params)
@@ -128,7 +138,7 @@ def test_output_is_that_of_plain_decoding(row: Row, tiny: Pair, head: str, plain
         proposer=scripted,
         controller=VaryingController if row["policy"] == "varying" else None,
         ticking=row["policy"] == "auto",
-        **engine_options(row, tiny, head),
+        **engine_options(row, tiny, head, fitted_state_heads),
     ) as llm:
         assert_same(llm.generate(prompts, params), expected)
         for _ in range(AGAIN if row["policy"] == "auto" and certain(row) else 0):
@@ -146,7 +156,7 @@ def test_output_is_that_of_plain_decoding(row: Row, tiny: Pair, head: str, plain
         check_that_it_happened(llm, row)
 
 
-def engine_options(row: Row, tiny: Pair, head: str) -> dict[str, Any]:
+def engine_options(row: Row, tiny: Pair, head: str, state_heads: dict[str, FittedHeads]) -> dict[str, Any]:
     """The row's engine; the scripted proposer runs under a draft model's configuration, which has a confidence."""
     speculation = dict(POLICIES[row["policy"]])
     who, models = row["proposer"], [tiny.target]
@@ -158,8 +168,12 @@ def engine_options(row: Row, tiny: Pair, head: str) -> dict[str, Any]:
     if who in LOOKUPS:
         speculation["method"] = who
     else:
-        model = head if who.startswith("eagle3") else tiny.drafter
-        speculation |= {"method": "eagle3" if model == head else "draft_model", "model": model}
+        method = next((name for name in ("eagle3", *STATE_HEADS) if who.startswith(name)), "draft_model")
+        model = {"eagle3": head, "draft_model": tiny.drafter}.get(method)
+        if model is None:
+            model = state_heads[method].path
+            speculation = shortened(speculation, state_heads[method].layout.heads)
+        speculation |= {"method": method, "model": model}
         speculation["draft_sample_method"] = "greedy" if who.endswith("greedy") else "probabilistic"
         speculation.setdefault("prompt_lookup_max", 0)  # else auto looks up beside the model
         models.append(model)
@@ -173,6 +187,18 @@ def engine_options(row: Row, tiny: Pair, head: str) -> dict[str, Any]:
     }
 
 
+def shortened(speculation: dict[str, Any], longest: int) -> dict[str, Any]:
+    """The same with no longer drafts than there are heads."""
+    changed = dict(speculation)
+    if "num_speculative_tokens" in changed:
+        changed["num_speculative_tokens"] = min(changed["num_speculative_tokens"], longest)
+    if "draft_length_options" in changed:
+        changed["draft_length_options"] = sorted({min(k, longest) for k in changed["draft_length_options"]})
+    if (key := "num_speculative_tokens_per_batch_size") in changed:
+        changed[key] = [[low, high, min(k, longest)] for low, high, k in changed[key]]
+    return changed
+
+
 def check_that_it_happened(llm: LLM, row: Row) -> None:
     """The run had drafts, some of them right and some wrong, and preemptions where memory is tight."""
     stats = llm.stats()
@@ -180,7 +206,9 @@ def check_that_it_happened(llm: LLM, row: Row) -> None:
     if certain(row):
         assert stats.accepted > 0
         # Where noise is coupled and few tokens are allowed, a draft model is sometimes right throughout.
-        assert stats.verified > stats.accepted or (row["mode"], row["batch"]) == ("repetitive", "1")
+        # So is an answer that was seen before, of the only request.
+        always_right = row["mode"] == "repetitive" or (row["proposer"], row["prefix"]) == ("suffix", "hit")
+        assert stats.verified > stats.accepted or (always_right and row["batch"] == "1")
     if row["memory"] == "tight":
         assert stats.preemptions > 0
 

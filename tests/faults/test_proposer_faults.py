@@ -14,14 +14,17 @@ import torch
 from dynaspec import SamplingParams
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.proposer import Drafts
+from dynaspec.model.heads.medusa import MedusaHeads
+from dynaspec.model.heads.mlp_speculator import MlpSpeculator
 from dynaspec.propose import registry
 from dynaspec.propose.draft_model import DraftModel
 from dynaspec.propose.drafter import Drafter
 from dynaspec.propose.eagle3 import Eagle3Drafter
 from support.checkpoints import VOCAB, Pair
 from support.engines import PlainDecoding, assert_same, open_llm
-from support.faulty import RaisingProposer, SlowProposer, Spoil, SpoiltModel, SpoiltProposer
+from support.faulty import RaisingProposer, SlowProposer, Spoil, SpoiltModel, SpoiltProposer, spoilt_heads
 from support.proposers import ScriptedProposer
+from support.state_heads import FittedHeads
 from support.workloads import MODES, PROMPTS
 
 PROMPTS_USED = PROMPTS[:4]
@@ -245,7 +248,7 @@ def test_an_answer_of_the_wrong_form_harms_nobody(
     assert any("scripted" in message for message in errors(caplog))
 
 
-@pytest.mark.parametrize("who", ["draft model", "head"])
+@pytest.mark.parametrize("who", ["draft model", "head", "medusa", "mlp_speculator"])
 @pytest.mark.parametrize("sample_method", ["probabilistic", "greedy"])
 @pytest.mark.parametrize("rows", [slice(None), slice(1)], ids=["all_rows", "one_row"])
 def test_a_drafter_whose_logits_go_bad(
@@ -254,6 +257,7 @@ def test_a_drafter_whose_logits_go_bad(
     who: str,
     tiny: Pair,
     head: str,
+    fitted_state_heads: dict[str, FittedHeads],
     expected: list[RequestOutput],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -263,8 +267,12 @@ def test_a_drafter_whose_logits_go_bad(
 
     monkeypatch.setattr(registry, "DraftModel", spoilt(DraftModel))
     monkeypatch.setattr(registry, "Eagle3Drafter", spoilt(Eagle3Drafter))
+    for kind in (MedusaHeads, MlpSpeculator):
+        monkeypatch.setattr(kind, "run", spoilt_heads(kind.run, first=10, rows=rows))  # type: ignore[attr-defined]
     config = speculation(tiny) | {"draft_sample_method": sample_method}
-    if who == "head":
+    if who in fitted_state_heads:
+        config |= {"model": fitted_state_heads[who].path, "num_speculative_tokens": 3}
+    elif who == "head":
         config["model"] = head
     unseeded = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True)
     with open_llm(tiny.target, speculative_config=config, max_num_seqs=5) as llm:

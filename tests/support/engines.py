@@ -25,6 +25,9 @@ from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.eagle3.loader import load_eagle3
 from dynaspec.model.loader import load_model
 
+_LAST_STATE_ALONE = ("medusa", "mlp_speculator")
+"""Methods whose heads keep no KV, and read one hidden state."""
+
 
 @contextmanager
 def open_llm(
@@ -93,6 +96,8 @@ def kv_bytes(blocks: int, *models: str) -> int:
             head = load_eagle3(model, target)
             states = BLOCK_SIZE * len(head.settings.states) * target.config.hidden_size * target.dtype.itemsize
             total += head.kv_bytes_per_block + states
+        elif checkpoint_method(model) in _LAST_STATE_ALONE:
+            total += BLOCK_SIZE * target.config.hidden_size * target.dtype.itemsize
         else:
             total += load_model(model).kv_bytes_per_block
     return blocks * total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -108,3 +109,16 @@ class SpoiltModel:
         if self._calls_left <= 0:
             logits[self._rows] = torch.nan
         return logits
+
+
+def spoilt_heads(honest: Callable[..., Any], *, first: int, rows: slice = slice(None)) -> Callable[..., Any]:
+    """The method ``run`` of heads, with logits that are not numbers from its ``first`` call on, in the ``rows``."""
+    calls = count(1)
+
+    def run(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        state, logits = honest(*arguments)
+        if next(calls) >= first:
+            logits[rows] = torch.nan
+        return state, logits
+
+    return run

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -38,17 +39,17 @@ class SeenDraft:
 
 
 @contextmanager
-def watch_drafts() -> Iterator[list[SeenDraft]]:
-    """Collects the drafts of all engines that run in the block.
+def watch_drafts(kind: type[Any] = AutoregressiveProposer) -> Iterator[list[SeenDraft]]:
+    """Collects the drafts of all engines that run in the block, by proposers of one kind.
 
     Left out is what is not meant to follow the whole text: probes of the latest tokens, and what comes after a token
     whose KV was gated.
     """
     seen: list[SeenDraft] = []
-    honest = AutoregressiveProposer.propose
+    honest = kind.propose
 
-    def propose(self: AutoregressiveProposer, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
-        unread = batch.lengths - self._marks.seen[batch.lanes]
+    def propose(self: Any, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
+        unread = batch.lengths - self._marks.seen[batch.lanes] if hasattr(self, "_marks") else 0 * batch.lengths
         drafts = honest(self, batch, plan)
         of_drawn = plan.stop is not None and plan.stop.signal == "token_prob"
         lens = np.minimum(drafts.lens, 1) if plan.gate_kv_below else drafts.lens
@@ -67,7 +68,7 @@ def watch_drafts() -> Iterator[list[SeenDraft]]:
             )
         return drafts
 
-    with mock.patch.object(AutoregressiveProposer, "propose", propose):
+    with mock.patch.object(kind, "propose", propose):
         yield seen
 
 

@@ -20,7 +20,7 @@ class PassCosts:
     """Rows that see next to no context."""
     drafters: tuple[Curve, ...] = ()
     """One curve for each of ``Limits.proposers``, of the passes after a draft's first, over rows that see some hundred
-    KV entries; empty for one that runs no model."""
+    KV entries, or over tokens, where a pass gives several a row; empty for one that runs no model."""
     first_s: tuple[float, ...] = ()
     """For each proposer, what a draft's first pass takes on top: the target's pass has emptied the caches."""
     context_s: float = 0.0

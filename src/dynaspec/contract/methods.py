@@ -42,6 +42,20 @@ _ALL = (
         reads_target=True,
     ),
     Method(
+        "medusa",
+        "Medusa heads, which read the target's last hidden state",
+        ProposerTraits("medusa", passes_per_draft="one"),
+        checkpoint="a Medusa checkpoint",
+        reads_target=True,
+    ),
+    Method(
+        "mlp_speculator",
+        "an MLP speculator, which reads the target's last hidden state",
+        ProposerTraits("mlp_speculator"),
+        checkpoint="an MLP speculator's checkpoint",
+        reads_target=True,
+    ),
+    Method(
         "ngram",
         "a lookup of the latest tokens in the request's own text",
         ProposerTraits("ngram", passes_per_draft="none", has_confidence=False),

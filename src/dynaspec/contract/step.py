@@ -36,6 +36,8 @@ class ProposerTraits:
     """The first pass runs in every step, drafts or not, over the rows of the target's pass: every step pays for it."""
     probe_context: bool = False
     """It honours ``SpecPlan.probe_context``."""
+    longest: int | None = None
+    """Most tokens of a draft, whatever is granted; None = any."""
 
 
 @dataclass(frozen=True, slots=True)

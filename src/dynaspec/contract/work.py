@@ -15,7 +15,7 @@ class Drafting:
     proposer: int
     passes: int
     drawn: int
-    """Rows that a token was drawn from, in all passes together."""
+    """Rows that a token was drawn from, in all passes together; tokens, where one pass gives several."""
     read_in: int = 0
     """Rows on top of them in the first pass: committed tokens that the drafter had missed."""
 
@@ -37,7 +37,10 @@ def drafting_of(outcome: StepOutcome, proposers: Sequence[ProposerTraits]) -> Dr
         return None
     index = used.pop()
     read_in = max(0, passes[0] - drafted.count(index)) if passes else 0
-    return Drafting(index, len(passes), sum(passes) - read_in, read_in)
+    drawn = sum(passes) - read_in
+    if proposers[index].passes_per_draft == "one":
+        drawn = sum(n for p, n in zip(outcome.proposer, outcome.drafted, strict=True) if p == index)
+    return Drafting(index, len(passes), drawn, read_in)
 
 
 def drafting_in(work: Work, proposers: Sequence[ProposerTraits], requests: int) -> Drafting | None:

@@ -16,6 +16,11 @@ EAGLE3_ARCHITECTURES = frozenset(
     }
 )
 """Names that mean EAGLE-3. Originals say ``LlamaForCausalLM`` and are known by their draft vocabulary."""
+_STATE_HEADS = ("medusa", "mlp_speculator")
+"""Methods that are a ``model_type`` too."""
+_MLP_ARCHITECTURES = frozenset({"MLPSpeculatorPreTrainedModel", "ArcticLSTMSpeculatorPreTrainedModel"})
+_MEDUSA_KEY = "medusa_num_heads"
+"""In the config of a model with Medusa heads of its own, and of heads alone."""
 
 
 def read_checkpoint_config(model: object) -> dict[str, Any]:
@@ -31,10 +36,25 @@ def checkpoint_method(model: object) -> str:
     """The method that a checkpoint is for; ``draft_model`` if it does not say."""
     config = read_checkpoint_config(model)
     names = config.get("architectures")
-    named = EAGLE3_ARCHITECTURES.intersection(names if isinstance(names, list) else ())
+    names = names if isinstance(names, list) else ()
+    if config.get("model_type") in _STATE_HEADS:
+        return str(config["model_type"])
+    if _MEDUSA_KEY in config:
+        return "medusa"
+    if _MLP_ARCHITECTURES.intersection(names):
+        return "mlp_speculator"
+    named = EAGLE3_ARCHITECTURES.intersection(names)
     if named or config.get("speculators_model_type") == "eagle3" or config.get("draft_vocab_size"):
         return "eagle3"
     return "draft_model"
+
+
+def checkpoint_length(model: object) -> int | None:
+    """The tokens that a checkpoint of heads says it drafts at most; None if it does not say."""
+    config = read_checkpoint_config(model)
+    key = {"mlp_speculator": "n_predict", "medusa": "num_heads"}.get(str(config.get("model_type")), _MEDUSA_KEY)
+    told = config.get(key, config.get(_MEDUSA_KEY))
+    return told if type(told) is int and told > 0 else None
 
 
 class OwnTarget(NamedTuple):

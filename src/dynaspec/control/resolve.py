@@ -10,7 +10,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS, WITH_CONFIDENCE, WITH_MODEL
 
 from . import elastic, schedule, suffix
-from .checkpoint import checkpoint_method
+from .checkpoint import checkpoint_length, checkpoint_method
 from .planner import MAX_DRAFT_TOKENS
 
 SCHEDULE_KEY = "num_assistant_tokens_schedule"
@@ -32,9 +32,12 @@ POLICIES = (
     *("auto", "constant", "heuristic", "heuristic_transient"),
     *("confidence", "schedule", "goodput", "elastic"),
 )
+UPPER_BOUND_POLICIES = ("auto", "goodput", "confidence")
+"""Policies that choose any length up to ``num_speculative_tokens``; others have it, or it and shorter ones, as lengths
+that are to be drafted."""
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 UNAVAILABLE_METHODS = (
-    *("medusa", "mlp_speculator", "eagle", "mtp", "dflash", "dspark"),
+    *("eagle", "mtp", "dflash", "dspark"),
     *("ngram_gpu", "custom_class", "extract_hidden_states"),
 )
 
@@ -256,9 +259,12 @@ def _default_length(values: Mapping[str, Any]) -> int:
     if policy == "schedule":
         ranges: tuple[schedule.Range, ...] = values[schedule.KEY]
         return min(MAX_DRAFT_TOKENS, max(1, *(k for _, _, k in ranges)))
-    if policy == "elastic":
-        return int(values[elastic.KEY][-1]) if elastic.KEY in values else elastic.DEFAULT_LONGEST
-    return DEFAULT_DRAFT_LENGTH
+    if policy == "elastic" and elastic.KEY in values:
+        return int(values[elastic.KEY][-1])
+    own = checkpoint_length(values["model"]) if METHODS[values["method"]].reads_target else None
+    if own is not None:
+        return min(own, MAX_DRAFT_TOKENS)
+    return elastic.DEFAULT_LONGEST if policy == "elastic" else DEFAULT_DRAFT_LENGTH
 
 
 def _plain(value: object) -> object:

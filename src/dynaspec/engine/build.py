@@ -27,6 +27,7 @@ from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.calibrate import Runner, measure_costs
 from dynaspec.propose.drafter import Drafter
 from dynaspec.propose.guard import Guard
+from dynaspec.propose.heads import HeadsDrafter
 from dynaspec.propose.none import NoProposer
 from dynaspec.propose.patience import TargetPace
 from dynaspec.propose.registry import Loaded, Source, Weights, build_proposers, load_drafter
@@ -86,7 +87,7 @@ def build_engine(
     limits = _limits(speculation, proposers, config)
     costs = PassCosts()
     if speculation is not None and speculation.policy == "auto":
-        runners = [None if drafter is None or not p.needs.kv else drafter.runner for p in proposers]
+        runners = [None if drafter is None or not (p.needs.kv or p.needs.taps) else drafter.runner for p in proposers]
         costs = measure_costs(Runner(target, arenas[0]), runners, time.perf_counter, config.max_num_batched_tokens)
     if wrap is not None:
         proposers = [wrap(p) for p in proposers]
@@ -172,7 +173,9 @@ def _kv_cache(
     config: EngineConfig, target: Model, loaded: Loaded | None, max_model_len: int
 ) -> tuple[BlockTables, list[Arena], Taps | None]:
     """One pool and one table; an arena for each model and one for hidden states, all within one budget."""
-    models: list[Weights] = [target] if loaded is None else [target, loaded.weights]
+    models: list[Weights] = [target]
+    if loaded is not None and loaded.weights is not None:
+        models.append(loaded.weights)
     wanted, width = () if loaded is None else loaded.taps, target.config.hidden_size
     memory = config.kv_cache_memory or default_kv_memory(target.device)
     needed = config.max_num_seqs * -(-max_model_len // BLOCK_SIZE)
@@ -196,7 +199,10 @@ def _kv_cache(
 
 
 def _proposers(
-    speculation: SpeculativeConfig | None, drafter: Drafter | None, tables: BlockTables, sampler: SamplerState
+    speculation: SpeculativeConfig | None,
+    drafter: Drafter | HeadsDrafter | None,
+    tables: BlockTables,
+    sampler: SamplerState,
 ) -> list[Proposer]:
     if speculation is None:
         return [NoProposer()]
@@ -208,6 +214,8 @@ def _proposers(
 
 def _limits(speculation: SpeculativeConfig | None, proposers: Sequence[Proposer], config: EngineConfig) -> Limits:
     longest = speculation.longest_draft if speculation is not None else 0
+    ends = [proposer.traits.longest for proposer in proposers]
+    longest = min(longest, max((longest if end is None else end for end in ends), default=longest))
     return Limits(
         draft_lens=tuple(range(longest + 1)),
         proposers=tuple(proposer.traits for proposer in proposers),

@@ -12,6 +12,8 @@ import torch
 from dynaspec.contract.errors import CheckpointError
 
 _FILES = ("*.safetensors", "*.json", "tokenizer*", "*.txt", "*.model")
+HEADS_BESIDE = "medusa_head."
+"""Beginning of the names of tensors that draft, in a checkpoint that holds the target and its heads."""
 GGUF = ".gguf"
 """How the names of such files end."""
 _INDEX = "model.safetensors.index.json"
@@ -26,8 +28,11 @@ def is_gguf(path_or_id: str) -> bool:
     return path_or_id.lower().endswith(GGUF)
 
 
-def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
+def find_checkpoint(path_or_id: str, revision: str | None = None, more: Sequence[str] = ()) -> Path:
     """A local directory or GGUF file as it is, or a snapshot of a Hugging Face repository.
+
+    Args:
+        more: names of files that are wanted beside those of models.
 
     Raises:
         CheckpointError: there is no such file or directory, and the hub has no such repository or cannot be reached.
@@ -45,14 +50,14 @@ def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
         raise CheckpointError(f"there is no file {path_or_id}; expected a local *{GGUF} file")
     if path.is_absolute() or path_or_id.startswith((".", "~")) or path_or_id.count("/") > 1:
         raise CheckpointError(f"there is no directory {path_or_id}; expected a checkpoint's directory or a hub id")
-    return _download(path_or_id, revision)
+    return _download(path_or_id, revision, (*_FILES, *more))
 
 
-def _download(repo: str, revision: str | None) -> Path:
+def _download(repo: str, revision: str | None, files: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(_FILES)))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
     except Exception as error:  # the client's own, HTTP and file errors, all of them final
         raise CheckpointError(
             f"{repo!r} (revision {revision or 'main'}) is neither a local directory nor could it be fetched from the "
@@ -106,18 +111,36 @@ class TensorSource(Protocol):
 class Checkpoint:
     """See ``TensorSource``: those of a directory of safetensors files.
 
+    Args:
+        names: of files there; None = those of the model.
+
     Raises:
         CheckpointError: no safetensors files, a file that the index names is missing, or a file is corrupt.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, names: Sequence[str] | None = None) -> None:
         self.directory = directory
-        self._handles = {name: _open(directory / name) for name in _file_names(directory)}
+        self._handles = {name: _open(directory / name) for name in names or _file_names(directory)}
         self._home = {tensor: handle for handle in self._handles.values() for tensor in handle.keys()}  # noqa: SIM118
         self._taken: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._home
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all tensors."""
+        return tuple(self._home)
+
+    @property
+    def where(self) -> Path:
+        """The file, if it is one; else the directory."""
+        return self.directory / next(iter(self._handles)) if len(self._handles) == 1 else self.directory
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One that is there, whatever its shape."""
+        tensor: torch.Tensor = self._home[name].get_tensor(name)
+        return tensor
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """See ``TensorSource``."""
@@ -141,11 +164,15 @@ class Checkpoint:
 
     def check_all_taken(self) -> None:
         """See ``TensorSource``."""
-        left = sorted(name for name in self._home if name not in self._taken and not name.endswith(_HARMLESS))
+        left = sorted(name for name in self._home if name not in self._taken and not _harmless(name))
         if left:
             raise CheckpointError(
                 f"{self.directory} holds {len(left)} tensors that its config has no place for, such as {left[0]}"
             )
+
+
+def _harmless(name: str) -> bool:
+    return name.endswith(_HARMLESS) or name.startswith(HEADS_BESIDE)
 
 
 def _file_names(directory: Path) -> list[str]:

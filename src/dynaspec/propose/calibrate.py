@@ -57,12 +57,40 @@ class Timed(Protocol):
     def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None: ...
 
 
+class Passes(Protocol):
+    """Runs passes to be timed."""
+
+    @property
+    def compiled(self) -> bool:
+        """Whether those of a draft are one compiled call."""
+        ...
+
+    @property
+    def tokens_a_row(self) -> int:
+        """Tokens that a pass gives for each row."""
+        ...
+
+    def run(self, rows: int, context: int = 0, rows_each: int = 1, passes: int = 1) -> None:
+        """See ``Runner``."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Runner:
     """A model and its KV."""
 
     model: Timed
     arena: Arena
+
+    @property
+    def compiled(self) -> bool:
+        """See ``Passes``."""
+        return self.model.compiled is not None
+
+    @property
+    def tokens_a_row(self) -> int:
+        """See ``Passes``."""
+        return 1
 
     def run(self, rows: int, context: int = 0, rows_each: int = 1, passes: int = 1) -> None:
         """Passes over rows that write no KV, with the logits of all of them; waits for the device.
@@ -93,11 +121,11 @@ class Runner:
 class _Pass:
     """Trials of a pass over ``rows`` that each see ``context`` KV entries, ``rows_each`` the same ones."""
 
-    runner: Runner
+    runner: Passes
     rows: int
     context: int = 0
     rows_each: int = 1
-    after: Runner | None = None
+    after: Passes | None = None
     """A pass of this model comes before each trial, which then is of several passes."""
     firsts: list[float] = field(default_factory=list)
     """Seconds of the first of them."""
@@ -138,7 +166,7 @@ class _Pass:
 
 
 def measure_costs(
-    target: Runner | None, drafters: Sequence[Runner | None], clock: Callable[[], float], max_rows: int
+    target: Passes | None, drafters: Sequence[Passes | None], clock: Callable[[], float], max_rows: int
 ) -> PassCosts:
     """Times passes of each model.
 
@@ -224,13 +252,12 @@ def _context_s(blind: _Pass | None, seeing: Sequence[_Pass]) -> tuple[float, flo
 
 
 def _curve(passes: Sequence[_Pass], around_s: float) -> Curve:
-    """(rows, seconds)"""
-    return tuple((one.rows, around_s + one.seconds) for one in passes)
+    """(rows, seconds); tokens for rows where a row gives several."""
+    return tuple((one.rows * one.runner.tokens_a_row, around_s + one.seconds) for one in passes)
 
 
-def _around_draft_pass_s(drafter: Runner | None) -> float:
-    compiled = drafter is not None and drafter.model.compiled is not None
-    return AROUND_COMPILED_PASS_S if compiled else AROUND_DRAFT_PASS_S
+def _around_draft_pass_s(drafter: Passes | None) -> float:
+    return AROUND_COMPILED_PASS_S if drafter is not None and drafter.compiled else AROUND_DRAFT_PASS_S
 
 
 def _first_s(passes: Sequence[_Pass]) -> float:

@@ -20,7 +20,7 @@ from dynaspec.sampling.compiled import kernel
 
 from .drafter import Chain
 from .first_choice import Choices, take_first
-from .unread import slots_before, unread_rows
+from .unread import rows_at, slots_before, unread_rows
 from .warm_up import nobody
 
 Int32 = npt.NDArray[np.int32]
@@ -79,9 +79,9 @@ def draft_chain(
     if head is None:
         every = decode(model, no_taps, nowhere, caches, blocks, rows)
     else:
-        before = _rows_at(states, slots_before(tables, block_size, row_lanes, positions))
+        before = rows_at(states, slots_before(tables, block_size, row_lanes, positions))
         every = head_pass(head, caches, blocks, rows, fuse(head, before))
-    hidden = _rows_at(every, query_start[1:] - 1)
+    hidden = rows_at(every, query_start[1:] - 1)
     running, processed, longest = np.arange(lanes.size), np.zeros_like(lanes), choices.tokens.shape[1]
     rows_per_pass = np.empty(longest + 1, np.int64)
     rows_per_pass[0] = slots.size
@@ -101,16 +101,7 @@ def draft_chain(
         if head is None:
             hidden = decode(model, no_taps, nowhere, caches, blocks, rows)
         else:
-            hidden = head_pass(head, caches, blocks, rows, _rows_at(hidden, np.searchsorted(ran, running)))
+            hidden = head_pass(head, caches, blocks, rows, rows_at(hidden, np.searchsorted(ran, running)))
         processed[running] = done
         rows_per_pass[done] = running.size
     return rows_per_pass, end, processed
-
-
-@kernel
-def _rows_at(states: Floats, places: npt.NDArray[np.signedinteger]) -> Floats:
-    """[r, …] rows of ``states``."""
-    rows = np.empty((places.size, states.shape[1]), np.float32)
-    for i in range(places.size):
-        rows[i] = states[places[i]]
-    return rows

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import Proposer
 from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.resolve import UPPER_BOUND_POLICIES
 from dynaspec.kv.arena import Arena
 from dynaspec.kv.tables import BlockTables
 from dynaspec.model.attention.base import Shape
@@ -21,6 +24,9 @@ from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
 from dynaspec.model.eagle3.head import Eagle3Head
 from dynaspec.model.eagle3.loader import load_eagle3
+from dynaspec.model.heads.base import StateHeads
+from dynaspec.model.heads.medusa import load_medusa
+from dynaspec.model.heads.mlp_speculator import load_mlp_speculator
 from dynaspec.model.taps import Taps
 from dynaspec.sampling.state import SamplerState
 
@@ -28,6 +34,7 @@ from .autoregressive import AutoregressiveProposer
 from .draft_model import DraftModel
 from .drafter import Drafter
 from .eagle3 import Eagle3Drafter
+from .heads import HeadsDrafter, HeadsProposer
 from .ngram import NgramProposer
 from .suffix import SuffixProposer
 
@@ -47,14 +54,17 @@ class Loaded(Protocol):
     """A method's weights. KV is sized by what all models need, so they are loaded before there is any."""
 
     @property
-    def weights(self) -> Weights: ...
+    def weights(self) -> Weights | None:
+        """What keeps KV of its own; None = nothing does."""
+        ...
 
     taps: tuple[int, ...]
     """Hidden states of the target that it reads, see ``model.taps``."""
 
-    def drafter(self, arena: Arena, taps: Taps | None) -> Drafter:
+    def drafter(self, arena: Arena, taps: Taps | None) -> Drafter | HeadsDrafter:
         """
         Args:
+            arena: of the KV of ``weights``; not read where there are none.
             taps: where the target keeps ``taps``; None if it reads none.
         """
         ...
@@ -125,27 +135,76 @@ class LoadedEagle3:
         """
         Raises:
             CheckpointError: see ``load_eagle3``.
-            ConfigError: the target's hidden states are not to be had here, or another dtype is asked for.
+            ConfigError: see ``_target_of``.
         """
-        if source.target is None:
-            raise ConfigError(
-                "method is 'eagle3', which reads the target's hidden states, but another engine runs the target; "
-                "expected a method that reads tokens only"
-            )
-        if source.config.dtype != "auto":
-            raise ConfigError(
-                f"dtype is {source.config.dtype!r} but method is 'eagle3', whose head has its target's; expected 'auto'"
-            )
-        self.weights: Eagle3Head = load_eagle3(source.checkpoint, source.target, revision=source.config.revision)
+        target = _target_of(source)
+        self.weights: Eagle3Head = load_eagle3(source.checkpoint, target, revision=source.config.revision)
         self.taps = self.weights.settings.states
 
     def drafter(self, arena: Arena, taps: Taps | None) -> Drafter:
-        if taps is None:
-            raise ConfigError("an EAGLE-3 head was given no hidden states; expected those of its target")
-        return Eagle3Drafter(self.weights, arena, taps)
+        return Eagle3Drafter(self.weights, arena, _given(taps))
 
 
-_LOADERS: Mapping[str, Callable[[Source], Loaded]] = {"draft_model": LoadedModel, "eagle3": LoadedEagle3}
+class LoadedHeads:
+    """See ``Loaded``: heads that keep no KV and read the target's state after the final norm."""
+
+    weights: Weights | None = None
+
+    def __init__(self, source: Source, load: Callable[..., StateHeads]) -> None:
+        """
+        Args:
+            load: as ``load_medusa``.
+
+        Raises:
+            CheckpointError: see there.
+            ConfigError: see ``_target_of``; or longer drafts are asked for than there are heads.
+        """
+        target, config = _target_of(source), source.config
+        self._method = METHODS[config.method]
+        self._heads = load(source.checkpoint, target, revision=config.revision)
+        self.taps: tuple[int, ...] = (target.config.num_layers + 1,)
+        asked, longest = config.num_speculative_tokens, self._heads.longest
+        if asked > longest and config.policy not in UPPER_BOUND_POLICIES:
+            raise ConfigError(
+                f"num_speculative_tokens is {asked} and policy is {config.policy!r}, but {source.checkpoint!r} has "
+                f"{longest} heads, each for a token; expected at most {longest}"
+            )
+
+    def drafter(self, arena: Arena, taps: Taps | None) -> HeadsDrafter:
+        return HeadsDrafter(self._heads, self._method.traits, _given(taps))
+
+
+def _target_of(source: Source) -> Model:
+    """The target, whose hidden states the method reads.
+
+    Raises:
+        ConfigError: they are not to be had here, or another dtype is asked for.
+    """
+    if source.target is None:
+        raise ConfigError(
+            f"method is {source.config.method!r}, which reads the target's hidden states, but another engine runs the "
+            "target; expected a method that reads tokens only"
+        )
+    if source.config.dtype != "auto":
+        raise ConfigError(
+            f"dtype is {source.config.dtype!r} but method is {source.config.method!r}, whose head has its target's; "
+            "expected 'auto'"
+        )
+    return source.target
+
+
+def _given(taps: Taps | None) -> Taps:
+    if taps is None:
+        raise ConfigError("a head was given no hidden states; expected those of its target")
+    return taps
+
+
+_LOADERS: Mapping[str, Callable[[Source], Loaded]] = {
+    "draft_model": LoadedModel,
+    "eagle3": LoadedEagle3,
+    "medusa": partial(LoadedHeads, load=load_medusa),
+    "mlp_speculator": partial(LoadedHeads, load=load_mlp_speculator),
+}
 """Of the methods with a checkpoint."""
 
 
@@ -161,7 +220,7 @@ def load_drafter(source: Source) -> Loaded | None:
 
 def build_proposers(
     config: SpeculativeConfig,
-    drafter: Drafter | None,
+    drafter: Drafter | HeadsDrafter | None,
     tables: BlockTables,
     sampler: SamplerState,
     *,
@@ -174,7 +233,10 @@ def build_proposers(
         probabilistic: draw drafts from the drafter's processed distribution; else take its most probable token.
     """
     proposers: list[Proposer] = []
-    if drafter is not None:
+    if isinstance(drafter, HeadsDrafter):
+        most = config.max_model_len
+        proposers.append(HeadsProposer(drafter, tables, sampler, max_length=most, probabilistic=probabilistic))
+    elif drafter is not None:
         longest = min(drafter.max_position, config.max_model_len or drafter.max_position)
         proposers.append(
             AutoregressiveProposer(drafter, tables, sampler, max_length=longest, probabilistic=probabilistic)

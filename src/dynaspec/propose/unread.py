@@ -10,6 +10,7 @@ from dynaspec.kv.rows import fill_rows, tokens_at
 from dynaspec.sampling.compiled import kernel
 
 Int32 = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
 
 
 @kernel
@@ -53,3 +54,12 @@ def slots_before(tables: Int32, block_size: int, lanes: Ints, positions: Ints) -
         before = max(positions[i] - 1, 0)
         slots[i] = np.int64(tables[lanes[i], before // block_size]) * block_size + before % block_size
     return slots
+
+
+@kernel
+def rows_at(states: Floats, places: npt.NDArray[np.signedinteger]) -> Floats:
+    """[r, …] rows of ``states``."""
+    rows = np.empty((places.size, states.shape[1]), np.float32)
+    for i in range(places.size):
+        rows[i] = states[places[i]]
+    return rows

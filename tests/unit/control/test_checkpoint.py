@@ -45,6 +45,12 @@ def changed(**own: Any) -> dict[str, Any]:
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3"),
         ({"speculators_model_type": "eagle3"}, "eagle3"),
         ({"architectures": None}, "draft_model"),
+        ({"model_type": "medusa", "architectures": ["MedusaModel"]}, "medusa"),
+        ({"medusa_num_heads": 2, "base_model_name_or_path": "x"}, "medusa"),
+        ({"medusa_num_heads": 3, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "medusa"),
+        ({"model_type": "mlp_speculator"}, "mlp_speculator"),
+        ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "mlp_speculator"),
+        ({"architectures": ["ArcticLSTMSpeculatorPreTrainedModel"]}, "mlp_speculator"),
     ],
 )
 def test_a_model_given_without_a_method_says_which(config: dict[str, Any], method: str, tmp_path: Path) -> None:
@@ -53,6 +59,32 @@ def test_a_model_given_without_a_method_says_which(config: dict[str, Any], metho
     parsed = SpeculativeConfig.parse({"model": path})
     assert parsed is not None
     assert parsed.method == method
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"model_type": "mlp_speculator", "n_predict": 3}, 3),
+        ({"model_type": "medusa", "num_heads": 4, "n_predict": 9}, 4),
+        ({"medusa_num_heads": 7}, 7),
+        ({"model_type": "medusa", "medusa_num_heads": 6}, 6),
+        ({"model_type": "medusa", "num_heads": "4"}, None),
+        ({"model_type": "medusa"}, None),
+        ({"medusa_num_heads": 100}, 64),
+    ],
+)
+def test_heads_say_how_long_drafts_are(config: dict[str, Any], length: int | None, tmp_path: Path) -> None:
+    path = write(tmp_path, config)
+    for policy, default in (("constant", 5), ("heuristic", 5), ("elastic", 15)):
+        parsed = SpeculativeConfig(model=path, policy=policy)
+        assert parsed.num_speculative_tokens == (length or default)
+        if policy == "elastic":
+            assert parsed.draft_length_options is not None
+            assert parsed.draft_length_options[-1] == (length or default)
+    assert SpeculativeConfig(model=path, policy="constant", num_speculative_tokens=2).num_speculative_tokens == 2
+    assert SpeculativeConfig(model=path).num_speculative_tokens == 16  # an upper bound
+    other = SpeculativeConfig(method="draft_model", model=path, policy="constant")
+    assert other.num_speculative_tokens == 5
 
 
 def test_what_cannot_be_read_is_a_draft_model(tmp_path: Path) -> None:

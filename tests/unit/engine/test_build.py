@@ -15,6 +15,7 @@ from dynaspec.control.config import SpeculativeConfig
 from dynaspec.observe.decision_log import read_header, read_log
 from support.checkpoints import Pair
 from support.engines import open_llm
+from support.state_heads import FittedHeads
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
@@ -61,6 +62,25 @@ def test_costs_are_measured_for_auto_alone(tiny: Pair, tmp_path: Path) -> None:
     assert costs.target[0][0] == costs.drafters[0][0][0] == 1
     assert all(seconds > 0 for curve in (costs.target, *costs.drafters) for _, seconds in curve)
     assert costs.drafters[1] == ()
+
+
+@pytest.mark.parametrize(("method", "first"), [("medusa", 3), ("mlp_speculator", 1)])
+def test_heads_without_kv_are_measured_too(
+    method: str, first: int, tiny: Pair, fitted_state_heads: dict[str, FittedHeads], tmp_path: Path
+) -> None:
+    """All of Medusa's are one pass, which gives a row three tokens."""
+    path = tmp_path / "log.jsonl"
+    speculation = {"model": fitted_state_heads[method].path}
+    with open_llm(tiny.target, speculative_config=speculation, decision_log=str(path)) as llm:
+        llm.generate(["1 2 3 4"], GREEDY)
+    costs = read_header(path).costs
+    assert costs is not None
+    assert costs.drafters[0][0][0] == first
+    assert costs.first_s[0] > costs.first_s[1] == 0.0
+    limits = next(iter(read_log(path))).view.limits
+    assert [(proposer.name, proposer.longest) for proposer in limits.proposers] == [(method, 3), ("ngram", None)]
+    assert limits.draft_lens[-1] == 16
+    assert not limits.can_gate
 
 
 def test_a_log_that_cannot_be_written_is_an_error(tiny: Pair, tmp_path: Path) -> None:

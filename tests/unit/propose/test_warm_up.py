@@ -7,13 +7,14 @@ import subprocess
 import sys
 
 from support.checkpoints import Pair
+from support.state_heads import FittedHeads
 
 SCRIPT = """
 import json, sys
 from numba.core.dispatcher import Dispatcher
 from dynaspec import LLM, SamplingParams
 
-target, drafter, prompt = sys.argv[1:]
+target, prompt, checkpoints = sys.argv[1:]
 names, original = [], Dispatcher.compile
 
 def compile_(self, sig):
@@ -22,8 +23,8 @@ def compile_(self, sig):
 
 Dispatcher.compile = compile_
 found = {}
-for method in ("ngram", "draft_model"):
-    speculation = {"method": method, "policy": "auto"} | ({"model": drafter} if method == "draft_model" else {})
+for method, model in json.loads(checkpoints).items():
+    speculation = {"method": method, "policy": "auto"} | ({"model": model} if model else {})
     llm = LLM(target, speculative_config=speculation)
     # The target's own kernels are known after this.
     llm.generate(prompt, SamplingParams(temperature=0, max_tokens=4, max_draft_tokens=0))
@@ -35,13 +36,16 @@ print(json.dumps(found))
 """
 
 
-def test_the_first_draft_compiles_nothing(tiny: Pair) -> None:
+def test_the_first_draft_compiles_nothing(tiny: Pair, fitted_state_heads: dict[str, FittedHeads]) -> None:
     """In a process of its own, as in this one other tests have drafted."""
-    command = [sys.executable, "-c", SCRIPT, str(tiny.target), str(tiny.drafter), "one two three one two three one two"]
+    checkpoints = {"ngram": None, "draft_model": str(tiny.drafter)}
+    checkpoints |= {method: heads.path for method, heads in fitted_state_heads.items()}
+    prompt = "one two three one two three one two"
+    command = [sys.executable, "-c", SCRIPT, str(tiny.target), prompt, json.dumps(checkpoints)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["ngram"]["at once"] > 0  # whatever is compiled is seen
-    for method in ("ngram", "draft_model"):
+    for method in checkpoints:
         assert found[method]["late"] == []
         assert found[method]["tokens"] == 24

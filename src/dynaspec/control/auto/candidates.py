@@ -102,6 +102,8 @@ class Candidates:
         start_s, pass_s, row_s, read_in_s = self._costs.draft_terms(index)
         traits, on = self._traits[index], self._settings
         lag, cap, context = np.array(at.view.lag[index], dtype=np.float64), at.cap, 0
+        if traits.longest is not None:
+            cap = np.minimum(cap, traits.longest)
         reads, steps = lag, np.minimum(np.maximum(at.room / 2.0, 1.0), on.pay_off)  # that reading is paid off over
         if probe:
             # What takes no more than the latest tokens in each step of the probe is read to its end.

@@ -86,6 +86,13 @@ def test_hosts_that_cannot_stop_trim_or_be_ragged_are_served() -> None:
             assert all(plan.stop is None for plan in trace.plans)
 
 
+def test_nobody_is_granted_more_than_the_proposer_drafts() -> None:
+    traits = ProposerTraits("heads", passes_per_draft="one", longest=2)
+    limits = replace(LIMITS, proposers=(traits, ProposerTraits("ngram", passes_per_draft="none", has_confidence=False)))
+    trace = Loop(3, 1, limits=limits).run(auto(limits), 200)
+    assert max(depth for plan in trace.plans for depth in plan.depth) == 2
+
+
 def test_ended_requests_leave_nothing_behind() -> None:
     controller = auto()
     Loop(4, 1).run(controller, 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -176,8 +177,9 @@ def test_what_a_plan_had_drafted_the_step_before() -> None:
 
 
 def test_lookups_beside_a_model_take_nothing_that_counts() -> None:
-    from dataclasses import replace
 
     mixed = replace(outcome(2, 3), proposer=(0, 1), work=Work(rows_per_pass=(5, 1)))
     assert drafting_of(mixed, (MODEL, LOOKUP)) == Drafting(0, 2, 2, 4)
     assert drafting_of(outcome(0, 0), (MODEL, LOOKUP)) is None
+    heads = replace(outcome(3, 0, 1), work=Work(rows_per_pass=(2,)))  # two rows gave four tokens
+    assert drafting_of(heads, (replace(ONE, idle_pass=False),)) == Drafting(0, 1, 4)

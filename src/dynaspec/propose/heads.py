@@ -1,0 +1,185 @@
+"""Heads that keep no KV draft from the target's last hidden state: Medusa's, and the MLP speculator's.
+
+The newest token has not been through the target yet, so a request's last hidden state is that of the token before it.
+Hidden states are kept like KV (``model.taps``), so it is there whatever came between two drafts, and nothing is ever
+caught up with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, ProposerNeeds, TargetStep
+from dynaspec.contract.step import ProposerTraits, SpecPlan
+from dynaspec.kv.tables import BlockTables
+from dynaspec.model.heads.base import StateHeads
+from dynaspec.model.taps import Taps
+from dynaspec.sampling.state import SamplerState
+
+from .first_choice import Choices
+from .none import no_drafts
+from .passes import DraftPasses, draft_passes
+from .unread import slots_before
+
+Chain = Callable[[npt.NDArray[np.int32], int, Choices], Ints]
+"""A whole draft in one call: of (tables, block_size, choices), as ``heads_chain.draft_heads``."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsRunner:
+    """Runs heads to be timed; satisfies ``calibrate.Passes``."""
+
+    heads: StateHeads
+    at_once: bool
+    """All heads are one pass; else a pass is one head."""
+
+    @property
+    def compiled(self) -> bool:
+        return self.heads.compiled is not None
+
+    @property
+    def tokens_a_row(self) -> int:
+        return self.heads.longest if self.at_once else 1
+
+    def run(self, rows: int, context: int = 0, rows_each: int = 1, passes: int = 1) -> None:
+        """See ``Passes``; heads see no context."""
+        heads = self.heads
+        tokens = torch.zeros(rows, dtype=torch.int64, device=heads.device)
+        hidden = torch.zeros(rows, heads.width, dtype=heads.dtype, device=heads.device)
+        state = heads.begin(hidden)
+        for head in range(passes * self.tokens_a_row):
+            if head % heads.longest == 0:
+                state = heads.begin(hidden)
+            state, logits = heads.run(head % heads.longest, state, tokens)
+        logits[0, 0].item()
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsDrafter:
+    """Heads, and where they read."""
+
+    heads: StateHeads
+    traits: ProposerTraits
+    """Of the method."""
+    taps: Taps
+    """Where the target keeps its state after the final norm, and no other."""
+
+    @property
+    def at_once(self) -> bool:
+        """All heads are one pass."""
+        return self.traits.passes_per_draft == "one"
+
+    @property
+    def runner(self) -> HeadsRunner:
+        """For timing passes."""
+        return HeadsRunner(self.heads, self.at_once)
+
+
+class HeadsProposer:
+    """See ``contract.proposer.Proposer``."""
+
+    def __init__(
+        self,
+        drafter: HeadsDrafter,
+        tables: BlockTables,
+        sampler: SamplerState,
+        *,
+        max_length: int | None,
+        probabilistic: bool = True,
+    ) -> None:
+        """
+        Args:
+            max_length: tokens of the longest request that is drafted for; None = any.
+            probabilistic: draw drafts from the heads' processed distributions; else take their most probable tokens.
+        """
+        heads = drafter.heads
+        self.traits = replace(drafter.traits, longest=heads.longest)
+        self.needs = ProposerNeeds(taps=drafter.taps.states)
+        self._heads = heads
+        self._at_once = drafter.at_once
+        self._states = drafter.taps.arena
+        self._tables = tables
+        self._sampler = sampler
+        self._max_length = max_length
+        self._probabilistic = probabilistic
+        self._chain: Chain | None = None
+        if heads.compiled is not None:
+            from .heads_chain import chain_of  # it compiles what it calls
+
+            self._chain = chain_of(heads.compiled, self._states.numpy())
+
+    def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
+        return (0,) * len(batch.ids)
+
+    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
+        return None
+
+    def commit(self, text: NewText) -> None:
+        """Nothing to keep."""
+
+    def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
+        """Nothing to keep."""
+
+    def evict(self, lane: int) -> None:
+        """Nothing to keep."""
+
+    def advance(self, step: TargetStep) -> None:
+        """Nothing to keep: the target has kept its states."""
+
+    def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
+        wanted = np.array(plan.depth, dtype=np.int64)
+        depth = np.minimum(wanted, self._heads.longest)
+        if self._max_length is not None:
+            depth = np.maximum(np.minimum(depth, self._max_length - batch.lengths), 0)
+        depth[batch.lengths < 2] = 0  # the target has not processed any token
+        index = depth.nonzero()[0]
+        drafts = self._draft(batch, plan, depth, index) if index.size else no_drafts(len(wanted))
+        ids = batch.ids
+        drafts.skipped = {ids[i]: "drafter_length" for i in ((wanted > 0) & (depth == 0)).nonzero()[0].tolist()}
+        return drafts
+
+    def _draft(self, batch: DecodeBatch, plan: SpecPlan, depth: Ints, index: Ints) -> Drafts:
+        """Requests ``index`` draft up to ``depth`` tokens."""
+        granted = depth[index]
+        rule = plan.stop if plan.stop is None or index.size == depth.size else plan.stop.select(index.tolist())
+        passes = draft_passes(
+            self._sampler,
+            batch,
+            index,
+            granted,
+            rule,
+            self._heads.vocab_size,
+            self._heads.device,
+            self._heads.vocabulary,
+            probabilistic=self._probabilistic,
+        )
+        if passes.choices is not None and self._chain is not None:
+            rows = self._chain(batch.block_tables, self._tables.block_size, passes.choices).tolist()
+        else:
+            rows = self._run(batch, passes, index, int(granted.max()))
+        drafts = passes.finish(depth)
+        drafts.rows_per_pass = tuple(rows[:1] if self._at_once else rows)
+        return drafts
+
+    def _run(self, batch: DecodeBatch, passes: DraftPasses, index: Ints, longest: int) -> list[int]:
+        """The heads, one after the other; returns the rows of each."""
+        device, lanes, lengths = self._heads.device, batch.lanes[index], batch.lengths[index]
+        before = slots_before(batch.block_tables, self._tables.block_size, lanes, lengths - 1)
+        state = self._heads.begin(self._states[torch.from_numpy(before).to(device)])
+        tokens = torch.from_numpy(batch.tokens[lanes, lengths - 1].astype(np.int64)).to(device)
+        running, rows = np.arange(index.size), []
+        for done in range(1, longest + 1):
+            state, logits = self._heads.run(done - 1, state, tokens)
+            rows.append(int(running.size))
+            ran, running = running, passes.take(logits, running, done)
+            if not running.size:
+                break
+            if running.size < ran.size:
+                state = state[torch.from_numpy(np.searchsorted(ran, running)).to(device)]
+            tokens = passes.tokens(index[running], done - 1)
+        return rows
