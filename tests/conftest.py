@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from support.checkpoints import Pair, save_pair
-from support.eagle3_heads import FittedHead, save_fitted
 from support.engines import PlainDecoding
+from support.heads import FittedHead, save_fitted
 from support.workloads import PROMPTS
 
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in whole engines: every layout, and whatever can come between two of their drafts.
+"""Heads in whole engines: every layout, and whatever can come between two of their drafts.
 
 Outputs are those of plain decoding, bit for bit; and drafts are those of a plain reference that has read the whole
 text, which outputs do not show.
@@ -20,15 +20,15 @@ from dynaspec.propose import registry
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 from support.checkpoints import Pair
 from support.controllers import VaryingController
-from support.eagle3_heads import LAYOUTS, FittedHead, Layout, save_fitted
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
+from support.heads import LAYOUTS, FittedHead, Layout, save_fitted
 from support.seen_drafts import check_drafts, watch_drafts
 from support.workloads import MODES, PROMPTS
 from unit.engine.fakes import ScriptedController
 
 
 def speculation(head: str, **options: Any) -> dict[str, Any]:
-    """The head by itself."""
+    """The head by itself; its config.json says of which method it is, if no option does."""
     return {"model": head, "policy": "constant", "num_speculative_tokens": 4, "prompt_lookup_max": 0, **options}
 
 
@@ -54,11 +54,11 @@ def test_every_layout(layout: Layout, tiny: Pair, plain: PlainDecoding, tmp_path
         watch_drafts() as seen,
         open_llm(
             tiny.target,
-            speculative_config=speculation(head.path),
+            speculative_config=speculation(head.path, method=layout.kind),
             max_num_seqs=4,
             max_num_batched_tokens=24,
             async_scheduling=True,
-            kv_cache_memory=kv_bytes(9, tiny.target, head.path),
+            kv_cache_memory=kv_bytes(9, tiny.target, head.path, method=layout.kind),
         ) as llm,
     ):
         for mode in ("greedy", "truncated"):

@@ -17,7 +17,7 @@ from dynaspec.contract.proposer import Drafts
 from dynaspec.propose import registry
 from dynaspec.propose.draft_model import DraftModel
 from dynaspec.propose.drafter import Drafter
-from dynaspec.propose.eagle3 import Eagle3Drafter
+from dynaspec.propose.head import HeadDrafter
 from support.checkpoints import VOCAB, Pair
 from support.engines import PlainDecoding, assert_same, open_llm
 from support.faulty import RaisingProposer, SlowProposer, Spoil, SpoiltModel, SpoiltProposer
@@ -262,7 +262,7 @@ def test_a_drafter_whose_logits_go_bad(
         return lambda weights, *rest: honest(SpoiltModel(weights, first=10, rows=rows), *rest)
 
     monkeypatch.setattr(registry, "DraftModel", spoilt(DraftModel))
-    monkeypatch.setattr(registry, "Eagle3Drafter", spoilt(Eagle3Drafter))
+    monkeypatch.setattr(registry, "HeadDrafter", spoilt(HeadDrafter))
     config = speculation(tiny) | {"draft_sample_method": sample_method}
     if who == "head":
         config["model"] = head

@@ -17,6 +17,9 @@ EAGLE3_ARCHITECTURES = frozenset(
 )
 """Names that mean EAGLE-3. Originals say ``LlamaForCausalLM`` and are known by their draft vocabulary."""
 
+EAGLE_ARCHITECTURES = frozenset({"EagleLlamaForCausalLM"})
+"""Those of vLLM's format. Originals say ``LlamaForCausalLM``; many are known by ``bias``, which no Llama has."""
+
 
 def read_checkpoint_config(model: object) -> dict[str, Any]:
     """The config.json of a local checkpoint; empty if there is none that can be read."""
@@ -30,10 +33,15 @@ def read_checkpoint_config(model: object) -> dict[str, Any]:
 def checkpoint_method(model: object) -> str:
     """The method that a checkpoint is for; ``draft_model`` if it does not say."""
     config = read_checkpoint_config(model)
-    names = config.get("architectures")
-    named = EAGLE3_ARCHITECTURES.intersection(names if isinstance(names, list) else ())
-    if named or config.get("speculators_model_type") == "eagle3" or config.get("draft_vocab_size"):
+    found = config.get("architectures")
+    names, kind = found if isinstance(found, list) else [], config.get("speculators_model_type")
+    if EAGLE3_ARCHITECTURES.intersection(names) or kind == "eagle3" or config.get("draft_vocab_size"):
         return "eagle3"
+    if kind == "mtp":
+        return "mtp"
+    original = names == ["LlamaForCausalLM"] and config.get("num_hidden_layers") == 1 and "bias" in config
+    if EAGLE_ARCHITECTURES.intersection(names) or original:
+        return "eagle"
     return "draft_model"
 
 

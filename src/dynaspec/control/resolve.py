@@ -34,7 +34,7 @@ POLICIES = (
 )
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 UNAVAILABLE_METHODS = (
-    *("medusa", "mlp_speculator", "eagle", "suffix", "mtp", "dflash", "dspark"),
+    *("medusa", "mlp_speculator", "suffix", "dflash", "dspark"),
     *("ngram_gpu", "custom_class", "extract_hidden_states"),
 )
 
@@ -124,8 +124,10 @@ def _check_method(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"method is {method!r}; expected {either(tuple(METHODS))}")
     checkpoint = METHODS[method].checkpoint
     if checkpoint is not None:
-        if model is None or model in _NGRAM_NAMES:
+        if model in _NGRAM_NAMES or (model is None and not METHODS[method].in_target):
             raise ConfigError(f"method is {method!r} but model is {model!r}; expected {checkpoint}")
+        if model is None and "revision" in values:
+            raise ConfigError(f"revision is {values['revision']!r} but no model is given; expected both or neither")
         return
     if values.get("prompt_lookup_max") == 0:
         raise ConfigError(f"prompt_lookup_max is 0; expected an integer of at least 1 with method {method!r}")

@@ -165,6 +165,7 @@ def _source(config: EngineConfig, speculation: SpeculativeConfig, target: Model,
         device=str(target.device),
         load=load,
         trust_remote_code=config.trust_remote_code,
+        target_checkpoint=(config.model, config.revision),
     )
 
 

@@ -19,6 +19,8 @@ _SINGLE = "model.safetensors"
 _HARMLESS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias",
              "causal_mask")  # fmt: skip
 """Ends of names of constants that older checkpoints carry and nothing needs."""
+PREDICTION_LAYERS = "model.mtp_layers."
+"""Beginning of names of what drafts for a model in its own checkpoint (method ``mtp``); the model runs without."""
 
 
 def is_gguf(path_or_id: str) -> bool:
@@ -26,8 +28,11 @@ def is_gguf(path_or_id: str) -> bool:
     return path_or_id.lower().endswith(GGUF)
 
 
-def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
+def find_checkpoint(path_or_id: str, revision: str | None = None, *more: str) -> Path:
     """A local directory or GGUF file as it is, or a snapshot of a Hugging Face repository.
+
+    Args:
+        more: files of a repository to fetch beside those of a model.
 
     Raises:
         CheckpointError: there is no such file or directory, and the hub has no such repository or cannot be reached.
@@ -45,14 +50,14 @@ def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
         raise CheckpointError(f"there is no file {path_or_id}; expected a local *{GGUF} file")
     if path.is_absolute() or path_or_id.startswith((".", "~")) or path_or_id.count("/") > 1:
         raise CheckpointError(f"there is no directory {path_or_id}; expected a checkpoint's directory or a hub id")
-    return _download(path_or_id, revision)
+    return _download(path_or_id, revision, more)
 
 
-def _download(repo: str, revision: str | None) -> Path:
+def _download(repo: str, revision: str | None, more: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(_FILES)))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=[*_FILES, *more]))
     except Exception as error:  # the client's own, HTTP and file errors, all of them final
         raise CheckpointError(
             f"{repo!r} (revision {revision or 'main'}) is neither a local directory nor could it be fetched from the "
@@ -131,9 +136,9 @@ class Checkpoint:
         tensor: torch.Tensor = handle.get_tensor(name)
         return tensor
 
-    def read_all(self) -> dict[str, torch.Tensor]:
-        """Every tensor by its name."""
-        return {name: handle.get_tensor(name) for name, handle in self._home.items()}
+    def read_all(self, under: str = "") -> dict[str, torch.Tensor]:
+        """Every tensor by its name, or those whose names begin so."""
+        return {name: handle.get_tensor(name) for name, handle in self._home.items() if name.startswith(under)}
 
     def ignore(self, names: Iterable[str]) -> None:
         """See ``TensorSource``."""
@@ -141,7 +146,11 @@ class Checkpoint:
 
     def check_all_taken(self) -> None:
         """See ``TensorSource``."""
-        left = sorted(name for name in self._home if name not in self._taken and not name.endswith(_HARMLESS))
+        left = sorted(
+            name
+            for name in self._home
+            if name not in self._taken and not name.endswith(_HARMLESS) and not name.startswith(PREDICTION_LAYERS)
+        )
         if left:
             raise CheckpointError(
                 f"{self.directory} holds {len(left)} tensors that its config has no place for, such as {left[0]}"

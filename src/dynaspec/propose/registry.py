@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import Proposer
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.kv.arena import Arena
@@ -19,15 +20,15 @@ from dynaspec.kv.tables import BlockTables
 from dynaspec.model.attention.base import Shape
 from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.eagle3.head import Eagle3Head
-from dynaspec.model.eagle3.loader import load_eagle3
+from dynaspec.model.heads.head import Head
+from dynaspec.model.heads.loader import load_head
 from dynaspec.model.taps import Taps
 from dynaspec.sampling.state import SamplerState
 
 from .autoregressive import AutoregressiveProposer
 from .draft_model import DraftModel
 from .drafter import Drafter
-from .eagle3 import Eagle3Drafter
+from .head import HeadDrafter
 from .ngram import NgramProposer
 
 
@@ -75,6 +76,8 @@ class Source:
     load: Callable[..., Model]
     """As ``model.loader.load_model``."""
     trust_remote_code: bool = False
+    target_checkpoint: tuple[str, str | None] | None = None
+    """Where the target was loaded from, and which revision."""
 
     @property
     def checkpoint(self) -> str:
@@ -82,9 +85,20 @@ class Source:
         Raises:
             ConfigError: there is none.
         """
-        if self.config.model is None:
+        return self._place[0]
+
+    @property
+    def revision(self) -> str | None:
+        """Of ``checkpoint``."""
+        return self._place[1]
+
+    @property
+    def _place(self) -> tuple[str, str | None]:
+        if self.config.model is not None:
+            return self.config.model, self.config.revision
+        if self.target_checkpoint is None or not METHODS[self.config.method].in_target:
             raise ConfigError(f"method is {self.config.method!r} but no model is given; expected its checkpoint")
-        return self.config.model
+        return self.target_checkpoint
 
 
 class LoadedModel:
@@ -117,34 +131,42 @@ class LoadedModel:
         return DraftModel(self.weights, arena)
 
 
-class LoadedEagle3:
+class LoadedHead:
     """See ``Loaded``."""
 
     def __init__(self, source: Source) -> None:
         """
         Raises:
-            CheckpointError: see ``load_eagle3``.
+            CheckpointError: see ``load_head``.
             ConfigError: the target's hidden states are not to be had here, or another dtype is asked for.
         """
+        method = source.config.method
         if source.target is None:
             raise ConfigError(
-                "method is 'eagle3', which reads the target's hidden states, but another engine runs the target; "
+                f"method is {method!r}, which reads the target's hidden states, but another engine runs the target; "
                 "expected a method that reads tokens only"
             )
         if source.config.dtype != "auto":
             raise ConfigError(
-                f"dtype is {source.config.dtype!r} but method is 'eagle3', whose head has its target's; expected 'auto'"
+                f"dtype is {source.config.dtype!r} but method is {method!r}, whose head has its target's; "
+                "expected 'auto'"
             )
-        self.weights: Eagle3Head = load_eagle3(source.checkpoint, source.target, revision=source.config.revision)
+        self.weights: Head = load_head(method, source.checkpoint, source.target, revision=source.revision)
+        self._method = method
         self.taps = self.weights.settings.states
 
     def drafter(self, arena: Arena, taps: Taps | None) -> Drafter:
         if taps is None:
-            raise ConfigError("an EAGLE-3 head was given no hidden states; expected those of its target")
-        return Eagle3Drafter(self.weights, arena, taps)
+            raise ConfigError("a head was given no hidden states; expected those of its target")
+        return HeadDrafter(self.weights, arena, taps, self._method)
 
 
-_LOADERS: Mapping[str, Callable[[Source], Loaded]] = {"draft_model": LoadedModel, "eagle3": LoadedEagle3}
+_LOADERS: Mapping[str, Callable[[Source], Loaded]] = {
+    "draft_model": LoadedModel,
+    "eagle": LoadedHead,
+    "eagle3": LoadedHead,
+    "mtp": LoadedHead,
+}
 """Of the methods with a checkpoint."""
 
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: what they compute, in every published layout, and what is said of those that cannot be right."""
+"""Heads: what they compute, in every published layout, and what is said of those that cannot be right."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from dynaspec.kv.arena import Arena
 from dynaspec.model.attention.reference import ReferenceAttention
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
-from dynaspec.model.eagle3.config import read_config
-from dynaspec.model.eagle3.loader import load_eagle3
+from dynaspec.model.heads.eagle3 import load_eagle3, read_config
+from dynaspec.model.heads.loader import load_head
 from dynaspec.model.loader import load_model
 from dynaspec.model.ops import TorchOps
 from dynaspec.model.stack import OpsStack
 from dynaspec.model.taps import Taps
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from dynaspec.propose.eagle3 import Eagle3Drafter
+from dynaspec.propose.head import HeadDrafter
 from dynaspec.sampling.state import SamplerState
-from support.eagle3_heads import LAYOUTS, Layout, random_tensors, reference, write
-from support.eagle3_passes import logits_of, states_of
+from support.head_passes import logits_of, states_of
+from support.heads import LAYOUTS, Layout, random_tensors, reference, write
 from unit.model import tiny
 from unit.propose.batches import batch, block_tables, plan, target
 
@@ -38,6 +38,7 @@ TEXT = np.random.default_rng(0).integers(3, 50, 37).tolist()
 CHAIN = [7, 30, 7, 11]
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
 SPECULATORS = BY_NAME["speculators"]
+DRAFTING = [BY_NAME[name] for name in ("speculators", "eagle, biases by default", "mimo", "speculators, mtp")]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_a_head_computes_what_its_layout_says(layout: Layout, model: Model, tmp_path: Path) -> None:
     path = write(layout, tmp_path)
-    head, s = load_eagle3(str(path), model), layout.shape
+    head, s = load_head(layout.kind, str(path), model), layout.shape
     assert head.settings.states == s.states
     states, tensors = states_of(model, TEXT, s.states), random_tensors(layout)
     embedding, output = tiny.tensors()["model.embed_tokens.weight"], tiny.tensors()["lm_head.weight"]
@@ -61,12 +62,12 @@ def test_a_head_computes_what_its_layout_says(layout: Layout, model: Model, tmp_
     if ids is not None:
         assert head.vocabulary is not None
         assert head.vocabulary.tolist() == ids.tolist()
-    assert checkpoint_method(path) == "eagle3"
+    assert checkpoint_method(path) == (layout.kind if layout.says_so else "draft_model")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_single_operations_compute_the_same(layout: Layout, model: Model, tmp_path: Path) -> None:
-    head = load_eagle3(str(write(layout, tmp_path)), model)
+    head = load_head(layout.kind, str(write(layout, tmp_path)), model)
     states = states_of(model, TEXT, layout.shape.states)
     whole = logits_of(head, states, TEXT, CHAIN, len(TEXT))
     head.compiled = None
@@ -79,15 +80,15 @@ def test_single_operations_compute_the_same(layout: Layout, model: Model, tmp_pa
 class Desk:
     """A proposer over growing texts, with the states of their target."""
 
-    def __init__(self, model: Model, path: Path, *, compiled: bool = True, most: int = 512) -> None:
+    def __init__(self, model: Model, layout: Layout, path: Path, *, compiled: bool = True, most: int = 512) -> None:
         self.model = model
-        head = load_eagle3(str(path), model)
+        head = load_head(layout.kind, str(path), model)
         self.texts = [np.random.default_rng(i).integers(3, 50, size).tolist() for i, size in enumerate((20, 5, 33, 16))]
         self.tables, sampler = block_tables(size=BLOCK_SIZE), SamplerState(4, 50)
-        self.arena = Arena.allocate(1, head.kv_shapes(40), torch.float32, torch.device("cpu"))
+        self.arena = Arena.allocate(head.config.num_layers, head.kv_shapes(40), torch.float32, torch.device("cpu"))
         self.kv = Arena.allocate(2, model.kv_shapes(40), torch.float32, torch.device("cpu")).layers
         self.taps = Taps.allocate(head.settings.states, 40, 2, 32, torch.float32, torch.device("cpu"))
-        drafter = Eagle3Drafter(head, self.arena, self.taps)
+        drafter = HeadDrafter(head, self.arena, self.taps, layout.kind)
         if not compiled:
             drafter.chain = None
         self.proposer = AutoregressiveProposer(drafter, self.tables, sampler, max_length=64, catch_up_tokens=most)
@@ -139,26 +140,31 @@ STEPS = [
 ]
 
 
-def test_drafts_are_those_of_the_plain_reference(model: Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", DRAFTING, ids=lambda layout: layout.name)
+def test_drafts_are_those_of_the_plain_reference(layout: Layout, model: Model, tmp_path: Path) -> None:
     """After rejections, full acceptance, and steps that drafted nothing."""
-    path, tensors = write(SPECULATORS, tmp_path), random_tensors(SPECULATORS)
-    desk = Desk(model, path)
+    path, tensors = write(layout, tmp_path), random_tensors(layout)
+    desk = Desk(model, layout, path)
     embedding, output = tiny.tensors()["model.embed_tokens.weight"], tiny.tensors()["lm_head.weight"]
-    ids = tensors["d2t"] + torch.arange(20)
+    ids = torch.arange(layout.shape.draft_vocab) + tensors.get("d2t", 0)
     for depth, accepted in STEPS:
         before = [list(text) for text in desk.texts]
         drafts = desk.step(depth, accepted)
         for lane, text in enumerate(before):
-            states, chain = states_of(model, text, (0, 1, 2))[:-1], drafts.tokens[lane, : depth[lane]].tolist()
-            logits = reference(SPECULATORS, tensors, embedding, output, text, states, chain)
+            states, chain = (
+                states_of(model, text, layout.shape.states)[:-1],
+                drafts.tokens[lane, : depth[lane]].tolist(),
+            )
+            logits = reference(layout, tensors, embedding, output, text, states, chain)
             best = ids[logits[len(text) - 2 :].argmax(1)]
             assert chain == best[: depth[lane]].tolist()
 
 
+@pytest.mark.parametrize("layout", DRAFTING, ids=lambda layout: layout.name)
 @pytest.mark.parametrize("most", [512, 4])
-def test_compiled_drafts_are_those_of_single_passes(model: Model, tmp_path: Path, most: int) -> None:
-    path = write(SPECULATORS, tmp_path)
-    compiled, single = Desk(model, path, most=most), Desk(model, path, compiled=False, most=most)
+def test_compiled_drafts_are_those_of_single_passes(most: int, layout: Layout, model: Model, tmp_path: Path) -> None:
+    path = write(layout, tmp_path)
+    compiled, single = (Desk(model, layout, path, compiled=whole, most=most) for whole in (True, False))
     for depth, accepted in STEPS:
         whole, parts = compiled.step(depth, accepted), single.step(depth, accepted)
         assert whole.tokens.tolist() == parts.tokens.tolist()
