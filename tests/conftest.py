@@ -12,7 +12,7 @@ import torch
 
 from support.checkpoints import Pair, save_pair
 from support.engines import PlainDecoding
-from support.heads import FittedHead, save_fitted
+from support.heads import LAYOUTS, FittedHead, save_fitted
 from support.workloads import PROMPTS
 
 
@@ -39,6 +39,20 @@ def fitted_head(tiny: Pair, plain: PlainDecoding, tmp_path_factory: pytest.TempP
 def head(fitted_head: FittedHead) -> str:
     """Its folder."""
     return fitted_head.path
+
+
+@pytest.fixture(scope="session")
+def heads(
+    fitted_head: FittedHead, tiny: Pair, plain: PlainDecoding, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """Folders of heads of the tiny target that agree with it now and then, by method."""
+    prompts = [plain.llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+    layouts = {layout.name: layout for layout in LAYOUTS}
+    found = {"eagle3": fitted_head.path}
+    for name in ("eagle", "speculators, mtp"):
+        layout = layouts[name]
+        found[layout.kind] = save_fitted(tmp_path_factory.mktemp("head"), tiny.target, prompts, layout).path
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ text, which outputs do not show.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.step import Limits
 from dynaspec.propose import registry
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from support.checkpoints import Pair
+from support.checkpoints import Pair, save_pair
 from support.controllers import VaryingController
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
-from support.heads import LAYOUTS, FittedHead, Layout, save_fitted
+from support.heads import LAYOUTS, MTP, FittedHead, Layout, put_into_target, save_fitted
 from support.seen_drafts import check_drafts, watch_drafts
 from support.workloads import MODES, PROMPTS
 from unit.engine.fakes import ScriptedController
@@ -67,6 +68,40 @@ def test_every_layout(layout: Layout, tiny: Pair, plain: PlainDecoding, tmp_path
             stats = llm.stats() - before
             assert stats.verified > stats.accepted > 0
         stats = llm.stats()
+    assert stats.preemptions > 0
+    assert stats.proposer_faults == 0
+    check_drafts(seen, head)
+
+
+@pytest.mark.parametrize("drafting", ["target's own", "by path"])
+def test_a_prediction_layer_in_its_targets_checkpoint(drafting: str, tmp_path: Path) -> None:
+    """The target is a Qwen2 with more tensors; without a model the layer is looked for there."""
+    mimo, target = MTP[0], save_pair(tmp_path, "qwen2").target
+    with closing(PlainDecoding(target).llm) as without:
+        texts = [without.tokenizer.encode(prompt) for prompt in PROMPTS[:4]]
+        expected = [output.outputs[0].token_ids for output in without.generate(texts, greedy(30))]
+    head = put_into_target(save_fitted(tmp_path / "head", target, texts, mimo, steps=60), target, tmp_path / "mimo")
+    own = speculation(head.path, method="mtp") if drafting == "by path" else speculation("", method="mtp")
+    config = {key: value for key, value in own.items() if value != ""}
+    plain = PlainDecoding(head.path)
+    with (
+        closing(plain.llm),
+        watch_drafts() as seen,
+        open_llm(
+            head.path,
+            speculative_config=config,
+            max_num_seqs=4,
+            max_num_batched_tokens=24,
+            kv_cache_memory=kv_bytes(9, head.path, head.path, method="mtp"),
+        ) as llm,
+    ):
+        outputs = llm.generate(texts, greedy(30))
+        assert_same(outputs, plain.llm.generate(texts, greedy(30)))
+        params = params_of("truncated")[:4]
+        assert_same(llm.generate(PROMPTS[:4], params), plain.outputs(PROMPTS[:4], params))
+        stats = llm.stats()
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert stats.verified > stats.accepted > 0
     assert stats.preemptions > 0
     assert stats.proposer_faults == 0
     check_drafts(seen, head)

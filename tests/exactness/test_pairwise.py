@@ -52,7 +52,7 @@ FACTORS = {
     "policy": tuple(POLICIES),
     "proposer": (
         *("draft_greedy", "draft_probabilistic", "ngram", "mixed", "scripted"),
-        *("eagle3_greedy", "eagle3_probabilistic", "eagle3_mixed"),
+        *("eagle3_greedy", "eagle3_probabilistic", "eagle3_mixed", "eagle_greedy", "mtp_probabilistic"),
     ),
     "mode": tuple(MODES),
     "batch": ("1", "3", "8"),
@@ -61,6 +61,8 @@ FACTORS = {
     "rows": ("16", "32", "1024"),
     "scheduling": ("serial", "async"),
 }
+HEADS = ("eagle", "mtp")
+"""Beginnings of the proposers that are heads."""
 TIGHT_BLOCKS = 7
 """As many as one request may need."""
 AGAIN = 8
@@ -90,7 +92,7 @@ def certain(row: Row) -> bool:
     """
     looks_up = row["proposer"] == "ngram" and row["mode"] != "repetitive"
     too_many = row["policy"] == "off_switch" and row["batch"] != "1"
-    unlearnt = row["proposer"].startswith("eagle3") and (row["mode"], row["batch"]) == ("repetitive", "1")
+    unlearnt = row["proposer"].startswith(HEADS) and (row["mode"], row["batch"]) == ("repetitive", "1")
     return not looks_up and not unlearnt and not too_many and row["policy"] != "auto_measured"
 
 
@@ -114,7 +116,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=["-".join(row.values()) for row in ROWS])
-def test_output_is_that_of_plain_decoding(row: Row, tiny: Pair, head: str, plain: PlainDecoding) -> None:
+def test_output_is_that_of_plain_decoding(row: Row, tiny: Pair, heads: dict[str, str], plain: PlainDecoding) -> None:
     prompts = PROMPTS[: int(row["batch"])]
     params = [MODES[row["mode"]](i) for i in range(len(prompts))]
     expected = plain.outputs(prompts, params)
@@ -126,7 +128,7 @@ def test_output_is_that_of_plain_decoding(row: Row, tiny: Pair, head: str, plain
         proposer=scripted,
         controller=VaryingController if row["policy"] == "varying" else None,
         ticking=row["policy"] == "auto",
-        **engine_options(row, tiny, head),
+        **engine_options(row, tiny, heads),
     ) as llm:
         assert_same(llm.generate(prompts, params), expected)
         for _ in range(AGAIN if row["policy"] == "auto" and certain(row) else 0):
@@ -144,7 +146,7 @@ def test_output_is_that_of_plain_decoding(row: Row, tiny: Pair, head: str, plain
         check_that_it_happened(llm, row)
 
 
-def engine_options(row: Row, tiny: Pair, head: str) -> dict[str, Any]:
+def engine_options(row: Row, tiny: Pair, heads: dict[str, str]) -> dict[str, Any]:
     """The row's engine; the scripted proposer runs under a draft model's configuration, which has a confidence."""
     speculation = dict(POLICIES[row["policy"]])
     who, models = row["proposer"], [tiny.target]
@@ -153,8 +155,9 @@ def engine_options(row: Row, tiny: Pair, head: str) -> dict[str, Any]:
     if who == "ngram":
         speculation["method"] = "ngram"
     else:
-        model = head if who.startswith("eagle3") else tiny.drafter
-        speculation |= {"method": "eagle3" if model == head else "draft_model", "model": model}
+        method = who.partition("_")[0] if who.startswith(HEADS) else "draft_model"
+        model = heads.get(method, tiny.drafter)
+        speculation |= {"method": method, "model": model}
         speculation["draft_sample_method"] = "greedy" if who.endswith("greedy") else "probabilistic"
         speculation.setdefault("prompt_lookup_max", 0)  # else auto looks up beside the model
         models.append(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
@@ -366,6 +367,7 @@ def save_fitted(
         target_hidden=c.hidden_size,
         heads=4,
         kv_heads=2,
+        head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
         inner=96,
         vocab=c.vocab_size,
         draft_vocab=len(known),
@@ -402,6 +404,16 @@ def save_fitted(
         optimizer.step()
     tensors = {name: tensor.detach() for name, tensor in tensors.items()}
     return FittedHead(str(write(layout, folder, tensors)), layout, tensors, own, embedding, output)
+
+
+def put_into_target(head: FittedHead, target: str, folder: Path) -> FittedHead:
+    """MiMo's prediction layer and its target, as one checkpoint: what the target's family calls Qwen2, with more."""
+    shutil.copytree(target, folder)
+    own = json.loads((Path(target) / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(own | head.layout.config))
+    whole = load_file(folder / "model.safetensors") | load_file(Path(head.path) / "model.safetensors")
+    save_file(whole, folder / "model.safetensors", {"format": "pt"})
+    return replace(head, path=str(folder))
 
 
 def _published(layout: Layout, name: str) -> str:

@@ -111,12 +111,12 @@ def test_metrics() -> None:
     assert "engine" in re.findall(r"`(\w+)`", after)
 
 
-@pytest.mark.parametrize("method", ["eagle", "medusa", "mlp_speculator", "mtp", "suffix"])
+@pytest.mark.parametrize("method", ["medusa", "mlp_speculator", "suffix", "dflash"])
 def test_methods_that_are_refused(method: str) -> None:
     [row] = [cells for cells in rows("speculative_config") if code(method) in cells[0]]
     with pytest.raises(ConfigError) as raised:
         SpeculativeConfig.parse({"method": method, "model": "drafter"})
-    assert code(str(raised.value).replace(repr(method), "'eagle'")) in row[1]
+    assert code(str(raised.value).replace(repr(method), "'dflash'")) in row[1]
 
 
 def test_a_draft_length_alone_is_the_most_that_auto_drafts() -> None:

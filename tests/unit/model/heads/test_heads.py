@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.propose.head import HeadDrafter
 from dynaspec.sampling.state import SamplerState
 from support.head_passes import logits_of, states_of
-from support.heads import LAYOUTS, Layout, random_tensors, reference, write
+from support.heads import LAYOUTS, Layout, config_of, random_tensors, reference, write
 from unit.model import tiny
 from unit.propose.batches import batch, block_tables, plan, target
 
@@ -204,6 +205,64 @@ def test_a_head_that_cannot_be_right_is_refused_in_a_sentence(model: Model, tmp_
     for path, sentence in cases:
         with pytest.raises(CheckpointError, match=sentence):
             load_eagle3(str(path), model)
+
+
+def test_eagle_heads_that_cannot_be_right(model: Model, tmp_path: Path) -> None:
+    plain, biased = BY_NAME["eagle, vllm"], BY_NAME["eagle, biases by default"]
+    wide = random_tensors(replace(plain, shape=replace(plain.shape, hidden=64)))
+    cases: list[tuple[Path, str]] = [
+        (broken(tmp_path / "a", plain, {"hidden_size": 64}, **wide), "hidden states of width 64.*have 32"),
+        (broken(tmp_path / "b", plain, {"vocab_size": 60}), "vocabulary has 60 tokens.*has 50"),
+        (broken(tmp_path / "c", plain, fc__weight=None), r"lacks the tensor fc.weight, of shape \[32, 64\]"),
+        (broken(tmp_path / "d", biased, fc__bias=None), r"lacks the tensor fc.bias, of shape \[32\]"),
+        (broken(tmp_path / "e", biased, {"bias": False}), "no place for, such as fc.bias"),
+        (broken(tmp_path / "f", plain, fc__weight=torch.ones(32, 32)), r"fc.weight has shape \[32, 32\].*\[32, 64\]"),
+        (broken(tmp_path / "g", plain, layers__0__input_layernorm__weight=torch.ones(32)), "such as layers.0.input_lay"),
+        (broken(tmp_path / "h", plain, {"num_hidden_layers": 2}), "lacks the tensor layers.1.input_layernorm.weight"),
+        (broken(tmp_path / "i", plain, {"transformer_layer_config": {}}), "EAGLE head of `speculators` is not read"),
+        (broken(tmp_path / "j", plain, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}), "cannot be built"),
+    ]
+    for path, sentence in cases:
+        with pytest.raises(CheckpointError, match=sentence) as raised:
+            load_head("eagle", str(path), model)
+        assert str(path) in str(raised.value)
+
+
+def test_prediction_layers_that_cannot_be_right(model: Model, tmp_path: Path) -> None:
+    mimo, nested = BY_NAME["mimo"], BY_NAME["speculators, mtp"]
+    moe = config_of(nested)["transformer_layer_config"] | {"model_type": "qwen3_next"}
+    cases: list[tuple[Path, str]] = [
+        (broken(tmp_path / "a", mimo, {"hidden_size": 64}), "hidden states of width 64.*have 32"),
+        (broken(tmp_path / "b", mimo, {"vocab_size": 60}), "vocabulary has 60 tokens.*has 50"),
+        (broken(tmp_path / "c", mimo), "lacks the tensor mtp_layers.0.input_layernorm.weight"),  # all are misnamed
+        (broken(tmp_path / "d", nested, mtp_layers__0__input_proj__weight=None), r"input_proj.weight, of shape \[32, 64\]"),
+        (broken(tmp_path / "e", nested, mtp_layers__0__mlp__gate__weight=torch.ones(7)), "such as mtp_layers.0.mlp.gate"),
+        (broken(tmp_path / "f", mimo, {"num_nextn_predict_layers": 2}), "num_nextn_predict_layers is 2; expected 1"),
+        (broken(tmp_path / "g", nested, {"transformer_layer_config": moe}), "model_type is 'qwen3_next'; expected a MiMo"),
+        (broken(tmp_path / "h", mimo, {"architectures": ["DeepseekV3ForCausalLM"]}), "is a DeepseekV3ForCausalLM; expected"),
+        (broken(tmp_path / "i", mimo, {"architectures": ["Glm4MoeForCausalLM"]}), "is a Glm4MoeForCausalLM; expected"),
+        (broken(tmp_path / "j", mimo, {"rope_scaling": {"type": "yarn", "factor": 2.0}}), "cannot be built"),
+    ]
+    for path, sentence in cases:
+        with pytest.raises(CheckpointError, match=sentence) as raised:
+            load_head("mtp", str(path), model)
+        assert str(path) in str(raised.value)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(CheckpointError, match="is a GGUF file, of which no prediction layers are read; expected a MiMo"):
+        load_head("mtp", str(tmp_path / "model.gguf"), model)
+
+
+def test_a_head_s_pickled_file_is_fetched_from_the_hub(model: Model, tmp_path: Path) -> None:
+    layout = BY_NAME["eagle"]
+    wanted: list[str] = []
+
+    def snapshot(repo: str, revision: str | None, allow_patterns: list[str]) -> str:
+        wanted.extend(allow_patterns)
+        return str(write(layout, tmp_path))
+
+    with mock.patch("huggingface_hub.snapshot_download", snapshot):
+        load_head("eagle", "someone/a-head", model)
+    assert "pytorch_model.bin" in wanted
 
 
 def test_states_by_default_and_by_either_kind_of_layer_numbers() -> None:
