@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from support.checkpoints import Pair, save_pair
+from support.decoder_heads import LAYOUTS, FittedHead, save_fitted
 from support.engines import PlainDecoding
-from support.heads import LAYOUTS, FittedHead, save_fitted
 from support.workloads import PROMPTS
 
 

@@ -21,8 +21,8 @@ from dynaspec.propose import registry
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 from support.checkpoints import Pair, save_pair
 from support.controllers import VaryingController
+from support.decoder_heads import LAYOUTS, MTP, FittedHead, Layout, put_into_target, save_fitted
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
-from support.heads import LAYOUTS, MTP, FittedHead, Layout, put_into_target, save_fitted
 from support.seen_drafts import check_drafts, watch_drafts
 from support.workloads import MODES, PROMPTS
 from unit.engine.fakes import ScriptedController

@@ -15,9 +15,9 @@ from dynaspec import SamplingParams
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.proposer import Drafts
 from dynaspec.propose import registry
+from dynaspec.propose.decoder_head import HeadDrafter
 from dynaspec.propose.draft_model import DraftModel
 from dynaspec.propose.drafter import Drafter
-from dynaspec.propose.head import HeadDrafter
 from support.checkpoints import VOCAB, Pair
 from support.engines import PlainDecoding, assert_same, open_llm
 from support.faulty import RaisingProposer, SlowProposer, Spoil, SpoiltModel, SpoiltProposer

@@ -8,7 +8,7 @@ import torch
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
-from dynaspec.model.heads.head import Head
+from dynaspec.model.decoder_heads.head import Head
 from dynaspec.model.taps import Taps
 
 

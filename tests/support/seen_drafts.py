@@ -15,11 +15,11 @@ import numpy as np
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts
 from dynaspec.contract.step import SpecPlan
-from dynaspec.model.heads.loader import load_head
+from dynaspec.model.decoder_heads.loader import load_head
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 
+from .decoder_heads import FittedHead
 from .head_passes import logits_of, states_of
-from .heads import FittedHead
 
 
 @dataclass(frozen=True, slots=True)

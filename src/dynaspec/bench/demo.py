@@ -25,7 +25,13 @@ from .policies import PLAIN, parse_policy
 _LOOKUP_LENGTH, _DRAFT_LENGTH = 5, 3
 """Tokens of drafts of fixed length: for the demonstration's models on two cores the best there are."""
 KINDS = ("writing", "code", "maths", "knowledge", "reading", "rewriting")
-_METHODS = {"ngram": "n-gram", "eagle3": "EAGLE-3", "draft_model": "draft model"}
+_METHODS = {
+    "ngram": "n-gram",
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE-3",
+    "mtp": "MTP",
+    "draft_model": "draft model",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ _LOOKUP: Mapping[str, Any] = dict(zip(("prompt_lookup_min", "prompt_lookup_max")
 """N-grams of a lookup that drafts beside a model, as by default."""
 FORMS = (
     "plain, auto[:K], constant:K, heuristic[:K], heuristic_transient[:K], confidence[:T[:K]], goodput:FILE[:K], "
-    "schedule:LO-HI=K;… or elastic[:A/B/C[:GATE]], after ngram: (lookup), draft_model: or eagle3: (no lookup beside "
-    "the model) or both: (lookup beside it, as auto has by itself) if need be, and before +stop:T (confidence stopping)"
-    " or +off:B (plain above B requests)"
+    "schedule:LO-HI=K;… or elastic[:A/B/C[:GATE]], after ngram: (lookup), the model's method, as eagle3: (no lookup "
+    "beside it) or both: (lookup beside the model, as auto has by itself) if need be, and before +stop:T (confidence "
+    "stopping) or +off:B (plain above B requests)"
 )
 """What a command line may say."""
 
@@ -66,12 +66,12 @@ def parse_policy(name: str, draft_model: str | None) -> PolicySpec:
     if policy not in _READERS:
         raise ConfigError(f"the policy {name!r} is not known; expected {FORMS}")
     drafts = method not in METHODS or METHODS[method].checkpoint is not None
-    if drafts and draft_model is None:
+    if drafts and draft_model is None and not (method in METHODS and METHODS[method].in_target):
         raise ConfigError(f"the policy {name!r} needs a draft model; expected --draft-model, or ngram:{form}")
     options: Options = {"method": method, "policy": policy} | _READERS[policy](name, arguments)
     for suffix in suffixes:
         options |= _suffix(name, suffix)
-    if drafts:
+    if drafts and draft_model is not None:
         options["model"] = draft_model
     if method == "both":
         options["method"] = checkpoint_method(draft_model)

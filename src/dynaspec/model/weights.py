@@ -28,11 +28,11 @@ def is_gguf(path_or_id: str) -> bool:
     return path_or_id.lower().endswith(GGUF)
 
 
-def find_checkpoint(path_or_id: str, revision: str | None = None, *more: str) -> Path:
+def find_checkpoint(path_or_id: str, revision: str | None = None, more: Sequence[str] = ()) -> Path:
     """A local directory or GGUF file as it is, or a snapshot of a Hugging Face repository.
 
     Args:
-        more: files of a repository to fetch beside those of a model.
+        more: names of files that are wanted beside those of models.
 
     Raises:
         CheckpointError: there is no such file or directory, and the hub has no such repository or cannot be reached.
@@ -50,14 +50,14 @@ def find_checkpoint(path_or_id: str, revision: str | None = None, *more: str) ->
         raise CheckpointError(f"there is no file {path_or_id}; expected a local *{GGUF} file")
     if path.is_absolute() or path_or_id.startswith((".", "~")) or path_or_id.count("/") > 1:
         raise CheckpointError(f"there is no directory {path_or_id}; expected a checkpoint's directory or a hub id")
-    return _download(path_or_id, revision, more)
+    return _download(path_or_id, revision, (*_FILES, *more))
 
 
-def _download(repo: str, revision: str | None, more: Sequence[str]) -> Path:
+def _download(repo: str, revision: str | None, files: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=[*_FILES, *more]))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
     except Exception as error:  # the client's own, HTTP and file errors, all of them final
         raise CheckpointError(
             f"{repo!r} (revision {revision or 'main'}) is neither a local directory nor could it be fetched from the "
@@ -146,15 +146,15 @@ class Checkpoint:
 
     def check_all_taken(self) -> None:
         """See ``TensorSource``."""
-        left = sorted(
-            name
-            for name in self._home
-            if name not in self._taken and not name.endswith(_HARMLESS) and not name.startswith(PREDICTION_LAYERS)
-        )
+        left = sorted(name for name in self._home if name not in self._taken and not _harmless(name))
         if left:
             raise CheckpointError(
                 f"{self.directory} holds {len(left)} tensors that its config has no place for, such as {left[0]}"
             )
+
+
+def _harmless(name: str) -> bool:
+    return name.endswith(_HARMLESS) or name.startswith(PREDICTION_LAYERS)
 
 
 def _file_names(directory: Path) -> list[str]:

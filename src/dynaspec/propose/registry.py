@@ -20,15 +20,15 @@ from dynaspec.kv.tables import BlockTables
 from dynaspec.model.attention.base import Shape
 from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.heads.head import Head
-from dynaspec.model.heads.loader import load_head
+from dynaspec.model.decoder_heads.head import Head
+from dynaspec.model.decoder_heads.loader import load_head
 from dynaspec.model.taps import Taps
 from dynaspec.sampling.state import SamplerState
 
 from .autoregressive import AutoregressiveProposer
+from .decoder_head import HeadDrafter
 from .draft_model import DraftModel
 from .drafter import Drafter
-from .head import HeadDrafter
 from .ngram import NgramProposer
 
 
@@ -138,27 +138,39 @@ class LoadedHead:
         """
         Raises:
             CheckpointError: see ``load_head``.
-            ConfigError: the target's hidden states are not to be had here, or another dtype is asked for.
+            ConfigError: see ``_target_of``.
         """
-        method = source.config.method
-        if source.target is None:
-            raise ConfigError(
-                f"method is {method!r}, which reads the target's hidden states, but another engine runs the target; "
-                "expected a method that reads tokens only"
-            )
-        if source.config.dtype != "auto":
-            raise ConfigError(
-                f"dtype is {source.config.dtype!r} but method is {method!r}, whose head has its target's; "
-                "expected 'auto'"
-            )
-        self.weights: Head = load_head(method, source.checkpoint, source.target, revision=source.revision)
-        self._method = method
+        target, self._method = _target_of(source), source.config.method
+        self.weights: Head = load_head(self._method, source.checkpoint, target, revision=source.revision)
         self.taps = self.weights.settings.states
 
     def drafter(self, arena: Arena, taps: Taps | None) -> Drafter:
-        if taps is None:
-            raise ConfigError("a head was given no hidden states; expected those of its target")
-        return HeadDrafter(self.weights, arena, taps, self._method)
+        return HeadDrafter(self.weights, arena, _given(taps), self._method)
+
+
+def _target_of(source: Source) -> Model:
+    """The target, whose hidden states the method reads.
+
+    Raises:
+        ConfigError: they are not to be had here, or another dtype is asked for.
+    """
+    if source.target is None:
+        raise ConfigError(
+            f"method is {source.config.method!r}, which reads the target's hidden states, but another engine runs the "
+            "target; expected a method that reads tokens only"
+        )
+    if source.config.dtype != "auto":
+        raise ConfigError(
+            f"dtype is {source.config.dtype!r} but method is {source.config.method!r}, whose head has its target's; "
+            "expected 'auto'"
+        )
+    return source.target
+
+
+def _given(taps: Taps | None) -> Taps:
+    if taps is None:
+        raise ConfigError("a head was given no hidden states; expected those of its target")
+    return taps
 
 
 _LOADERS: Mapping[str, Callable[[Source], Loaded]] = {

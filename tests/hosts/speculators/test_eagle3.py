@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dynaspec.model.heads.eagle3 import load_eagle3
+from dynaspec.model.decoder_heads.eagle3 import load_eagle3
 from dynaspec.model.loader import load_model
+from support.decoder_heads import EAGLE3, Layout, config_of, write
 from support.head_passes import logits_of, states_of
-from support.heads import EAGLE3, Layout, config_of, write
 from unit.model import tiny
 
 TEXT = np.random.default_rng(0).integers(3, 50, 37).tolist()

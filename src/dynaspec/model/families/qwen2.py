@@ -1,6 +1,6 @@
 """Qwen2, Qwen2.5 and MiMo-7B: Llama with biases on queries, keys and values.
 
-MiMo's checkpoint also has a prediction layer, see ``heads.mtp``.
+MiMo's checkpoint also has a prediction layer, see ``decoder_heads.mtp``.
 """
 
 from __future__ import annotations

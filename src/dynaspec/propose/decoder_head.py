@@ -12,7 +12,7 @@ from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import Ints
 from dynaspec.kv.arena import Arena
 from dynaspec.model.batch import ForwardBatch
-from dynaspec.model.heads.head import Head, TimedHead
+from dynaspec.model.decoder_heads.head import Head, TimedHead
 from dynaspec.model.taps import Taps
 
 from .calibrate import Runner

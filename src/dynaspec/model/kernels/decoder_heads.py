@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from dynaspec.model.heads.compiled import CompiledHead
-from dynaspec.model.heads.config import FIRST_POSITION
+from dynaspec.model.decoder_heads.compiled import CompiledHead
+from dynaspec.model.decoder_heads.config import FIRST_POSITION
 
 from .decode import FINAL_NORM, HEAD, PassRows, attention_of
 from .layers import ATTENTION_NORM, MATRIX, NORM, add_norm, after_norm, norm, product, run

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class CompiledHead(NamedTuple):
-    """For ``kernels.heads``. Whoever keeps it keeps the head, too: it has the addresses of its weights."""
+    """For ``kernels.decoder_heads``. Whoever keeps it keeps the head, too: it has the addresses of its weights."""
 
     decoder: CompiledDecoder
     entrance: Int64
     """[STATE_NORMS + …] fusion matrix, projection, norms of the hidden state, of the embedding, of all states, and of
-    single ones; see ``kernels.heads``."""
+    single ones; see ``kernels.decoder_heads``."""
     target_hidden: int
     hidden_first: bool
     zero_first: bool

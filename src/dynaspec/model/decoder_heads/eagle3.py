@@ -47,7 +47,7 @@ def load_eagle3(path_or_id: str, target: Model, *, revision: str | None = None) 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete, corrupt, or made for another target.
     """
-    directory = find_checkpoint(path_or_id, revision, PICKLED)
+    directory = find_checkpoint(path_or_id, revision, [PICKLED])
     path = directory / "config.json"
     config = read_config(path, read_json(path), target.config.num_layers)
     tensors = HeadTensors(directory)

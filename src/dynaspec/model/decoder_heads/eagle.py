@@ -36,7 +36,7 @@ def load_eagle(path_or_id: str, target: Model, *, revision: str | None = None) -
     Raises:
         CheckpointError: the checkpoint is missing, incomplete, corrupt, or made for another target.
     """
-    directory = find_checkpoint(path_or_id, revision, PICKLED)
+    directory = find_checkpoint(path_or_id, revision, [PICKLED])
     path = directory / "config.json"
     raw = read_json(path)
     if "transformer_layer_config" in raw:

@@ -173,7 +173,7 @@ class TimedHead:
 
 
 def kernels() -> Any:
-    """``kernels.heads``, which compiles what it calls when it is imported: only where a head runs on CPU."""
-    from dynaspec.model.kernels import heads
+    """``kernels.decoder_heads``, which compiles what it calls when it is imported: only where a head runs on CPU."""
+    from dynaspec.model.kernels import decoder_heads
 
-    return heads
+    return decoder_heads

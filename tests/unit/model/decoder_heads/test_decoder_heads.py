@@ -21,17 +21,17 @@ from dynaspec.kv.arena import Arena
 from dynaspec.model.attention.reference import ReferenceAttention
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
-from dynaspec.model.heads.eagle3 import load_eagle3, read_config
-from dynaspec.model.heads.loader import load_head
+from dynaspec.model.decoder_heads.eagle3 import load_eagle3, read_config
+from dynaspec.model.decoder_heads.loader import load_head
 from dynaspec.model.loader import load_model
 from dynaspec.model.ops import TorchOps
 from dynaspec.model.stack import OpsStack
 from dynaspec.model.taps import Taps
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from dynaspec.propose.head import HeadDrafter
+from dynaspec.propose.decoder_head import HeadDrafter
 from dynaspec.sampling.state import SamplerState
+from support.decoder_heads import LAYOUTS, Layout, config_of, random_tensors, reference, write
 from support.head_passes import logits_of, states_of
-from support.heads import LAYOUTS, Layout, config_of, random_tensors, reference, write
 from unit.model import tiny
 from unit.propose.batches import batch, block_tables, plan, target
 
@@ -217,9 +217,12 @@ def test_eagle_heads_that_cannot_be_right(model: Model, tmp_path: Path) -> None:
         (broken(tmp_path / "d", biased, fc__bias=None), r"lacks the tensor fc.bias, of shape \[32\]"),
         (broken(tmp_path / "e", biased, {"bias": False}), "no place for, such as fc.bias"),
         (broken(tmp_path / "f", plain, fc__weight=torch.ones(32, 32)), r"fc.weight has shape \[32, 32\].*\[32, 64\]"),
-        (broken(tmp_path / "g", plain, layers__0__input_layernorm__weight=torch.ones(32)), "such as layers.0.input_lay"),
+        (
+            broken(tmp_path / "g", plain, layers__0__input_layernorm__weight=torch.ones(32)),
+            "such as layers.0.input_lay",
+        ),
         (broken(tmp_path / "h", plain, {"num_hidden_layers": 2}), "lacks the tensor layers.1.input_layernorm.weight"),
-        (broken(tmp_path / "i", plain, {"transformer_layer_config": {}}), "EAGLE head of `speculators` is not read"),
+        (broken(tmp_path / "i", plain, {"transformer_layer_config": {}}), "EAGLE heads of `speculators` are not read"),
         (broken(tmp_path / "j", plain, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}), "cannot be built"),
     ]
     for path, sentence in cases:
@@ -235,11 +238,23 @@ def test_prediction_layers_that_cannot_be_right(model: Model, tmp_path: Path) ->
         (broken(tmp_path / "a", mimo, {"hidden_size": 64}), "hidden states of width 64.*have 32"),
         (broken(tmp_path / "b", mimo, {"vocab_size": 60}), "vocabulary has 60 tokens.*has 50"),
         (broken(tmp_path / "c", mimo), "lacks the tensor mtp_layers.0.input_layernorm.weight"),  # all are misnamed
-        (broken(tmp_path / "d", nested, mtp_layers__0__input_proj__weight=None), r"input_proj.weight, of shape \[32, 64\]"),
-        (broken(tmp_path / "e", nested, mtp_layers__0__mlp__gate__weight=torch.ones(7)), "such as mtp_layers.0.mlp.gate"),
+        (
+            broken(tmp_path / "d", nested, mtp_layers__0__input_proj__weight=None),
+            r"input_proj.weight, of shape \[32, 64\]",
+        ),
+        (
+            broken(tmp_path / "e", nested, mtp_layers__0__mlp__gate__weight=torch.ones(7)),
+            "such as mtp_layers.0.mlp.gate",
+        ),
         (broken(tmp_path / "f", mimo, {"num_nextn_predict_layers": 2}), "num_nextn_predict_layers is 2; expected 1"),
-        (broken(tmp_path / "g", nested, {"transformer_layer_config": moe}), "model_type is 'qwen3_next'; expected a MiMo"),
-        (broken(tmp_path / "h", mimo, {"architectures": ["DeepseekV3ForCausalLM"]}), "is a DeepseekV3ForCausalLM; expected"),
+        (
+            broken(tmp_path / "g", nested, {"transformer_layer_config": moe}),
+            "model_type is 'qwen3_next'; expected a MiMo",
+        ),
+        (
+            broken(tmp_path / "h", mimo, {"architectures": ["DeepseekV3ForCausalLM"]}),
+            "is a DeepseekV3ForCausalLM; expected",
+        ),
         (broken(tmp_path / "i", mimo, {"architectures": ["Glm4MoeForCausalLM"]}), "is a Glm4MoeForCausalLM; expected"),
         (broken(tmp_path / "j", mimo, {"rope_scaling": {"type": "yarn", "factor": 2.0}}), "cannot be built"),
     ]
@@ -248,7 +263,9 @@ def test_prediction_layers_that_cannot_be_right(model: Model, tmp_path: Path) ->
             load_head("mtp", str(path), model)
         assert str(path) in str(raised.value)
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(CheckpointError, match="is a GGUF file, of which no prediction layers are read; expected a MiMo"):
+    with pytest.raises(
+        CheckpointError, match="is a GGUF file, of which no prediction layers are read; expected a MiMo"
+    ):
         load_head("mtp", str(tmp_path / "model.gguf"), model)
 
 
