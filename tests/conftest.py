@@ -42,16 +42,16 @@ def head(fitted_head: FittedHead) -> str:
 
 
 @pytest.fixture(scope="session")
-def heads(
+def fitted_heads(
     fitted_head: FittedHead, tiny: Pair, plain: PlainDecoding, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
-    """Folders of heads of the tiny target that agree with it now and then, by method."""
+) -> dict[str, FittedHead]:
+    """Heads of the tiny target that agree with it now and then, by method."""
     prompts = [plain.llm.tokenizer.encode(prompt) for prompt in PROMPTS]
     layouts = {layout.name: layout for layout in LAYOUTS}
-    found = {"eagle3": fitted_head.path}
+    found = {"eagle3": fitted_head}
     for name in ("eagle", "speculators, mtp"):
         layout = layouts[name]
-        found[layout.kind] = save_fitted(tmp_path_factory.mktemp("head"), tiny.target, prompts, layout).path
+        found[layout.kind] = save_fitted(tmp_path_factory.mktemp("head"), tiny.target, prompts, layout)
     return found
 
 

@@ -107,14 +107,14 @@ def test_a_prediction_layer_in_its_targets_checkpoint(drafting: str, tmp_path: P
     check_drafts(seen, head)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("method", "seed"), [("eagle3", 0), ("eagle3", 1), ("eagle3", 2), ("eagle", 0), ("mtp", 0)])
 @pytest.mark.parametrize("crowded", [False, True], ids=["ample", "crowded"])
 def test_everything_at_random(
-    crowded: bool, seed: int, tiny: Pair, fitted_head: FittedHead, plain: PlainDecoding
+    crowded: bool, method: str, seed: int, tiny: Pair, fitted_heads: dict[str, FittedHead], plain: PlainDecoding
 ) -> None:
     """Lengths, gates, probes, trims, stops, lookup in the head's place; ``crowded``: preemption and chunked prefill."""
-    config = speculation(fitted_head.path, policy="auto", prompt_lookup_min=1, prompt_lookup_max=3)
-    params = params_of("mixed")
+    head, params = fitted_heads[method], params_of("mixed")
+    config = speculation(head.path, policy="auto", prompt_lookup_min=1, prompt_lookup_max=3)
     with (
         watch_drafts() as seen,
         open_llm(
@@ -124,7 +124,7 @@ def test_everything_at_random(
             max_num_seqs=8,
             max_num_batched_tokens=16 if crowded else 1024,
             async_scheduling=crowded,
-            kv_cache_memory=kv_bytes(9, tiny.target, fitted_head.path) if crowded else None,
+            kv_cache_memory=kv_bytes(9, tiny.target, head.path) if crowded else None,
         ) as llm,
     ):
         for _ in range(2):
@@ -133,7 +133,7 @@ def test_everything_at_random(
     assert stats.verified > stats.accepted > 0
     assert stats.proposer_faults == 0
     assert (stats.preemptions > 0) == crowded
-    check_drafts(seen, fitted_head)
+    check_drafts(seen, head)
 
 
 @pytest.mark.parametrize("catch_up", [512, 24], ids=["at once", "in chunks"])

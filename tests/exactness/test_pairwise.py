@@ -14,6 +14,7 @@ import pytest
 from dynaspec import LLM
 from support.checkpoints import VOCAB, Pair
 from support.controllers import VaryingController
+from support.decoder_heads import FittedHead
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
 from support.pairwise import Choice, Row, covering_array
 from support.proposers import ScriptedProposer
@@ -116,7 +117,9 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=["-".join(row.values()) for row in ROWS])
-def test_output_is_that_of_plain_decoding(row: Row, tiny: Pair, heads: dict[str, str], plain: PlainDecoding) -> None:
+def test_output_is_that_of_plain_decoding(
+    row: Row, tiny: Pair, fitted_heads: dict[str, FittedHead], plain: PlainDecoding
+) -> None:
     prompts = PROMPTS[: int(row["batch"])]
     params = [MODES[row["mode"]](i) for i in range(len(prompts))]
     expected = plain.outputs(prompts, params)
@@ -128,7 +131,7 @@ def test_output_is_that_of_plain_decoding(row: Row, tiny: Pair, heads: dict[str,
         proposer=scripted,
         controller=VaryingController if row["policy"] == "varying" else None,
         ticking=row["policy"] == "auto",
-        **engine_options(row, tiny, heads),
+        **engine_options(row, tiny, fitted_heads),
     ) as llm:
         assert_same(llm.generate(prompts, params), expected)
         for _ in range(AGAIN if row["policy"] == "auto" and certain(row) else 0):
@@ -146,7 +149,7 @@ def test_output_is_that_of_plain_decoding(row: Row, tiny: Pair, heads: dict[str,
         check_that_it_happened(llm, row)
 
 
-def engine_options(row: Row, tiny: Pair, heads: dict[str, str]) -> dict[str, Any]:
+def engine_options(row: Row, tiny: Pair, heads: dict[str, FittedHead]) -> dict[str, Any]:
     """The row's engine; the scripted proposer runs under a draft model's configuration, which has a confidence."""
     speculation = dict(POLICIES[row["policy"]])
     who, models = row["proposer"], [tiny.target]
@@ -156,7 +159,7 @@ def engine_options(row: Row, tiny: Pair, heads: dict[str, str]) -> dict[str, Any
         speculation["method"] = "ngram"
     else:
         method = who.partition("_")[0] if who.startswith(HEADS) else "draft_model"
-        model = heads.get(method, tiny.drafter)
+        model = heads[method].path if method in heads else tiny.drafter
         speculation |= {"method": method, "model": model}
         speculation["draft_sample_method"] = "greedy" if who.endswith("greedy") else "probabilistic"
         speculation.setdefault("prompt_lookup_max", 0)  # else auto looks up beside the model
