@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from support.checkpoints import Pair, save_pair
-from support.eagle3_heads import FittedHead, save_fitted
+from support.decoder_heads import LAYOUTS, FittedHead, save_fitted
 from support.engines import PlainDecoding
-from support.state_heads import LAYOUTS, FittedHeads
+from support.state_heads import LAYOUTS as STATE_LAYOUTS
+from support.state_heads import FittedHeads
 from support.state_heads import save_fitted as save_fitted_state_heads
 from support.workloads import PROMPTS
 
@@ -49,12 +50,28 @@ def fitted_state_heads(
 ) -> dict[str, FittedHeads]:
     """By method, heads without KV that agree with the tiny target now and then. Medusa's do not know every token."""
     prompts = [plain.llm.tokenizer.encode(prompt) for prompt in PROMPTS]
-    chosen = [layout for layout in LAYOUTS if layout.name in ("vllm, some tokens", "accelerator, prefixed, scaled")]
+    chosen = [
+        layout for layout in STATE_LAYOUTS if layout.name in ("vllm, some tokens", "accelerator, prefixed, scaled")
+    ]
     folder = tmp_path_factory.mktemp("state_heads")
     return {
         layout.method: save_fitted_state_heads(folder / layout.method, tiny.target, prompts, layout)
         for layout in chosen
     }
+
+
+@pytest.fixture(scope="session")
+def fitted_heads(
+    fitted_head: FittedHead, tiny: Pair, plain: PlainDecoding, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, FittedHead]:
+    """Heads of the tiny target that agree with it now and then, by method."""
+    prompts = [plain.llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+    layouts = {layout.name: layout for layout in LAYOUTS}
+    found = {"eagle3": fitted_head}
+    for name in ("eagle", "speculators, mtp"):
+        layout = layouts[name]
+        found[layout.kind] = save_fitted(tmp_path_factory.mktemp("head"), tiny.target, prompts, layout)
+    return found
 
 
 @pytest.fixture(scope="session")

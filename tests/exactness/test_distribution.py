@@ -17,7 +17,7 @@ from dynaspec import LLM, SamplingParams
 from dynaspec.contract.proposer import DecodeBatch, Drafts
 from dynaspec.contract.step import SpecPlan
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from dynaspec.propose.heads import HeadsProposer
+from dynaspec.propose.state_heads import StateHeadsProposer
 from dynaspec.sampling.ops import pick
 from dynaspec.verify import rejection
 from support.checkpoints import VOCAB, Pair
@@ -215,7 +215,7 @@ def flattens_q(patch: pytest.MonkeyPatch) -> None:
 
 def change_drafts(patch: pytest.MonkeyPatch, change: Callable[[Drafts], Drafts]) -> None:
     """Of every proposer that draws them."""
-    for kind in (AutoregressiveProposer, HeadsProposer):
+    for kind in (AutoregressiveProposer, StateHeadsProposer):
         patch.setattr(kind, "propose", changed(kind.propose, change))  # type: ignore[arg-type]
 
 

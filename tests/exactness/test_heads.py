@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in whole engines: every layout, and whatever can come between two of their drafts.
+"""Heads in whole engines: every layout, and whatever can come between two of their drafts.
 
 Outputs are those of plain decoding, bit for bit; and drafts are those of a plain reference that has read the whole
 text, which outputs do not show.
@@ -7,6 +7,7 @@ text, which outputs do not show.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.step import Limits
 from dynaspec.propose import registry
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from support.checkpoints import Pair
+from support.checkpoints import Pair, save_pair
 from support.controllers import VaryingController
-from support.eagle3_heads import LAYOUTS, FittedHead, Layout, save_fitted
+from support.decoder_heads import LAYOUTS, MTP, FittedHead, Layout, put_into_target, save_fitted
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
 from support.seen_drafts import check_drafts, watch_drafts
 from support.workloads import MODES, PROMPTS
@@ -28,7 +29,7 @@ from unit.engine.fakes import ScriptedController
 
 
 def speculation(head: str, **options: Any) -> dict[str, Any]:
-    """The head by itself."""
+    """The head by itself; its config.json says of which method it is, if no option does."""
     return {"model": head, "policy": "constant", "num_speculative_tokens": 4, "prompt_lookup_max": 0, **options}
 
 
@@ -54,11 +55,11 @@ def test_every_layout(layout: Layout, tiny: Pair, plain: PlainDecoding, tmp_path
         watch_drafts() as seen,
         open_llm(
             tiny.target,
-            speculative_config=speculation(head.path),
+            speculative_config=speculation(head.path, method=layout.kind),
             max_num_seqs=4,
             max_num_batched_tokens=24,
             async_scheduling=True,
-            kv_cache_memory=kv_bytes(9, tiny.target, head.path),
+            kv_cache_memory=kv_bytes(9, tiny.target, head.path, method=layout.kind),
         ) as llm,
     ):
         for mode in ("greedy", "truncated"):
@@ -72,14 +73,48 @@ def test_every_layout(layout: Layout, tiny: Pair, plain: PlainDecoding, tmp_path
     check_drafts(seen, head)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("drafting", ["target's own", "by path"])
+def test_a_prediction_layer_in_its_targets_checkpoint(drafting: str, tmp_path: Path) -> None:
+    """The target is a Qwen2 with more tensors; without a model the layer is looked for there."""
+    mimo, target = MTP[0], save_pair(tmp_path, "qwen2").target
+    with closing(PlainDecoding(target).llm) as without:
+        texts = [without.tokenizer.encode(prompt) for prompt in PROMPTS[:4]]
+        expected = [output.outputs[0].token_ids for output in without.generate(texts, greedy(30))]
+    head = put_into_target(save_fitted(tmp_path / "head", target, texts, mimo, steps=60), target, tmp_path / "mimo")
+    own = speculation(head.path, method="mtp") if drafting == "by path" else speculation("", method="mtp")
+    config = {key: value for key, value in own.items() if value != ""}
+    plain = PlainDecoding(head.path)
+    with (
+        closing(plain.llm),
+        watch_drafts() as seen,
+        open_llm(
+            head.path,
+            speculative_config=config,
+            max_num_seqs=4,
+            max_num_batched_tokens=24,
+            kv_cache_memory=kv_bytes(9, head.path, head.path, method="mtp"),
+        ) as llm,
+    ):
+        outputs = llm.generate(texts, greedy(30))
+        assert_same(outputs, plain.llm.generate(texts, greedy(30)))
+        params = params_of("truncated")[:4]
+        assert_same(llm.generate(PROMPTS[:4], params), plain.outputs(PROMPTS[:4], params))
+        stats = llm.stats()
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert stats.verified > stats.accepted > 0
+    assert stats.preemptions > 0
+    assert stats.proposer_faults == 0
+    check_drafts(seen, head)
+
+
+@pytest.mark.parametrize(("method", "seed"), [("eagle3", 0), ("eagle3", 1), ("eagle3", 2), ("eagle", 0), ("mtp", 0)])
 @pytest.mark.parametrize("crowded", [False, True], ids=["ample", "crowded"])
 def test_everything_at_random(
-    crowded: bool, seed: int, tiny: Pair, fitted_head: FittedHead, plain: PlainDecoding
+    crowded: bool, method: str, seed: int, tiny: Pair, fitted_heads: dict[str, FittedHead], plain: PlainDecoding
 ) -> None:
     """Lengths, gates, probes, trims, stops, lookup in the head's place; ``crowded``: preemption and chunked prefill."""
-    config = speculation(fitted_head.path, policy="auto", prompt_lookup_min=1, prompt_lookup_max=3)
-    params = params_of("mixed")
+    head, params = fitted_heads[method], params_of("mixed")
+    config = speculation(head.path, policy="auto", prompt_lookup_min=1, prompt_lookup_max=3)
     with (
         watch_drafts() as seen,
         open_llm(
@@ -89,7 +124,7 @@ def test_everything_at_random(
             max_num_seqs=8,
             max_num_batched_tokens=16 if crowded else 1024,
             async_scheduling=crowded,
-            kv_cache_memory=kv_bytes(9, tiny.target, fitted_head.path) if crowded else None,
+            kv_cache_memory=kv_bytes(9, tiny.target, head.path) if crowded else None,
         ) as llm,
     ):
         for _ in range(2):
@@ -98,7 +133,7 @@ def test_everything_at_random(
     assert stats.verified > stats.accepted > 0
     assert stats.proposer_faults == 0
     assert (stats.preemptions > 0) == crowded
-    check_drafts(seen, fitted_head)
+    check_drafts(seen, head)
 
 
 @pytest.mark.parametrize("catch_up", [512, 24], ids=["at once", "in chunks"])

@@ -14,6 +14,7 @@ import pytest
 from dynaspec import LLM
 from support.checkpoints import VOCAB, Pair
 from support.controllers import VaryingController
+from support.decoder_heads import FittedHead
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
 from support.pairwise import Choice, Row, covering_array
 from support.proposers import ScriptedProposer
@@ -53,7 +54,7 @@ FACTORS = {
     "policy": tuple(POLICIES),
     "proposer": (
         *("draft_greedy", "draft_probabilistic", "ngram", "suffix", "mixed", "suffix_mixed", "scripted"),
-        *("eagle3_greedy", "eagle3_probabilistic", "eagle3_mixed"),
+        *("eagle3_greedy", "eagle3_probabilistic", "eagle3_mixed", "eagle_greedy", "mtp_probabilistic"),
         *("medusa_greedy", "medusa_probabilistic", "mlp_speculator_probabilistic", "mlp_speculator_mixed"),
     ),
     "mode": tuple(MODES),
@@ -65,6 +66,8 @@ FACTORS = {
 }
 LOOKUPS = ("ngram", "suffix")
 STATE_HEADS = ("medusa", "mlp_speculator")
+HEADS = ("eagle", "mtp", *STATE_HEADS)
+"""Beginnings of the proposers that are heads."""
 TIGHT_BLOCKS = 7
 """As many as one request may need."""
 AGAIN = 8
@@ -97,10 +100,7 @@ def certain(row: Row) -> bool:
     # Heads of the tiny model are seldom right, and a schedule lets them draft in few steps.
     seldom = row["proposer"].startswith(STATE_HEADS) and row["policy"] == "schedule"
     too_many = (row["policy"] == "off_switch" or seldom) and row["batch"] != "1"
-    unlearnt = row["proposer"].startswith(("eagle3", *STATE_HEADS)) and (row["mode"], row["batch"]) == (
-        "repetitive",
-        "1",
-    )
+    unlearnt = row["proposer"].startswith(HEADS) and (row["mode"], row["batch"]) == ("repetitive", "1")
     return not looks_up and not unlearnt and not too_many and row["policy"] != "auto_measured"
 
 
@@ -125,7 +125,11 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.mark.parametrize("row", ROWS, ids=["-".join(row.values()) for row in ROWS])
 def test_output_is_that_of_plain_decoding(
-    row: Row, tiny: Pair, head: str, fitted_state_heads: dict[str, FittedHeads], plain: PlainDecoding
+    row: Row,
+    tiny: Pair,
+    fitted_heads: dict[str, FittedHead],
+    fitted_state_heads: dict[str, FittedHeads],
+    plain: PlainDecoding,
 ) -> None:
     prompts = PROMPTS[: int(row["batch"])]
     params = [MODES[row["mode"]](i) for i in range(len(prompts))]
@@ -138,7 +142,7 @@ def test_output_is_that_of_plain_decoding(
         proposer=scripted,
         controller=VaryingController if row["policy"] == "varying" else None,
         ticking=row["policy"] == "auto",
-        **engine_options(row, tiny, head, fitted_state_heads),
+        **engine_options(row, tiny, fitted_heads, fitted_state_heads),
     ) as llm:
         assert_same(llm.generate(prompts, params), expected)
         for _ in range(AGAIN if row["policy"] == "auto" and certain(row) else 0):
@@ -156,7 +160,9 @@ def test_output_is_that_of_plain_decoding(
         check_that_it_happened(llm, row)
 
 
-def engine_options(row: Row, tiny: Pair, head: str, state_heads: dict[str, FittedHeads]) -> dict[str, Any]:
+def engine_options(
+    row: Row, tiny: Pair, heads: dict[str, FittedHead], state_heads: dict[str, FittedHeads]
+) -> dict[str, Any]:
     """The row's engine; the scripted proposer runs under a draft model's configuration, which has a confidence."""
     speculation = dict(POLICIES[row["policy"]])
     who, models = row["proposer"], [tiny.target]
@@ -168,9 +174,9 @@ def engine_options(row: Row, tiny: Pair, head: str, state_heads: dict[str, Fitte
     if who in LOOKUPS:
         speculation["method"] = who
     else:
-        method = next((name for name in ("eagle3", *STATE_HEADS) if who.startswith(name)), "draft_model")
-        model = {"eagle3": head, "draft_model": tiny.drafter}.get(method)
-        if model is None:
+        method = next((name for name in (*heads, *state_heads) if who.startswith(f"{name}_")), "draft_model")
+        model = heads[method].path if method in heads else tiny.drafter
+        if method in state_heads:
             model = state_heads[method].path
             speculation = shortened(speculation, state_heads[method].layout.heads)
         speculation |= {"method": method, "model": model}

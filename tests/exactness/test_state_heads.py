@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from dynaspec import SamplingParams
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import Limits
-from dynaspec.propose.heads import HeadsProposer
+from dynaspec.propose.state_heads import StateHeadsProposer
 from support.checkpoints import Pair
 from support.controllers import VaryingController
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
@@ -68,7 +68,7 @@ def test_every_layout(layout: Layout, tiny: Pair, plain: PlainDecoding, tmp_path
     texts = [plain.llm.tokenizer.encode(prompt) for prompt in PROMPTS[:4]]
     heads = save_fitted(tmp_path, tiny.target, texts, layout, steps=30)
     with (
-        watch_drafts(HeadsProposer) as seen,
+        watch_drafts(StateHeadsProposer) as seen,
         open_llm(
             tiny.target,
             speculative_config=speculation(heads.path, num_speculative_tokens=layout.heads),
@@ -98,7 +98,7 @@ def test_everything_at_random(crowded: bool, seed: int, tiny: Pair, heads: Fitte
     config = speculation(heads.path, policy="auto", num_speculative_tokens=6, prompt_lookup_min=1, prompt_lookup_max=3)
     params = params_of("mixed")
     with (
-        watch_drafts(HeadsProposer) as seen,
+        watch_drafts(StateHeadsProposer) as seen,
         open_llm(
             tiny.target,
             controller=partial(VaryingController, seed=seed),
@@ -122,7 +122,7 @@ def test_a_hundred_steps_without_drafts_and_back(tiny: Pair, heads: FittedHeads,
     """The first draft afterwards is as any other: nothing has been missed."""
     params = [greedy(150), greedy(145), SamplingParams(temperature=0.8, seed=5, max_tokens=150, ignore_eos=True)]
     with (
-        watch_drafts(HeadsProposer) as seen,
+        watch_drafts(StateHeadsProposer) as seen,
         open_llm(
             tiny.target,
             controller=scripted(*[3] * 8, *[0] * 100, *[3] * 40),
@@ -143,7 +143,7 @@ def test_trims_and_grammars(mode: str, tiny: Pair, heads: FittedHeads, plain: Pl
     """What was drafted and not verified has left no state behind."""
     params = params_of(mode)
     with (
-        watch_drafts(HeadsProposer) as seen,
+        watch_drafts(StateHeadsProposer) as seen,
         open_llm(
             tiny.target,
             controller=scripted(3, 2, 0, 3, keep=1),
@@ -166,7 +166,7 @@ def test_prefix_hits(tiny: Pair, heads: FittedHeads, plain: PlainDecoding) -> No
     """On beginnings whose states were kept as their KV was; also a whole prompt but its last token, whose blocks hold
     the state that the first draft reads."""
     with (
-        watch_drafts(HeadsProposer) as seen,
+        watch_drafts(StateHeadsProposer) as seen,
         open_llm(
             tiny.target,
             speculative_config=speculation(heads.path),

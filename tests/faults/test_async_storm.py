@@ -15,7 +15,7 @@ from dynaspec.bench.soak.wishes import Wish, draw_wishes
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind
 from support.checkpoints import VOCAB, Pair
-from support.eagle3_heads import FittedHead
+from support.decoder_heads import FittedHead
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_async_llm
 from support.seen_drafts import check_drafts, watch_drafts
 from support.storm import Visit, draw_visits, single_runs, with_kind

@@ -14,12 +14,12 @@ import torch
 from dynaspec import SamplingParams
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.proposer import Drafts
-from dynaspec.model.heads.medusa import MedusaHeads
-from dynaspec.model.heads.mlp_speculator import MlpSpeculator
+from dynaspec.model.state_heads.medusa import MedusaHeads
+from dynaspec.model.state_heads.mlp_speculator import MlpSpeculator
 from dynaspec.propose import registry
+from dynaspec.propose.decoder_head import DecoderHeadDrafter
 from dynaspec.propose.draft_model import DraftModel
 from dynaspec.propose.drafter import Drafter
-from dynaspec.propose.eagle3 import Eagle3Drafter
 from support.checkpoints import VOCAB, Pair
 from support.engines import PlainDecoding, assert_same, open_llm
 from support.faulty import RaisingProposer, SlowProposer, Spoil, SpoiltModel, SpoiltProposer, spoilt_heads
@@ -266,7 +266,7 @@ def test_a_drafter_whose_logits_go_bad(
         return lambda weights, *rest: honest(SpoiltModel(weights, first=10, rows=rows), *rest)
 
     monkeypatch.setattr(registry, "DraftModel", spoilt(DraftModel))
-    monkeypatch.setattr(registry, "Eagle3Drafter", spoilt(Eagle3Drafter))
+    monkeypatch.setattr(registry, "DecoderHeadDrafter", spoilt(DecoderHeadDrafter))
     for kind in (MedusaHeads, MlpSpeculator):
         monkeypatch.setattr(kind, "run", spoilt_heads(kind.run, first=10, rows=rows))  # type: ignore[attr-defined]
     config = speculation(tiny) | {"draft_sample_method": sample_method}

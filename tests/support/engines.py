@@ -22,7 +22,7 @@ from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.engine.build import build_engine
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
-from dynaspec.model.eagle3.loader import load_eagle3
+from dynaspec.model.decoder_heads.loader import load_head
 from dynaspec.model.loader import load_model
 
 _LAST_STATE_ALONE = ("medusa", "mlp_speculator")
@@ -87,13 +87,18 @@ def _built_with(**options: Any) -> AbstractContextManager[Any]:
     return mock.patch("dynaspec.api.backend.build_engine", partial(build_engine, **options))
 
 
-def kv_bytes(blocks: int, *models: str) -> int:
-    """``kv_cache_memory`` for this many blocks shared by these checkpoints, which may be heads of the first."""
+def kv_bytes(blocks: int, *models: str, method: str | None = None) -> int:
+    """``kv_cache_memory`` for this many blocks shared by these checkpoints, which may be heads of the first.
+
+    Args:
+        method: of the heads; None = what their config.json says.
+    """
     target = load_model(models[0])
     total = target.kv_bytes_per_block
     for model in models[1:]:
-        if checkpoint_method(model) == "eagle3":
-            head = load_eagle3(model, target)
+        drafting = method or checkpoint_method(model)
+        if drafting != "draft_model":
+            head = load_head(drafting, model, target)
             states = BLOCK_SIZE * len(head.settings.states) * target.config.hidden_size * target.dtype.itemsize
             total += head.kv_bytes_per_block + states
         elif checkpoint_method(model) in _LAST_STATE_ALONE:

@@ -16,11 +16,11 @@ import numpy as np
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts
 from dynaspec.contract.step import SpecPlan
-from dynaspec.model.eagle3.loader import load_eagle3
+from dynaspec.model.decoder_heads.loader import load_head
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 
-from .eagle3_heads import FittedHead
-from .eagle3_passes import logits_of, states_of
+from .decoder_heads import FittedHead
+from .head_passes import logits_of, states_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def check_drafts(seen: Sequence[SeenDraft], head: FittedHead) -> None:
     reference up to rounding; and its first choices, where these are to be drafted.
     """
     assert seen
-    own = load_eagle3(head.path, head.target)
+    own = load_head(head.layout.kind, head.path, head.target)
     for draft in seen:
         states = states_of(head.target, draft.text[:-1], head.layout.shape.states)
         chain = draft.tokens[:-1]

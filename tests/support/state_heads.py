@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
 
-from .eagle3_passes import states_of
+from .head_passes import states_of
 from .seen_drafts import SeenDraft
 
 Tensors = dict[str, torch.Tensor]

@@ -30,6 +30,8 @@ _METHODS = {
     "eagle3": "EAGLE-3",
     "medusa": "Medusa",
     "mlp_speculator": "MLP speculator",
+    "eagle": "EAGLE",
+    "mtp": "MTP",
     "draft_model": "draft model",
 }
 

@@ -67,12 +67,12 @@ def parse_policy(name: str, draft_model: str | None) -> PolicySpec:
     if policy not in _READERS:
         raise ConfigError(f"the policy {name!r} is not known; expected {FORMS}")
     drafts = method not in METHODS or METHODS[method].checkpoint is not None
-    if drafts and draft_model is None:
+    if drafts and draft_model is None and not (method in METHODS and METHODS[method].in_target):
         raise ConfigError(f"the policy {name!r} needs a draft model; expected --draft-model, or ngram:{form}")
     options: Options = {"method": method, "policy": policy} | _READERS[policy](name, arguments)
     for suffix in suffixes:
         options |= _suffix(name, suffix)
-    if drafts:
+    if drafts and draft_model is not None:
         options["model"] = draft_model
     if method in ("both", "all"):
         options["method"] = checkpoint_method(draft_model)

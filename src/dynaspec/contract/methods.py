@@ -25,6 +25,8 @@ class Method:
     """Other names; they may also stand in the place of a model."""
     reads_target: bool = False
     """It reads the target's hidden states, so it needs a host that keeps them."""
+    in_target: bool = False
+    """Without a ``model``, what drafts is in the target's own checkpoint."""
 
 
 _ALL = (
@@ -33,6 +35,13 @@ _ALL = (
         "a small model of the target's vocabulary",
         ProposerTraits("draft_model", probe_context=True),
         checkpoint="a draft model's checkpoint",
+    ),
+    Method(
+        "eagle",
+        "an EAGLE-1 or EAGLE-2 head, which reads the target's last hidden state",
+        ProposerTraits("eagle"),
+        checkpoint="an EAGLE head's checkpoint",
+        reads_target=True,
     ),
     Method(
         "eagle3",
@@ -54,6 +63,14 @@ _ALL = (
         ProposerTraits("mlp_speculator"),
         checkpoint="an MLP speculator's checkpoint",
         reads_target=True,
+    ),
+    Method(
+        "mtp",
+        "a prediction layer that was trained with the target",
+        ProposerTraits("mtp"),
+        checkpoint="a prediction layer's checkpoint, or no model: then the target's own",
+        reads_target=True,
+        in_target=True,
     ),
     Method(
         "ngram",

@@ -21,6 +21,8 @@ _STATE_HEADS = ("medusa", "mlp_speculator")
 _MLP_ARCHITECTURES = frozenset({"MLPSpeculatorPreTrainedModel", "ArcticLSTMSpeculatorPreTrainedModel"})
 _MEDUSA_KEY = "medusa_num_heads"
 """In the config of a model with Medusa heads of its own, and of heads alone."""
+EAGLE_ARCHITECTURES = frozenset({"EagleLlamaForCausalLM"})
+"""Those of vLLM's format. Originals say ``LlamaForCausalLM``; many are known by ``bias``, which no Llama has."""
 
 
 def read_checkpoint_config(model: object) -> dict[str, Any]:
@@ -35,17 +37,21 @@ def read_checkpoint_config(model: object) -> dict[str, Any]:
 def checkpoint_method(model: object) -> str:
     """The method that a checkpoint is for; ``draft_model`` if it does not say."""
     config = read_checkpoint_config(model)
-    names = config.get("architectures")
-    names = names if isinstance(names, list) else ()
+    found, kind = config.get("architectures"), config.get("speculators_model_type")
+    names = found if isinstance(found, list) else []
     if config.get("model_type") in _STATE_HEADS:
         return str(config["model_type"])
     if _MEDUSA_KEY in config:
         return "medusa"
     if _MLP_ARCHITECTURES.intersection(names):
         return "mlp_speculator"
-    named = EAGLE3_ARCHITECTURES.intersection(names)
-    if named or config.get("speculators_model_type") == "eagle3" or config.get("draft_vocab_size"):
+    if EAGLE3_ARCHITECTURES.intersection(names) or kind == "eagle3" or config.get("draft_vocab_size"):
         return "eagle3"
+    if kind == "mtp":
+        return "mtp"
+    original = names == ["LlamaForCausalLM"] and config.get("num_hidden_layers") == 1 and "bias" in config
+    if EAGLE_ARCHITECTURES.intersection(names) or original:
+        return "eagle"
     return "draft_model"
 
 

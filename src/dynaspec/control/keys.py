@@ -65,8 +65,10 @@ REFUSED: Mapping[str, Refusal] = {
     "kv_cache_dtype": Refusal(("auto",), "the drafter's KV cache has the drafter's own dtype"),
     "code_revision": Refusal((), "code from checkpoints is never run"),
     "draft_load_config": Refusal((), "the drafter is loaded like the target"),
-    "index_share_for_mtp_iteration": Refusal((), "method 'mtp' is not available in this version"),
-    "disable_eagle_block_drop": Refusal((False,), "method 'eagle' is not available in this version"),
+    "index_share_for_mtp_iteration": Refusal(
+        (), "sparse attention, whose index that is, is not available in this version"
+    ),
+    "disable_eagle_block_drop": Refusal((True, False), "expected a boolean"),
     "dspark_draft_topk": Refusal((), "method 'dspark' is not available in this version"),
     "use_local_argmax_reduction": Refusal((False,), _ONE_DEVICE),
     "use_heterogeneous_vocab": Refusal((False,), _ONE_VOCABULARY),

@@ -37,7 +37,7 @@ UPPER_BOUND_POLICIES = ("auto", "goodput", "confidence")
 that are to be drafted."""
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 UNAVAILABLE_METHODS = (
-    *("eagle", "mtp", "dflash", "dspark"),
+    *("dflash", "dspark"),
     *("ngram_gpu", "custom_class", "extract_hidden_states"),
 )
 
@@ -129,8 +129,10 @@ def _check_method(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"method is {method!r}; expected {either(tuple(METHODS))}")
     checkpoint = METHODS[method].checkpoint
     if checkpoint is not None:
-        if model is None or model in _NGRAM_NAMES:
+        if model in _NGRAM_NAMES or (model is None and not METHODS[method].in_target):
             raise ConfigError(f"method is {method!r} but model is {model!r}; expected {checkpoint}")
+        if model is None and "revision" in values:
+            raise ConfigError(f"revision is {values['revision']!r} but no model is given; expected both or neither")
         return
     if method == "ngram" and values.get("prompt_lookup_max") == 0:
         raise ConfigError(f"prompt_lookup_max is 0; expected an integer of at least 1 with method {method!r}")
@@ -261,7 +263,8 @@ def _default_length(values: Mapping[str, Any]) -> int:
         return min(MAX_DRAFT_TOKENS, max(1, *(k for _, _, k in ranges)))
     if policy == "elastic" and elastic.KEY in values:
         return int(values[elastic.KEY][-1])
-    own = checkpoint_length(values["model"]) if METHODS[values["method"]].reads_target else None
+    model = values.get("model")
+    own = checkpoint_length(model) if model is not None and METHODS[values["method"]].reads_target else None
     if own is not None:
         return min(own, MAX_DRAFT_TOKENS)
     return elastic.DEFAULT_LONGEST if policy == "elastic" else DEFAULT_DRAFT_LENGTH

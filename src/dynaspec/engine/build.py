@@ -27,11 +27,11 @@ from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.calibrate import Runner, measure_costs
 from dynaspec.propose.drafter import Drafter
 from dynaspec.propose.guard import Guard
-from dynaspec.propose.heads import HeadsDrafter
 from dynaspec.propose.none import NoProposer
 from dynaspec.propose.patience import TargetPace
 from dynaspec.propose.registry import Loaded, Source, Weights, build_proposers, load_drafter
 from dynaspec.propose.router import Router
+from dynaspec.propose.state_heads import StateHeadsDrafter
 from dynaspec.propose.warm_up import load_kernels
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.lanes import Lanes
@@ -166,6 +166,7 @@ def _source(config: EngineConfig, speculation: SpeculativeConfig, target: Model,
         device=str(target.device),
         load=load,
         trust_remote_code=config.trust_remote_code,
+        target_checkpoint=(config.model, config.revision),
     )
 
 
@@ -200,7 +201,7 @@ def _kv_cache(
 
 def _proposers(
     speculation: SpeculativeConfig | None,
-    drafter: Drafter | HeadsDrafter | None,
+    drafter: Drafter | StateHeadsDrafter | None,
     tables: BlockTables,
     sampler: SamplerState,
 ) -> list[Proposer]:

@@ -14,7 +14,7 @@ from .config import DecoderConfig, MlpKind
 from .kernels import elementwise
 from .kernels import layers as kernels
 from .kernels.team import team_size
-from .layer import Layer, Weights
+from .layer import Layer
 from .linear import Linear
 from .ops import Norm, RopeTable
 from .packed import PackedLinear
@@ -71,15 +71,25 @@ class CpuStack:
         kernels.run(self._model, *rows, which, *NO_TAPS, caches, blocks, work)
         return delta
 
-    def compiled(self, config: DecoderConfig, weights: Weights) -> CompiledDecoder:
-        """The decoder that these layers are of, for compiled code."""
-        position = weights.position_embedding
+    def compiled(
+        self,
+        config: DecoderConfig,
+        embedding: torch.Tensor,
+        head: Linear,
+        final_norm: Norm | None,
+        position: torch.Tensor | None = None,
+    ) -> CompiledDecoder:
+        """The decoder that these layers are of, for compiled code.
+
+        Args:
+            embedding, head, final_norm, position: see ``Weights``; a head on hidden states may have no final norm.
+        """
         return self._model._replace(
-            embedding=weights.embedding.numpy(),
+            embedding=embedding.numpy(),
             embedding_scale=np.float32(config.embedding_scale),
             position_embedding=_NONE if position is None else position.numpy(),
-            ends=np.array([*matrix_row(weights.head), *norm_row(weights.final_norm)], np.int64),
-            final_eps=weights.final_norm.eps,
+            ends=np.array([*matrix_row(head), *norm_row(final_norm)], np.int64),
+            final_eps=0.0 if final_norm is None else final_norm.eps,
             logits_softcap=config.logits_softcap or 0.0,
         )
 

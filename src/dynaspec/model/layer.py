@@ -14,7 +14,8 @@ from .ops import Norm
 class Layer:
     """The weights of one layer, ready to run."""
 
-    attention_norm: Norm
+    attention_norm: Norm | None
+    """None in the first layer of some heads, whose input is not normed, or already is."""
     qkv: Linear
     """→ [R, (heads + 2 kv heads) · head_dim]"""
     out: Linear

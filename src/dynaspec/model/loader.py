@@ -34,6 +34,9 @@ _DTYPES = {
     "half": torch.float16,
 }
 
+_READ_AS = {"mimo": "qwen2"}
+"""Model types that Transformers does not have, and what it has under another name."""
+
 
 def load_model(
     path_or_id: str,
@@ -120,7 +123,8 @@ def assemble(config: DecoderConfig, weights: Weights, device: torch.device, dtyp
         from .cpu_stack import CpuStack
 
         cpu_stack = CpuStack(config, weights.layers, spec, torch.get_num_threads())
-        passes = CompiledPasses(cpu_stack.compiled(config, weights))
+        ends = weights.embedding, weights.head, weights.final_norm, weights.position_embedding
+        passes = CompiledPasses(cpu_stack.compiled(config, *ends))
         return Decoder(config, weights, attention, cpu_stack, CpuOps(), device, dtype, passes)
     ops = ops_for(device)
     stack = OpsStack(config, weights.layers, attention, ops, device)
@@ -156,6 +160,9 @@ def _read_config(directory: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig  # here, because it takes seconds to import
 
     try:
+        if raw.get("model_type") in _READ_AS:
+            own = {key: value for key, value in raw.items() if key not in ("model_type", "auto_map")}
+            return AutoConfig.for_model(_READ_AS[raw["model_type"]], **own)
         return AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
     except Exception as error:  # Transformers' validation raises nearly anything
         kind = raw.get("model_type", "none")

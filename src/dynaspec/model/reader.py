@@ -47,6 +47,10 @@ class Reader:
             weight = weight.to(self._dtype)
         return Norm(weight, bias, self._config.norm_eps)
 
+    def optional_norm(self, name: str, width: int | None = None) -> Norm | None:
+        """``norm``, or None where the checkpoint has none of this name."""
+        return self.norm(name, width) if f"{name}.weight" in self._checkpoint else None
+
     def linear(self, names: Sequence[str], outs: Sequence[int], width: int, bias: bool = False) -> Linear:
         """The layers ``names``, each [out, width], fused into one in this order."""
         weights = [self.tensor(f"{name}.weight", out, width) for name, out in zip(names, outs, strict=True)]

@@ -60,6 +60,9 @@ class OpsStack:
         return delta
 
     def _layer(self, layer: Layer, x: torch.Tensor, delta: torch.Tensor, kv: KV, meta: AttentionMeta) -> torch.Tensor:
+        if layer.attention_norm is None:
+            x += delta
+            return self.after_norm(layer, x, x, kv, meta)
         return self.after_norm(layer, x, self._ops.add_norm(x, delta, layer.attention_norm), kv, meta)
 
     def after_norm(self, layer: Layer, x: torch.Tensor, h: torch.Tensor, kv: KV, meta: AttentionMeta) -> torch.Tensor:

@@ -21,6 +21,8 @@ _SINGLE = "model.safetensors"
 _HARMLESS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias",
              "causal_mask")  # fmt: skip
 """Ends of names of constants that older checkpoints carry and nothing needs."""
+PREDICTION_LAYERS = "model.mtp_layers."
+"""Beginning of names of what drafts for a model in its own checkpoint (method ``mtp``); the model runs without."""
 
 
 def is_gguf(path_or_id: str) -> bool:
@@ -154,9 +156,9 @@ class Checkpoint:
         tensor: torch.Tensor = handle.get_tensor(name)
         return tensor
 
-    def read_all(self) -> dict[str, torch.Tensor]:
-        """Every tensor by its name."""
-        return {name: handle.get_tensor(name) for name, handle in self._home.items()}
+    def read_all(self, under: str = "") -> dict[str, torch.Tensor]:
+        """Every tensor by its name, or those whose names begin so."""
+        return {name: handle.get_tensor(name) for name, handle in self._home.items() if name.startswith(under)}
 
     def ignore(self, names: Iterable[str]) -> None:
         """See ``TensorSource``."""
@@ -172,7 +174,7 @@ class Checkpoint:
 
 
 def _harmless(name: str) -> bool:
-    return name.endswith(_HARMLESS) or name.startswith(HEADS_BESIDE)
+    return name.endswith(_HARMLESS) or name.startswith((HEADS_BESIDE, PREDICTION_LAYERS))
 
 
 def _file_names(directory: Path) -> list[str]:

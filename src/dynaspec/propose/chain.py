@@ -2,6 +2,8 @@
 
 Between two passes of a small drafter the host would take as long as a pass: its code and data are not in the caches,
 which hold what the passes have left there.
+
+The drafter is a model, or a head on hidden states of any kind (``model.decoder_heads``).
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from dynaspec.contract.proposer import Ints
 from dynaspec.kv.arena import Arena
 from dynaspec.kv.rows import fill_rows
 from dynaspec.model.compiled import NO_TAPS, CacheAddresses, CompiledDecoder
-from dynaspec.model.eagle3.compiled import CompiledHead
+from dynaspec.model.decoder_heads.compiled import CompiledHead
 from dynaspec.model.kernels.decode import PassRows, decode, logits
-from dynaspec.model.kernels.eagle3 import fuse, head_logits, head_pass
+from dynaspec.model.kernels.decoder_heads import fuse, head_logits, head_pass
 from dynaspec.sampling.compiled import kernel
 
 from .drafter import Chain

@@ -22,20 +22,20 @@ from dynaspec.kv.tables import BlockTables
 from dynaspec.model.attention.base import Shape
 from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.eagle3.head import Eagle3Head
-from dynaspec.model.eagle3.loader import load_eagle3
-from dynaspec.model.heads.base import StateHeads
-from dynaspec.model.heads.medusa import load_medusa
-from dynaspec.model.heads.mlp_speculator import load_mlp_speculator
+from dynaspec.model.decoder_heads.head import Head
+from dynaspec.model.decoder_heads.loader import load_head
+from dynaspec.model.state_heads.base import StateHeads
+from dynaspec.model.state_heads.medusa import load_medusa
+from dynaspec.model.state_heads.mlp_speculator import load_mlp_speculator
 from dynaspec.model.taps import Taps
 from dynaspec.sampling.state import SamplerState
 
 from .autoregressive import AutoregressiveProposer
+from .decoder_head import DecoderHeadDrafter
 from .draft_model import DraftModel
 from .drafter import Drafter
-from .eagle3 import Eagle3Drafter
-from .heads import HeadsDrafter, HeadsProposer
 from .ngram import NgramProposer
+from .state_heads import StateHeadsDrafter, StateHeadsProposer
 from .suffix import SuffixProposer
 
 
@@ -61,7 +61,7 @@ class Loaded(Protocol):
     taps: tuple[int, ...]
     """Hidden states of the target that it reads, see ``model.taps``."""
 
-    def drafter(self, arena: Arena, taps: Taps | None) -> Drafter | HeadsDrafter:
+    def drafter(self, arena: Arena, taps: Taps | None) -> Drafter | StateHeadsDrafter:
         """
         Args:
             arena: of the KV of ``weights``; not read where there are none.
@@ -86,6 +86,8 @@ class Source:
     load: Callable[..., Model]
     """As ``model.loader.load_model``."""
     trust_remote_code: bool = False
+    target_checkpoint: tuple[str, str | None] | None = None
+    """Where the target was loaded from, and which revision."""
 
     @property
     def checkpoint(self) -> str:
@@ -93,9 +95,20 @@ class Source:
         Raises:
             ConfigError: there is none.
         """
-        if self.config.model is None:
+        return self._place[0]
+
+    @property
+    def revision(self) -> str | None:
+        """Of ``checkpoint``."""
+        return self._place[1]
+
+    @property
+    def _place(self) -> tuple[str, str | None]:
+        if self.config.model is not None:
+            return self.config.model, self.config.revision
+        if self.target_checkpoint is None or not METHODS[self.config.method].in_target:
             raise ConfigError(f"method is {self.config.method!r} but no model is given; expected its checkpoint")
-        return self.config.model
+        return self.target_checkpoint
 
 
 class LoadedModel:
@@ -128,24 +141,24 @@ class LoadedModel:
         return DraftModel(self.weights, arena)
 
 
-class LoadedEagle3:
+class LoadedDecoderHead:
     """See ``Loaded``."""
 
     def __init__(self, source: Source) -> None:
         """
         Raises:
-            CheckpointError: see ``load_eagle3``.
+            CheckpointError: see ``load_head``.
             ConfigError: see ``_target_of``.
         """
-        target = _target_of(source)
-        self.weights: Eagle3Head = load_eagle3(source.checkpoint, target, revision=source.config.revision)
+        target, self._method = _target_of(source), source.config.method
+        self.weights: Head = load_head(self._method, source.checkpoint, target, revision=source.revision)
         self.taps = self.weights.settings.states
 
     def drafter(self, arena: Arena, taps: Taps | None) -> Drafter:
-        return Eagle3Drafter(self.weights, arena, _given(taps))
+        return DecoderHeadDrafter(self.weights, arena, _given(taps), self._method)
 
 
-class LoadedHeads:
+class LoadedStateHeads:
     """See ``Loaded``: heads that keep no KV and read the target's state after the final norm."""
 
     weights: Weights | None = None
@@ -161,7 +174,7 @@ class LoadedHeads:
         """
         target, config = _target_of(source), source.config
         self._method = METHODS[config.method]
-        self._heads = load(source.checkpoint, target, revision=config.revision)
+        self._heads = load(source.checkpoint, target, revision=source.revision)
         self.taps: tuple[int, ...] = (target.config.num_layers + 1,)
         asked, longest = config.num_speculative_tokens, self._heads.longest
         if asked > longest and config.policy not in UPPER_BOUND_POLICIES:
@@ -170,8 +183,8 @@ class LoadedHeads:
                 f"{longest} heads, each for a token; expected at most {longest}"
             )
 
-    def drafter(self, arena: Arena, taps: Taps | None) -> HeadsDrafter:
-        return HeadsDrafter(self._heads, self._method.traits, _given(taps))
+    def drafter(self, arena: Arena, taps: Taps | None) -> StateHeadsDrafter:
+        return StateHeadsDrafter(self._heads, self._method.traits, _given(taps))
 
 
 def _target_of(source: Source) -> Model:
@@ -201,9 +214,11 @@ def _given(taps: Taps | None) -> Taps:
 
 _LOADERS: Mapping[str, Callable[[Source], Loaded]] = {
     "draft_model": LoadedModel,
-    "eagle3": LoadedEagle3,
-    "medusa": partial(LoadedHeads, load=load_medusa),
-    "mlp_speculator": partial(LoadedHeads, load=load_mlp_speculator),
+    "eagle": LoadedDecoderHead,
+    "eagle3": LoadedDecoderHead,
+    "medusa": partial(LoadedStateHeads, load=load_medusa),
+    "mlp_speculator": partial(LoadedStateHeads, load=load_mlp_speculator),
+    "mtp": LoadedDecoderHead,
 }
 """Of the methods with a checkpoint."""
 
@@ -220,7 +235,7 @@ def load_drafter(source: Source) -> Loaded | None:
 
 def build_proposers(
     config: SpeculativeConfig,
-    drafter: Drafter | HeadsDrafter | None,
+    drafter: Drafter | StateHeadsDrafter | None,
     tables: BlockTables,
     sampler: SamplerState,
     *,
@@ -233,9 +248,9 @@ def build_proposers(
         probabilistic: draw drafts from the drafter's processed distribution; else take its most probable token.
     """
     proposers: list[Proposer] = []
-    if isinstance(drafter, HeadsDrafter):
+    if isinstance(drafter, StateHeadsDrafter):
         most = config.max_model_len
-        proposers.append(HeadsProposer(drafter, tables, sampler, max_length=most, probabilistic=probabilistic))
+        proposers.append(StateHeadsProposer(drafter, tables, sampler, max_length=most, probabilistic=probabilistic))
     elif drafter is not None:
         longest = min(drafter.max_position, config.max_model_len or drafter.max_position)
         proposers.append(

@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dynaspec.model.eagle3.loader import load_eagle3
+from dynaspec.model.decoder_heads.eagle3 import load_eagle3
 from dynaspec.model.loader import load_model
-from support.eagle3_heads import LAYOUTS, Layout, config_of, write
-from support.eagle3_passes import logits_of, states_of
+from support.decoder_heads import EAGLE3, Layout, config_of, write
+from support.head_passes import logits_of, states_of
 from unit.model import tiny
 
 TEXT = np.random.default_rng(0).integers(3, 50, 37).tolist()
-OWN = [layout for layout in LAYOUTS if layout.nested and "other width" not in layout.name]
+OWN = [layout for layout in EAGLE3 if layout.nested and "other width" not in layout.name]
 COMMITTED = Path(__file__).parents[3] / "models" / "smollm2-eagle3"
 
 

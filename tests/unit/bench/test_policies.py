@@ -36,6 +36,14 @@ def test_forms(name, expected):
     assert config.model == (None if config.method == "ngram" else "draft")
 
 
+def test_a_prediction_layer_of_the_target_s_own_needs_no_draft_model():
+    config = parse_policy("mtp:constant:3", None).config
+    assert (config.method, config.model, config.lookup_beside) == ("mtp", None, False)
+    assert parse_policy("mtp:constant:3", "layer").config.model == "layer"
+    with pytest.raises(ConfigError, match="'eagle:auto' needs a draft model; expected --draft-model"):
+        parse_policy("eagle:auto", None)
+
+
 def test_what_the_policies_take(tmp_path):
     schedule = parse_policy("schedule:1-4=5;5=2", "draft").config
     assert schedule.num_speculative_tokens_per_batch_size == ((1, 4, 5), (5, 5, 2))

@@ -10,7 +10,9 @@ from dynaspec.bench.policies import parse_policy
 from dynaspec.cli import profile as command
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import DynaspecError
+from dynaspec.contract.methods import METHODS
 from dynaspec.control.profile import Profile
+from dynaspec.control.resolve import either
 from dynaspec.observe.log_reader import read_header
 
 
@@ -91,7 +93,7 @@ def test_lookup_and_sampling(profile, tmp_path):
     ("arguments", "message"),
     [
         ((), "there is no --draft-dir"),
-        (("--method", "beagle"), "--method is 'beagle'; expected 'draft_model', 'eagle3'"),
+        (("--method", "dflash"), f"--method is 'dflash'; expected {either(tuple(METHODS))}"),
         (("--method", "ngram", "--draft-dir", "d"), "expected no drafter"),
         (("--method", "ngram", "--batch-size-list", "few"), "--batch-size-list is 'few'; expected integers"),
         (("--method", "ngram", "--batch-size-list", "0"), "batch sizes are [0]"),

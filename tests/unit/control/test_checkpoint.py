@@ -51,6 +51,12 @@ def changed(**own: Any) -> dict[str, Any]:
         ({"model_type": "mlp_speculator"}, "mlp_speculator"),
         ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "mlp_speculator"),
         ({"architectures": ["ArcticLSTMSpeculatorPreTrainedModel"]}, "mlp_speculator"),
+        ({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "bias": False}, "eagle"),
+        ({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}, "draft_model"),
+        ({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "bias": False}, "draft_model"),
+        ({"architectures": ["EagleLlamaForCausalLM"]}, "eagle"),
+        ({"speculators_model_type": "mtp", "architectures": ["MTPDraftModel"]}, "mtp"),
+        ({"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}, "draft_model"),
     ],
 )
 def test_a_model_given_without_a_method_says_which(config: dict[str, Any], method: str, tmp_path: Path) -> None:
@@ -102,6 +108,25 @@ def test_a_drafter_that_names_its_target_stands_for_both(tmp_path: Path) -> None
     config = EngineConfig.build(model=path, speculative_config='{"policy": "constant", "num-speculative-tokens": 7}')
     assert config.speculative_config is not None
     assert (config.speculative_config.model, config.speculative_config.num_speculative_tokens) == (path, 7)
+
+
+def test_a_prediction_layer_may_be_given_alone_too(tmp_path: Path) -> None:
+    path = write(tmp_path, changed(algorithm="mtp") | {"architectures": ["MTPDraftModel"]})
+    config = EngineConfig.build(model=path)
+    assert config.model == "the/target"
+    assert config.speculative_config is not None
+    assert (config.speculative_config.method, config.speculative_config.model) == ("mtp", path)
+
+
+def test_a_prediction_layer_needs_no_model() -> None:
+    config = SpeculativeConfig.parse({"method": "mtp", "num_speculative_tokens": 3})
+    assert config is not None
+    assert (config.method, config.model, config.lookup_beside) == ("mtp", None, True)
+    with pytest.raises(ConfigError, match="revision is 'main' but no model is given; expected both or neither"):
+        SpeculativeConfig.parse({"method": "mtp", "revision": "main"})
+    for method in ("eagle", "eagle3", "draft_model"):
+        with pytest.raises(ConfigError, match=f"method is '{method}' but model is None; expected an? "):
+            SpeculativeConfig.parse({"method": method})
 
 
 def test_a_model_that_names_no_other_stands_for_itself(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values."""
+"""Qwen2, Qwen2.5 and MiMo-7B: Llama with biases on queries, keys and values.
+
+MiMo's checkpoint also has a prediction layer, see ``decoder_heads.mtp``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from .llama import shape, weights
 
 __all__ = ["ARCHITECTURES", "config", "weights"]
 
-ARCHITECTURES = ("Qwen2ForCausalLM",)
+ARCHITECTURES = ("Qwen2ForCausalLM", "MiMoForCausalLM")
 
 
 def config(hf: Any, max_model_len: int | None) -> DecoderConfig:

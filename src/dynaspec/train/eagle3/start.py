@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
-from dynaspec.model.eagle3.config import read_config
-from dynaspec.model.eagle3.tensors import HeadTensors
+from dynaspec.model.decoder_heads.eagle3 import read_config
+from dynaspec.model.decoder_heads.tensors import HeadTensors
 from dynaspec.model.weights import find_checkpoint, read_json
 from dynaspec.train.eagle3.head import Head
 from dynaspec.train.eagle3.shape import aux_layers

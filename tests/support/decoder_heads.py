@@ -1,8 +1,9 @@
-"""Random EAGLE-3 heads in every published layout, and a plain reference of what they compute."""
+"""Random heads in every published layout, and a plain reference of what they compute."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,12 +13,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
 
-from .eagle3_passes import states_of
+from .head_passes import states_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -44,6 +45,8 @@ class Layout:
     """How one project writes a head."""
 
     name: str
+    kind: str
+    """The method."""
     config: dict[str, Any] = field(default_factory=dict)
     """On top of what all have."""
     shape: Shape = field(default_factory=Shape)
@@ -58,14 +61,24 @@ class Layout:
     bias: bool = False
     state_norms: bool = False
     input_norm: bool = False
+    projection_bias: bool = False
+    entrance_norms: bool = False
+    """Before the projection, under HASS's names."""
+    hidden_first: bool = False
+    zero_first: bool = False
+    says_so: bool = True
+    """Its config.json tells the method."""
 
 
 _IDS = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
-LAYOUTS = (
-    Layout("original", {"architectures": ["LlamaForCausalLM"], **_IDS}, layer="midlayer.", pickled=True),
-    Layout("sglang", {"architectures": ["LlamaForCausalLMEagle3"], **_IDS}, layer="midlayer.", prefix="model."),
+EAGLE3 = (
+    Layout("original", "eagle3", {"architectures": ["LlamaForCausalLM"], **_IDS}, layer="midlayer.", pickled=True),
+    Layout(
+        "sglang", "eagle3", {"architectures": ["LlamaForCausalLMEagle3"], **_IDS}, layer="midlayer.", prefix="model."
+    ),
     Layout(
         "modelopt",
+        "eagle3",
         {
             "architectures": ["LlamaForCausalLMEagle3"],
             "eagle_config": {
@@ -80,9 +93,16 @@ LAYOUTS = (
         },
         layer="midlayer.",
     ),
-    Layout("angelslim", {"architectures": ["Eagle3LlamaForCausalLM"], **_IDS}, layer="midlayer.", own_embedding=True),
+    Layout(
+        "angelslim",
+        "eagle3",
+        {"architectures": ["Eagle3LlamaForCausalLM"], **_IDS},
+        layer="midlayer.",
+        own_embedding=True,
+    ),
     Layout(
         "speculators",
+        "eagle3",
         {
             "architectures": ["Eagle3Speculator"],
             "speculators_model_type": "eagle3",
@@ -93,6 +113,7 @@ LAYOUTS = (
     ),
     Layout(
         "speculators, other width",
+        "eagle3",
         {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "target_hidden_size": 32, **_IDS},
         Shape(hidden=48, heads=3),
         nested=True,
@@ -100,35 +121,105 @@ LAYOUTS = (
     ),
     Layout(
         "eagle 3.1",
+        "eagle3",
         {"architectures": ["Eagle3Speculator"], "norm_output": True, "fc_norm": True, **_IDS},
         nested=True,
         state_norms=True,
     ),
     Layout(
         "norm before fusion",
+        "eagle3",
         {"architectures": ["Eagle3Speculator"], "norm_before_fc": True, "norm_before_residual": True, **_IDS},
         nested=True,
         input_norm=True,
     ),
     Layout(
         "deepspec",
+        "eagle3",
         {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [-1, 1]},
         Shape(draft_vocab=50, states=(0, 2)),
         own_head=False,
         qk_norm=True,
     ),
-    Layout("biases", {"architectures": ["LlamaForCausalLMEagle3"], "attention_bias": True, **_IDS}, bias=True),
+    Layout(
+        "biases", "eagle3", {"architectures": ["LlamaForCausalLMEagle3"], "attention_bias": True, **_IDS}, bias=True
+    ),
     Layout(
         "final state only",
+        "eagle3",
         {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": {"use_aux_hidden_state": False}},
         Shape(states=(3,)),
     ),
-    Layout("two layers", {"architectures": ["LlamaForCausalLMEagle3"], **_IDS}, Shape(layers=2)),
+    Layout("two layers", "eagle3", {"architectures": ["LlamaForCausalLMEagle3"], **_IDS}, Shape(layers=2)),
 )
+_WHOLE = Shape(draft_vocab=50, states=(3,))
+_LLAMA = {"architectures": ["LlamaForCausalLM"]}
+EAGLE = (
+    Layout("eagle", "eagle", _LLAMA | {"bias": False}, _WHOLE, pickled=True, own_head=False),
+    Layout(
+        "eagle, biases by default",
+        "eagle",
+        _LLAMA | {"qkv_bias": True},
+        _WHOLE,
+        own_head=False,
+        own_embedding=True,
+        bias=True,
+        projection_bias=True,
+        says_so=False,
+    ),
+    Layout(
+        "eagle, bias",
+        "eagle",
+        _LLAMA | {"bias": True, "rope_scaling": None},
+        _WHOLE,
+        own_head=False,
+        projection_bias=True,
+    ),
+    Layout("eagle, vllm", "eagle", {"architectures": ["EagleLlamaForCausalLM"]}, _WHOLE, own_head=False),
+    Layout(
+        "eagle, hass",
+        "eagle",
+        _LLAMA | {"bias": False, "add_para_norm": True},
+        _WHOLE,
+        own_head=False,
+        entrance_norms=True,
+    ),
+    Layout(
+        "eagle, two layers", "eagle", _LLAMA | {"bias": False}, replace(_WHOLE, layers=2), own_head=False, says_so=False
+    ),
+)
+MTP = (
+    Layout(
+        "mimo",
+        "mtp",
+        {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1},
+        _WHOLE,
+        prefix="model.",
+        own_head=False,
+        bias=True,
+        hidden_first=True,
+        zero_first=True,
+        says_so=False,
+    ),
+    Layout(
+        "speculators, mtp",
+        "mtp",
+        {
+            "architectures": ["MTPDraftModel"],
+            "speculators_model_type": "mtp",
+            "num_nextn_predict_layers": 1,
+        },
+        _WHOLE,
+        nested=True,
+        own_head=False,
+        qk_norm=True,
+    ),
+)
+LAYOUTS = (*EAGLE3, *EAGLE, *MTP)
 
 
 def random_tensors(layout: Layout, seed: int = 0) -> Tensors:
-    """Under the names of ``speculators``, float32 values that bfloat16 can hold."""
+    """Under bare names, those of ``speculators`` where it has the kind: float32 values that bfloat16 can hold."""
     s, generator = layout.shape, torch.Generator().manual_seed(seed)
 
     def matrix(*shape: int) -> torch.Tensor:
@@ -137,13 +228,25 @@ def random_tensors(layout: Layout, seed: int = 0) -> Tensors:
     def norm(width: int) -> torch.Tensor:
         return (1 + torch.randn(width, generator=generator) * 0.1).bfloat16().float()
 
-    found: Tensors = {"norm.weight": norm(s.hidden), "layers.0.hidden_norm.weight": norm(s.hidden)}
-    if s.states != (3,):
-        found["fc.weight"] = matrix(s.hidden, len(s.states) * s.target_hidden)
-        if layout.bias:
+    found: Tensors = {}
+    if layout.kind == "eagle3":
+        found |= {"norm.weight": norm(s.hidden), "layers.0.hidden_norm.weight": norm(s.hidden)}
+        if s.states != (3,):
+            found["fc.weight"] = matrix(s.hidden, len(s.states) * s.target_hidden)
+            if layout.bias:
+                found["fc.bias"] = matrix(s.hidden)
+    elif layout.kind == "eagle":
+        found["fc.weight"] = matrix(s.hidden, 2 * s.hidden) / 4  # no norm ends a pass: states would grow along a chain
+        if layout.projection_bias:
             found["fc.bias"] = matrix(s.hidden)
+        if layout.entrance_norms:
+            found |= {f"{name}_layernorm.weight": norm(s.hidden) for name in ("embedding", "hidden_states")}
+    else:
+        found["mtp_layers.0.input_proj.weight"] = matrix(s.hidden, 2 * s.hidden)
+        found |= {f"mtp_layers.0.{name}_layernorm.weight": norm(s.hidden) for name in ("token", "hidden", "final")}
     for index in range(s.layers):
-        prefix, width = f"layers.{index}.", s.hidden * (2 if index == 0 else 1)
+        prefix = f"{_layers(layout)}.{index}."
+        width = s.hidden * (2 if index == 0 and layout.kind == "eagle3" else 1)
         for name, heads in (("q", s.heads), ("k", s.kv_heads), ("v", s.kv_heads)):
             found[f"{prefix}self_attn.{name}_proj.weight"] = matrix(heads * s.head_dim, width)
             if layout.bias:
@@ -152,7 +255,8 @@ def random_tensors(layout: Layout, seed: int = 0) -> Tensors:
         found[f"{prefix}mlp.gate_proj.weight"] = matrix(s.inner, s.hidden)
         found[f"{prefix}mlp.up_proj.weight"] = matrix(s.inner, s.hidden)
         found[f"{prefix}mlp.down_proj.weight"] = matrix(s.hidden, s.inner)
-        found[f"{prefix}input_layernorm.weight"] = norm(s.hidden)
+        if index or layout.kind != "eagle":
+            found[f"{prefix}input_layernorm.weight"] = norm(s.hidden)
         found[f"{prefix}post_attention_layernorm.weight"] = norm(s.hidden)
         if layout.qk_norm:
             found[f"{prefix}self_attn.q_norm.weight"] = norm(s.head_dim)
@@ -172,13 +276,17 @@ def random_tensors(layout: Layout, seed: int = 0) -> Tensors:
     return found
 
 
+def _layers(layout: Layout) -> str:
+    return "mtp_layers" if layout.kind == "mtp" else "layers"
+
+
 def config_of(layout: Layout) -> dict[str, Any]:
-    """The head's config.json."""
+    """The head's config.json; a prediction layer's has the keys of its target, with as many layers as that has."""
     s = layout.shape
     decoder = {
-        "model_type": "llama",
+        "model_type": "qwen3" if layout.kind == "mtp" else "llama",
         "hidden_size": s.hidden,
-        "num_hidden_layers": s.layers,
+        "num_hidden_layers": 2 if layout.kind == "mtp" else s.layers,
         "num_attention_heads": s.heads,
         "num_key_value_heads": s.kv_heads,
         "head_dim": s.head_dim,
@@ -188,8 +296,8 @@ def config_of(layout: Layout) -> dict[str, Any]:
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
     }
-    own = {"draft_vocab_size": s.draft_vocab, **layout.config}
-    return own | ({"transformer_layer_config": decoder} if layout.nested else decoder)
+    own = {"draft_vocab_size": s.draft_vocab} if layout.kind == "eagle3" else {}
+    return own | ({"transformer_layer_config": decoder} if layout.nested else decoder) | layout.config
 
 
 def write(layout: Layout, directory: Path, tensors: Tensors | None = None) -> Path:
@@ -231,6 +339,7 @@ class FittedHead:
 
 PLAIN_LAYOUT = Layout(
     "fitted",
+    "eagle3",
     {
         "architectures": ["Eagle3Speculator"],
         "eagle_aux_hidden_state_layer_ids": [0, 1],
@@ -258,6 +367,7 @@ def save_fitted(
         target_hidden=c.hidden_size,
         heads=4,
         kv_heads=2,
+        head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
         inner=96,
         vocab=c.vocab_size,
         draft_vocab=len(known),
@@ -283,12 +393,27 @@ def save_fitted(
     for _ in range(steps):
         loss = torch.zeros(())
         for tokens, states, best in texts:
-            loss = loss + F.cross_entropy(reference(layout, tensors, embedding, output, tokens, states), best)
+            out = _outputs(layout, tensors, embedding, tokens, states)
+            loss = loss + F.cross_entropy(out @ tensors.get("lm_head.weight", output).T, best)
+            if (
+                layout.kind == "eagle"
+            ):  # as in its training: else states, which no norm bounds, would grow along a chain
+                loss = loss + 10 * F.smooth_l1_loss(out[:-1], states[1:])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     tensors = {name: tensor.detach() for name, tensor in tensors.items()}
     return FittedHead(str(write(layout, folder, tensors)), layout, tensors, own, embedding, output)
+
+
+def put_into_target(head: FittedHead, target: str, folder: Path) -> FittedHead:
+    """MiMo's prediction layer and its target, as one checkpoint: what the target's family calls Qwen2, with more."""
+    shutil.copytree(target, folder)
+    own = json.loads((Path(target) / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(own | head.layout.config))
+    whole = load_file(folder / "model.safetensors") | load_file(Path(head.path) / "model.safetensors")
+    save_file(whole, folder / "model.safetensors", {"format": "pt"})
+    return replace(head, path=str(folder))
 
 
 def _published(layout: Layout, name: str) -> str:
@@ -308,7 +433,7 @@ def reference(
     states: torch.Tensor,
     drafted: Sequence[int] = (),
 ) -> torch.Tensor:
-    """Logits [rows, draft vocabulary] of an EAGLE-3 head over a text, from its second token on, then of a chain.
+    """Logits [rows, draft vocabulary] of a head over a text, from its second token on, then of a chain.
 
     One plain pass over all rows: the rows of a chain see each other and the text. The hidden states of drafted tokens
     are found one after the other.
@@ -319,37 +444,81 @@ def reference(
         states: [tokens − 1, states · width] the target's.
         drafted: tokens that follow it.
     """
+    return _outputs(layout, tensors, embedding, tokens, states, drafted) @ tensors.get("lm_head.weight", head).T
+
+
+def _outputs(
+    layout: Layout,
+    tensors: Tensors,
+    embedding: torch.Tensor,
+    tokens: Sequence[int],
+    states: torch.Tensor,
+    drafted: Sequence[int] = (),
+) -> torch.Tensor:
+    """[rows, hidden] what the logits of ``reference`` are made of."""
     w, s = tensors, layout.shape
     if "fc_norm.0.weight" in w:
         parts = states.split(s.target_hidden, 1)
         states = torch.cat([_rms(part, w[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)], 1)
     if "input_norm.weight" in w:
         states = _rms(states, w["input_norm.weight"])
-    hidden = states @ w["fc.weight"].T + w.get("fc.bias", 0.0) if "fc.weight" in w else states
-    table = w.get("embed_tokens.weight", embedding)
+    fused = layout.kind == "eagle3" and "fc.weight" in w
+    hidden = states @ w["fc.weight"].T + w.get("fc.bias", 0.0) if fused else states
+    table = w.get("embed_tokens.weight", embedding) if layout.kind == "eagle3" else embedding
     rows = list(tokens[1:])
     for done in range(len(drafted) + 1):
         out, fed_back = _pass(layout, w, table[torch.tensor(rows)], hidden)
         if done < len(drafted):
             rows.append(drafted[done])
             hidden = torch.cat([hidden, fed_back[-1:]])
-    return out @ w.get("lm_head.weight", head).T
+    return out
 
 
 def _pass(layout: Layout, w: Tensors, e: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What logits are made of, and what the next step reads, both [rows, hidden]."""
+    if layout.kind == "eagle":
+        return _eagle_pass(layout, w, e, g)
+    return _mtp_pass(layout, w, e, g) if layout.kind == "mtp" else _eagle3_pass(layout, w, e, g)
+
+
+def _eagle3_pass(layout: Layout, w: Tensors, e: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     normed = _rms(g, w["layers.0.hidden_norm.weight"])
     x = normed if layout.config.get("norm_before_residual") else g
     h = torch.cat([_rms(e, w["layers.0.input_layernorm.weight"]), normed], 1)
     for index in range(layout.shape.layers):
-        prefix = f"layers.{index}."
         if index:
-            h = _rms(x, w[prefix + "input_layernorm.weight"])
-        x = x + _attention(layout, w, prefix, h)
-        inner = _rms(x, w[prefix + "post_attention_layernorm.weight"])
-        gate, up = inner @ w[prefix + "mlp.gate_proj.weight"].T, inner @ w[prefix + "mlp.up_proj.weight"].T
-        x = x + (F.silu(gate) * up) @ w[prefix + "mlp.down_proj.weight"].T
+            h = _rms(x, w[f"layers.{index}.input_layernorm.weight"])
+        x = _layer(layout, w, f"layers.{index}.", x, h)
     out = _rms(x, w["norm.weight"])
     return out, out if layout.config.get("norm_output") else x
+
+
+def _eagle_pass(layout: Layout, w: Tensors, e: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if layout.entrance_norms:
+        e, g = _rms(e, w["embedding_layernorm.weight"]), _rms(g, w["hidden_states_layernorm.weight"])
+    x = torch.cat([e, g], 1) @ w["fc.weight"].T + w.get("fc.bias", 0.0)
+    for index in range(layout.shape.layers):
+        h = _rms(x, w[f"layers.{index}.input_layernorm.weight"]) if index else x
+        x = _layer(layout, w, f"layers.{index}.", x, h)
+    return x, x
+
+
+def _mtp_pass(layout: Layout, w: Tensors, e: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    layer = "mtp_layers.0."
+    if layout.zero_first:
+        e = torch.cat([torch.zeros_like(e[:1]), e[1:]])
+    halves = [_rms(e, w[layer + "token_layernorm.weight"]), _rms(g, w[layer + "hidden_layernorm.weight"])]
+    x = torch.cat(halves[::-1] if layout.hidden_first else halves, 1) @ w[layer + "input_proj.weight"].T
+    x = _layer(layout, w, layer, x, _rms(x, w[layer + "input_layernorm.weight"]))
+    out = _rms(x, w[layer + "final_layernorm.weight"])
+    return out, out
+
+
+def _layer(layout: Layout, w: Tensors, prefix: str, x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    x = x + _attention(layout, w, prefix, h)
+    inner = _rms(x, w[prefix + "post_attention_layernorm.weight"])
+    gate, up = inner @ w[prefix + "mlp.gate_proj.weight"].T, inner @ w[prefix + "mlp.up_proj.weight"].T
+    return x + (F.silu(gate) * up) @ w[prefix + "mlp.down_proj.weight"].T
 
 
 def _attention(layout: Layout, w: Tensors, prefix: str, h: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,7 @@ def on_cpu(target: Model) -> bool:
 
 
 def kernels() -> Any:
-    """``kernels.heads``, which compiles what it calls when it is imported: only where heads run on CPU."""
-    from dynaspec.model.kernels import heads
+    """``kernels.state_heads``, which compiles what it calls when it is imported: only where heads run on CPU."""
+    from dynaspec.model.kernels import state_heads
 
-    return heads
+    return state_heads

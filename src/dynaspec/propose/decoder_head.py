@@ -1,4 +1,4 @@
-"""An EAGLE-3 head drafts from the target's hidden states (Li et al., 2503.01840).
+"""A head drafts from the target's hidden states (EAGLE, Li et al., 2401.15077; MTP, Gloeckle et al., 2404.19737).
 
 Committed tokens are read with the target's states, drafted ones with the head's own. So accepted drafts are read again,
 in the first pass of the next draft, beside the token that followed them.
@@ -12,25 +12,26 @@ from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import Ints
 from dynaspec.kv.arena import Arena
 from dynaspec.model.batch import ForwardBatch
-from dynaspec.model.eagle3.head import Eagle3Head, TimedHead
+from dynaspec.model.decoder_heads.head import Head, TimedHead
 from dynaspec.model.taps import Taps
 
 from .calibrate import Runner
 from .drafter import Chain
 
 
-class Eagle3Drafter:
+class DecoderHeadDrafter:
     """See ``Drafter``."""
 
-    traits = METHODS["eagle3"].traits
     unread = 1
     reads_again = True
 
-    def __init__(self, head: Eagle3Head, arena: Arena, taps: Taps) -> None:
+    def __init__(self, head: Head, arena: Arena, taps: Taps, method: str) -> None:
         """
         Args:
             taps: where the target keeps the states that the head reads, and no others.
+            method: that the head is for.
         """
+        self.traits = METHODS[method].traits
         self._head = head
         self._arena = arena
         self._states = taps.arena

@@ -1,5 +1,5 @@
-"""A pass of an EAGLE-3 head on CPU, for other compiled code to call. The same kernels as a pass that is run from
-Python, so the same bits."""
+"""A pass of a head on CPU, for other compiled code to call. The same kernels as a pass that is run from Python, so the
+same bits."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from dynaspec.model.eagle3.compiled import CompiledHead
+from dynaspec.model.decoder_heads.compiled import CompiledHead
+from dynaspec.model.decoder_heads.config import FIRST_POSITION
 
 from .decode import FINAL_NORM, HEAD, PassRows, attention_of
 from .layers import ATTENTION_NORM, MATRIX, NORM, add_norm, after_norm, norm, product, run
+from .norm import add_rows
 
 Floats = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
-FUSION, HIDDEN_NORM, INPUT_NORM, STATE_NORMS = 0, MATRIX, MATRIX + NORM, MATRIX + 2 * NORM
+FUSION, PROJECTION = 0, MATRIX
+HIDDEN_NORM, EMBEDDING_NORM, INPUT_NORM, STATE_NORMS = range(2 * MATRIX, 2 * MATRIX + 4 * NORM, NORM)
 """Columns of ``CompiledHead.entrance``; a matrix or norm whose address is 0 is not there."""
 
 
@@ -43,30 +46,50 @@ def head_pass(head: CompiledHead, caches: Int64, blocks: int, rows: PassRows, hi
         caches: see ``compiled.CacheAddresses``; of so many ``blocks``.
         hidden: [R, hidden] the state before each token.
     """
-    model = head.decoder
+    model, entrance = head.decoder, head.entrance
     size, width = hidden.shape
-    both = np.empty((size, 2 * width), np.float32)
-    embedded, normed = np.empty((size, width), np.float32), np.empty((size, width), np.float32)
+    both, embedded = np.empty((size, 2 * width), np.float32), np.empty((size, width), np.float32)
     for row in range(size):
-        embedded[row] = model.embedding[rows.tokens[row]]
-    norm(embedded, model.layers[0], ATTENTION_NORM, model.eps, embedded)
-    norm(hidden, head.entrance, HIDDEN_NORM, model.eps, normed)
-    both[:, :width], both[:, width:] = embedded, normed
-    x = normed.copy() if head.norm_before_residual else hidden.copy()
-    work = attention_of(model, rows)
-    delta = after_norm(model, x, both, model.layers[0], caches[0], blocks, work)
+        if head.zero_first and rows.positions[row] == FIRST_POSITION:
+            embedded[row] = 0.0
+        else:
+            embedded[row] = model.embedding[rows.tokens[row]]
+    if entrance[EMBEDDING_NORM]:
+        norm(embedded, entrance, EMBEDDING_NORM, model.eps, embedded)
+    normed = hidden
+    if entrance[HIDDEN_NORM]:
+        normed = np.empty_like(hidden)
+        norm(hidden, entrance, HIDDEN_NORM, model.eps, normed)
+    if head.hidden_first:
+        both[:, :width], both[:, width:] = normed, embedded
+    else:
+        both[:, :width], both[:, width:] = embedded, normed
+    first, work = model.layers[0], attention_of(model, rows)
+    x: Floats
+    if entrance[PROJECTION]:
+        x = product(both, entrance, PROJECTION, model.threads)
+        h = x  # which changes only after the layer has read it
+        if first[ATTENTION_NORM]:
+            h = np.empty_like(x)
+            norm(x, first, ATTENTION_NORM, model.eps, h)
+    else:
+        x, h = normed.copy() if head.norm_before_residual else hidden.copy(), both
+    delta = after_norm(model, x, h, first, caches[0], blocks, work)
     further, no_taps, nowhere = np.arange(1, model.layers.shape[0]), np.empty((0, 0), np.float32), np.empty(0, np.int64)
     run(model, x, delta, further, no_taps, nowhere, caches, blocks, work)
-    out = np.empty_like(x)
-    add_norm(x, delta, model.ends, FINAL_NORM, model.final_eps, out)
-    return out if head.norm_output else x
+    if head.norm_output:
+        out: Floats = np.empty_like(x)
+        add_norm(x, delta, model.ends, FINAL_NORM, model.final_eps, out)
+        return out
+    add_rows(x.reshape(-1), delta.reshape(-1))
+    return x
 
 
 @njit(cache=True, nogil=True)
 def head_logits(head: CompiledHead, hidden: Floats) -> Floats:
     """[R, draft vocabulary] of what a pass has returned [R, hidden]."""
     normed = hidden
-    if not head.norm_output:
+    if head.decoder.ends[FINAL_NORM] and not head.norm_output:
         normed = np.empty_like(hidden)
         norm(hidden, head.decoder.ends, FINAL_NORM, head.decoder.final_eps, normed)
     out: Floats = product(normed, head.decoder.ends, HEAD, head.decoder.threads)

@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.model.base import Model
-from dynaspec.model.heads.base import StateHeads
-from dynaspec.model.heads.medusa import load_medusa
-from dynaspec.model.heads.mlp_speculator import load_mlp_speculator
 from dynaspec.model.loader import load_model
+from dynaspec.model.state_heads.base import StateHeads
+from dynaspec.model.state_heads.medusa import load_medusa
+from dynaspec.model.state_heads.mlp_speculator import load_mlp_speculator
 from support.state_heads import LAYOUTS, Layout, published, random_tensors, reference, write
 from unit.model import tiny
 

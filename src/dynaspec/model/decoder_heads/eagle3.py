@@ -1,7 +1,12 @@
-"""From a published EAGLE-3 checkpoint to a head on a target."""
+"""EAGLE-3 heads (Li et al., 2503.01840), in any of the layouts they are published in.
+
+Originals (SafeAILab/EAGLE), SGLang, NVIDIA ModelOpt and AngelSlim write one flat config; ``speculators`` puts the
+decoder's part into ``transformer_layer_config``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,19 +16,28 @@ import torch
 
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
+from dynaspec.model.config import DecoderConfig
 from dynaspec.model.families.llama import projections
 from dynaspec.model.layer import Layer
 from dynaspec.model.linear import Linear
-from dynaspec.model.ops import Norm
 from dynaspec.model.reader import Reader
 from dynaspec.model.weights import find_checkpoint, read_json
 
-from .config import Eagle3Config, read_config
-from .head import Eagle3Head, HeadWeights
-from .tensors import HeadTensors
+from .config import HeadConfig, check_target, llama_decoder
+from .head import Head, HeadWeights
+from .tensors import PICKLED, HeadTensors
+
+_FIXED = {
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+}
+"""Options of ModelOpt's ``eagle_config`` that have one value in every head seen; others are refused."""
 
 
-def load_eagle3(path_or_id: str, target: Model, *, revision: str | None = None) -> Eagle3Head:
+def load_eagle3(path_or_id: str, target: Model, *, revision: str | None = None) -> Head:
     """Loads a head in the target's dtype, on its device.
 
     Args:
@@ -33,43 +47,76 @@ def load_eagle3(path_or_id: str, target: Model, *, revision: str | None = None) 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete, corrupt, or made for another target.
     """
-    directory = find_checkpoint(path_or_id, revision)
+    directory = find_checkpoint(path_or_id, revision, [PICKLED])
     path = directory / "config.json"
     config = read_config(path, read_json(path), target.config.num_layers)
     tensors = HeadTensors(directory)
-    _check_target(path, config, target)
+    check_target(path, config, target)
     config = replace(config, decoder=replace(config.decoder, qk_norm="layers.0.self_attn.q_norm.weight" in tensors))
     weights = _read_weights(tensors, config, target)
     tensors.check_all_taken()
-    return Eagle3Head(config, weights, target)
+    return Head(config, weights, target)
 
 
-def _check_target(path: Path, config: Eagle3Config, target: Model) -> None:
-    given, wanted = target.config, config.decoder
-    if config.target_hidden != given.hidden_size:
+def read_config(path: Path, raw: Mapping[str, Any], layers: int) -> HeadConfig:
+    """
+    Args:
+        path: of the file, for messages.
+        raw: its JSON.
+        layers: of the target.
+
+    Raises:
+        CheckpointError: something is missing, contradictory, or not supported.
+    """
+    inner = raw.get("transformer_layer_config") or raw
+    decoder = llama_decoder(path, inner, qkv_bias=bool(inner.get("attention_bias", False)))
+    own = raw.get("eagle_config") or {}
+    for key, only in _FIXED.items():
+        if own.get(key, only) != only:
+            raise CheckpointError(f"{path}: eagle_config.{key} is {own[key]!r}; expected {only!r}")
+    fused = bool(own.get("use_aux_hidden_state", True))
+    return HeadConfig(
+        decoder,
+        draft_vocab=raw.get("draft_vocab_size") or decoder.vocab_size,
+        target_hidden=raw.get("target_hidden_size") or decoder.hidden_size,
+        states=_states(path, raw, own, layers) if fused else (layers + 1,),
+        fused=fused,
+        norm_before_residual=bool(raw.get("norm_before_residual", False)),
+        norm_output=bool(raw.get("norm_output", False)),
+    )
+
+
+def _states(path: Path, raw: Mapping[str, Any], own: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Layer numbers mean a layer's input at the top level (vLLM, speculators), else its output (SGLang, ModelOpt)."""
+    inputs: Sequence[int] | None = raw.get("eagle_aux_hidden_state_layer_ids")
+    outputs: Sequence[int] | None = own.get("eagle_aux_hidden_state_layer_ids") or raw.get("target_layer_ids")
+    if inputs is not None:
+        states = tuple(int(layer) for layer in inputs)
+    elif outputs is not None:
+        states = tuple(int(layer) + 1 for layer in outputs)
+    else:
+        states = (2, layers // 2, layers - 3)
+    if not states or min(states) < 0 or max(states) > layers or len(set(states)) < len(states):
         raise CheckpointError(
-            f"{path}: the head reads hidden states of width {config.target_hidden}, but the target's have "
-            f"{given.hidden_size}; expected a head made for this target"
+            f"{path}: the head reads the target's hidden states {list(states)}, but the target has {layers} layers; "
+            f"expected different ones from 0 to {layers}"
         )
-    if wanted.vocab_size != given.vocab_size:
-        raise CheckpointError(
-            f"{path}: the head's vocabulary has {wanted.vocab_size} tokens, but the target's has {given.vocab_size}; "
-            "expected a head made for this target"
-        )
+    return states
 
 
-def _read_weights(tensors: HeadTensors, config: Eagle3Config, target: Model) -> HeadWeights:
+def _read_weights(tensors: HeadTensors, config: HeadConfig, target: Model) -> HeadWeights:
     decoder = config.decoder
     reader = Reader(tensors, decoder, target.device, target.dtype)
     hidden, states = decoder.hidden_size, len(config.states)
     layers = tuple(_layer(reader, tensors, decoder, index) for index in range(decoder.num_layers))
     return HeadWeights(
         embedding=_embedding(reader, tensors, config, target),
+        embedding_norm=reader.norm("layers.0.input_layernorm"),
         fusion=_linear(reader, tensors, "fc", hidden, states * config.target_hidden) if config.fused else None,
         state_norms=tuple(
             reader.norm(f"fc_norm.{i}", config.target_hidden) for i in range(states) if f"fc_norm.{i}.weight" in tensors
         ),
-        input_norm=_optional_norm(reader, tensors, "input_norm", states * config.target_hidden),
+        input_norm=reader.optional_norm("input_norm", states * config.target_hidden),
         hidden_norm=reader.norm("layers.0.hidden_norm"),
         layers=layers,
         final_norm=reader.norm("norm"),
@@ -78,14 +125,15 @@ def _read_weights(tensors: HeadTensors, config: Eagle3Config, target: Model) -> 
     )
 
 
-def _layer(reader: Reader, tensors: HeadTensors, decoder: Any, index: int) -> Layer:
+def _layer(reader: Reader, tensors: HeadTensors, decoder: DecoderConfig, index: int) -> Layer:
+    """The first reads the normed embedding and hidden state side by side."""
     prefix = f"layers.{index}"
     attention = f"{prefix}.input_layernorm"
     if index and f"{attention}.weight" not in tensors:
         attention = f"{prefix}.hidden_norm"  # SGLang's name for it in further layers
     width = decoder.hidden_size * (2 if index == 0 else 1)
     return Layer(
-        attention_norm=reader.norm(attention),
+        attention_norm=reader.norm(attention) if index else None,
         mlp_norm=reader.norm(f"{prefix}.post_attention_layernorm"),
         window=None,
         **projections(reader, decoder, prefix, width),
@@ -96,11 +144,7 @@ def _linear(reader: Reader, tensors: HeadTensors, name: str, out: int, width: in
     return reader.linear([name], [out], width, f"{name}.bias" in tensors)
 
 
-def _optional_norm(reader: Reader, tensors: HeadTensors, name: str, width: int) -> Norm | None:
-    return reader.norm(name, width) if f"{name}.weight" in tensors else None
-
-
-def _embedding(reader: Reader, tensors: HeadTensors, config: Eagle3Config, target: Model) -> torch.Tensor:
+def _embedding(reader: Reader, tensors: HeadTensors, config: HeadConfig, target: Model) -> torch.Tensor:
     decoder = config.decoder
     if "embed_tokens.weight" in tensors:
         return reader.tensor("embed_tokens.weight", decoder.vocab_size, decoder.hidden_size)
@@ -112,7 +156,7 @@ def _embedding(reader: Reader, tensors: HeadTensors, config: Eagle3Config, targe
     return target.embedding
 
 
-def _head(reader: Reader, tensors: HeadTensors, config: Eagle3Config, target: Model) -> Linear:
+def _head(reader: Reader, tensors: HeadTensors, config: HeadConfig, target: Model) -> Linear:
     width = config.decoder.hidden_size
     if "lm_head.weight" in tensors:
         return reader.linear(["lm_head"], [config.draft_vocab], width)
@@ -123,7 +167,7 @@ def _head(reader: Reader, tensors: HeadTensors, config: Eagle3Config, target: Mo
     return target.head
 
 
-def _vocabulary(tensors: HeadTensors, config: Eagle3Config) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+def _vocabulary(tensors: HeadTensors, config: HeadConfig) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     """[draft vocabulary] the target's id of each drafted one; None where they are the same. ``d2t`` holds offsets."""
     size, most = config.draft_vocab, config.decoder.vocab_size
     tensors.ignore(["t2d"])  # the same the other way round

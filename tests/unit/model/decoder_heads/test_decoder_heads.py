@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: what they compute, in every published layout, and what is said of those that cannot be right."""
+"""Heads: what they compute, in every published layout, and what is said of those that cannot be right."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,17 +21,17 @@ from dynaspec.kv.arena import Arena
 from dynaspec.model.attention.reference import ReferenceAttention
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
-from dynaspec.model.eagle3.config import read_config
-from dynaspec.model.eagle3.loader import load_eagle3
+from dynaspec.model.decoder_heads.eagle3 import load_eagle3, read_config
+from dynaspec.model.decoder_heads.loader import load_head
 from dynaspec.model.loader import load_model
 from dynaspec.model.ops import TorchOps
 from dynaspec.model.stack import OpsStack
 from dynaspec.model.taps import Taps
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from dynaspec.propose.eagle3 import Eagle3Drafter
+from dynaspec.propose.decoder_head import DecoderHeadDrafter
 from dynaspec.sampling.state import SamplerState
-from support.eagle3_heads import LAYOUTS, Layout, random_tensors, reference, write
-from support.eagle3_passes import logits_of, states_of
+from support.decoder_heads import LAYOUTS, Layout, config_of, random_tensors, reference, write
+from support.head_passes import logits_of, states_of
 from unit.model import tiny
 from unit.propose.batches import batch, block_tables, plan, target
 
@@ -38,6 +39,7 @@ TEXT = np.random.default_rng(0).integers(3, 50, 37).tolist()
 CHAIN = [7, 30, 7, 11]
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
 SPECULATORS = BY_NAME["speculators"]
+DRAFTING = [BY_NAME[name] for name in ("speculators", "eagle, biases by default", "mimo", "speculators, mtp")]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_a_head_computes_what_its_layout_says(layout: Layout, model: Model, tmp_path: Path) -> None:
     path = write(layout, tmp_path)
-    head, s = load_eagle3(str(path), model), layout.shape
+    head, s = load_head(layout.kind, str(path), model), layout.shape
     assert head.settings.states == s.states
     states, tensors = states_of(model, TEXT, s.states), random_tensors(layout)
     embedding, output = tiny.tensors()["model.embed_tokens.weight"], tiny.tensors()["lm_head.weight"]
@@ -61,12 +63,12 @@ def test_a_head_computes_what_its_layout_says(layout: Layout, model: Model, tmp_
     if ids is not None:
         assert head.vocabulary is not None
         assert head.vocabulary.tolist() == ids.tolist()
-    assert checkpoint_method(path) == "eagle3"
+    assert checkpoint_method(path) == (layout.kind if layout.says_so else "draft_model")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_single_operations_compute_the_same(layout: Layout, model: Model, tmp_path: Path) -> None:
-    head = load_eagle3(str(write(layout, tmp_path)), model)
+    head = load_head(layout.kind, str(write(layout, tmp_path)), model)
     states = states_of(model, TEXT, layout.shape.states)
     whole = logits_of(head, states, TEXT, CHAIN, len(TEXT))
     head.compiled = None
@@ -79,15 +81,15 @@ def test_single_operations_compute_the_same(layout: Layout, model: Model, tmp_pa
 class Desk:
     """A proposer over growing texts, with the states of their target."""
 
-    def __init__(self, model: Model, path: Path, *, compiled: bool = True, most: int = 512) -> None:
+    def __init__(self, model: Model, layout: Layout, path: Path, *, compiled: bool = True, most: int = 512) -> None:
         self.model = model
-        head = load_eagle3(str(path), model)
+        head = load_head(layout.kind, str(path), model)
         self.texts = [np.random.default_rng(i).integers(3, 50, size).tolist() for i, size in enumerate((20, 5, 33, 16))]
         self.tables, sampler = block_tables(size=BLOCK_SIZE), SamplerState(4, 50)
-        self.arena = Arena.allocate(1, head.kv_shapes(40), torch.float32, torch.device("cpu"))
+        self.arena = Arena.allocate(head.config.num_layers, head.kv_shapes(40), torch.float32, torch.device("cpu"))
         self.kv = Arena.allocate(2, model.kv_shapes(40), torch.float32, torch.device("cpu")).layers
         self.taps = Taps.allocate(head.settings.states, 40, 2, 32, torch.float32, torch.device("cpu"))
-        drafter = Eagle3Drafter(head, self.arena, self.taps)
+        drafter = DecoderHeadDrafter(head, self.arena, self.taps, layout.kind)
         if not compiled:
             drafter.chain = None
         self.proposer = AutoregressiveProposer(drafter, self.tables, sampler, max_length=64, catch_up_tokens=most)
@@ -139,26 +141,31 @@ STEPS = [
 ]
 
 
-def test_drafts_are_those_of_the_plain_reference(model: Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", DRAFTING, ids=lambda layout: layout.name)
+def test_drafts_are_those_of_the_plain_reference(layout: Layout, model: Model, tmp_path: Path) -> None:
     """After rejections, full acceptance, and steps that drafted nothing."""
-    path, tensors = write(SPECULATORS, tmp_path), random_tensors(SPECULATORS)
-    desk = Desk(model, path)
+    path, tensors = write(layout, tmp_path), random_tensors(layout)
+    desk = Desk(model, layout, path)
     embedding, output = tiny.tensors()["model.embed_tokens.weight"], tiny.tensors()["lm_head.weight"]
-    ids = tensors["d2t"] + torch.arange(20)
+    ids = torch.arange(layout.shape.draft_vocab) + tensors.get("d2t", 0)
     for depth, accepted in STEPS:
         before = [list(text) for text in desk.texts]
         drafts = desk.step(depth, accepted)
         for lane, text in enumerate(before):
-            states, chain = states_of(model, text, (0, 1, 2))[:-1], drafts.tokens[lane, : depth[lane]].tolist()
-            logits = reference(SPECULATORS, tensors, embedding, output, text, states, chain)
+            states, chain = (
+                states_of(model, text, layout.shape.states)[:-1],
+                drafts.tokens[lane, : depth[lane]].tolist(),
+            )
+            logits = reference(layout, tensors, embedding, output, text, states, chain)
             best = ids[logits[len(text) - 2 :].argmax(1)]
             assert chain == best[: depth[lane]].tolist()
 
 
+@pytest.mark.parametrize("layout", DRAFTING, ids=lambda layout: layout.name)
 @pytest.mark.parametrize("most", [512, 4])
-def test_compiled_drafts_are_those_of_single_passes(model: Model, tmp_path: Path, most: int) -> None:
-    path = write(SPECULATORS, tmp_path)
-    compiled, single = Desk(model, path, most=most), Desk(model, path, compiled=False, most=most)
+def test_compiled_drafts_are_those_of_single_passes(most: int, layout: Layout, model: Model, tmp_path: Path) -> None:
+    path = write(layout, tmp_path)
+    compiled, single = (Desk(model, layout, path, compiled=whole, most=most) for whole in (True, False))
     for depth, accepted in STEPS:
         whole, parts = compiled.step(depth, accepted), single.step(depth, accepted)
         assert whole.tokens.tolist() == parts.tokens.tolist()
@@ -198,6 +205,81 @@ def test_a_head_that_cannot_be_right_is_refused_in_a_sentence(model: Model, tmp_
     for path, sentence in cases:
         with pytest.raises(CheckpointError, match=sentence):
             load_eagle3(str(path), model)
+
+
+def test_eagle_heads_that_cannot_be_right(model: Model, tmp_path: Path) -> None:
+    plain, biased = BY_NAME["eagle, vllm"], BY_NAME["eagle, biases by default"]
+    wide = random_tensors(replace(plain, shape=replace(plain.shape, hidden=64)))
+    cases: list[tuple[Path, str]] = [
+        (broken(tmp_path / "a", plain, {"hidden_size": 64}, **wide), "hidden states of width 64.*have 32"),
+        (broken(tmp_path / "b", plain, {"vocab_size": 60}), "vocabulary has 60 tokens.*has 50"),
+        (broken(tmp_path / "c", plain, fc__weight=None), r"lacks the tensor fc.weight, of shape \[32, 64\]"),
+        (broken(tmp_path / "d", biased, fc__bias=None), r"lacks the tensor fc.bias, of shape \[32\]"),
+        (broken(tmp_path / "e", biased, {"bias": False}), "no place for, such as fc.bias"),
+        (broken(tmp_path / "f", plain, fc__weight=torch.ones(32, 32)), r"fc.weight has shape \[32, 32\].*\[32, 64\]"),
+        (
+            broken(tmp_path / "g", plain, layers__0__input_layernorm__weight=torch.ones(32)),
+            "such as layers.0.input_lay",
+        ),
+        (broken(tmp_path / "h", plain, {"num_hidden_layers": 2}), "lacks the tensor layers.1.input_layernorm.weight"),
+        (broken(tmp_path / "i", plain, {"transformer_layer_config": {}}), "EAGLE heads of `speculators` are not read"),
+        (broken(tmp_path / "j", plain, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}), "cannot be built"),
+    ]
+    for path, sentence in cases:
+        with pytest.raises(CheckpointError, match=sentence) as raised:
+            load_head("eagle", str(path), model)
+        assert str(path) in str(raised.value)
+
+
+def test_prediction_layers_that_cannot_be_right(model: Model, tmp_path: Path) -> None:
+    mimo, nested = BY_NAME["mimo"], BY_NAME["speculators, mtp"]
+    moe = config_of(nested)["transformer_layer_config"] | {"model_type": "qwen3_next"}
+    cases: list[tuple[Path, str]] = [
+        (broken(tmp_path / "a", mimo, {"hidden_size": 64}), "hidden states of width 64.*have 32"),
+        (broken(tmp_path / "b", mimo, {"vocab_size": 60}), "vocabulary has 60 tokens.*has 50"),
+        (broken(tmp_path / "c", mimo), "lacks the tensor mtp_layers.0.input_layernorm.weight"),  # all are misnamed
+        (
+            broken(tmp_path / "d", nested, mtp_layers__0__input_proj__weight=None),
+            r"input_proj.weight, of shape \[32, 64\]",
+        ),
+        (
+            broken(tmp_path / "e", nested, mtp_layers__0__mlp__gate__weight=torch.ones(7)),
+            "such as mtp_layers.0.mlp.gate",
+        ),
+        (broken(tmp_path / "f", mimo, {"num_nextn_predict_layers": 2}), "num_nextn_predict_layers is 2; expected 1"),
+        (
+            broken(tmp_path / "g", nested, {"transformer_layer_config": moe}),
+            "model_type is 'qwen3_next'; expected a MiMo",
+        ),
+        (
+            broken(tmp_path / "h", mimo, {"architectures": ["DeepseekV3ForCausalLM"]}),
+            "is a DeepseekV3ForCausalLM; expected",
+        ),
+        (broken(tmp_path / "i", mimo, {"architectures": ["Glm4MoeForCausalLM"]}), "is a Glm4MoeForCausalLM; expected"),
+        (broken(tmp_path / "j", mimo, {"rope_scaling": {"type": "yarn", "factor": 2.0}}), "cannot be built"),
+    ]
+    for path, sentence in cases:
+        with pytest.raises(CheckpointError, match=sentence) as raised:
+            load_head("mtp", str(path), model)
+        assert str(path) in str(raised.value)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(
+        CheckpointError, match="is a GGUF file, of which no prediction layers are read; expected a MiMo"
+    ):
+        load_head("mtp", str(tmp_path / "model.gguf"), model)
+
+
+def test_a_head_s_pickled_file_is_fetched_from_the_hub(model: Model, tmp_path: Path) -> None:
+    layout = BY_NAME["eagle"]
+    wanted: list[str] = []
+
+    def snapshot(repo: str, revision: str | None, allow_patterns: list[str]) -> str:
+        wanted.extend(allow_patterns)
+        return str(write(layout, tmp_path))
+
+    with mock.patch("huggingface_hub.snapshot_download", snapshot):
+        load_head("eagle", "someone/a-head", model)
+    assert "pytorch_model.bin" in wanted
 
 
 def test_states_by_default_and_by_either_kind_of_layer_numbers() -> None:

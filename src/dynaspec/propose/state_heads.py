@@ -17,7 +17,7 @@ import torch
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 from dynaspec.kv.tables import BlockTables
-from dynaspec.model.heads.base import StateHeads
+from dynaspec.model.state_heads.base import StateHeads
 from dynaspec.model.taps import Taps
 from dynaspec.sampling.state import SamplerState
 
@@ -31,7 +31,7 @@ Chain = Callable[[npt.NDArray[np.int32], int, Choices], Ints]
 
 
 @dataclass(frozen=True, slots=True)
-class HeadsRunner:
+class StateHeadsRunner:
     """Runs heads to be timed; satisfies ``calibrate.Passes``."""
 
     heads: StateHeads
@@ -60,7 +60,7 @@ class HeadsRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadsDrafter:
+class StateHeadsDrafter:
     """Heads, and where they read."""
 
     heads: StateHeads
@@ -75,17 +75,17 @@ class HeadsDrafter:
         return self.traits.passes_per_draft == "one"
 
     @property
-    def runner(self) -> HeadsRunner:
+    def runner(self) -> StateHeadsRunner:
         """For timing passes."""
-        return HeadsRunner(self.heads, self.at_once)
+        return StateHeadsRunner(self.heads, self.at_once)
 
 
-class HeadsProposer:
+class StateHeadsProposer:
     """See ``contract.proposer.Proposer``."""
 
     def __init__(
         self,
-        drafter: HeadsDrafter,
+        drafter: StateHeadsDrafter,
         tables: BlockTables,
         sampler: SamplerState,
         *,
@@ -109,7 +109,7 @@ class HeadsProposer:
         self._probabilistic = probabilistic
         self._chain: Chain | None = None
         if heads.compiled is not None:
-            from .heads_chain import chain_of  # it compiles what it calls
+            from .state_heads_chain import chain_of  # it compiles what it calls
 
             self._chain = chain_of(heads.compiled, self._states.numpy())
 

@@ -1,8 +1,11 @@
-"""An EAGLE-3 head: a pass takes tokens with the hidden state before each, and gives the next hidden states.
+"""A head: a pass takes tokens with the hidden state before each, and gives the next hidden states.
 
 The row of token t_j goes with the target's hidden states at t_{j−1}; of a drafted token, with what the head's own pass
 over the token before has given. So a text's first token has no row: its KV entry is never seen
 (``AttentionSpec.hidden_keys``), and every entry hangs on tokens up to its own only, as a draft model's does.
+
+Embedding and hidden state enter side by side: through a projection to the head's width (EAGLE-1, MTP), or as they are
+into the first layer's queries, keys and values (EAGLE-3).
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from dynaspec.model.linear import Linear
 from dynaspec.model.ops import Norm, Ops, ops_for
 from dynaspec.model.stack import OpsStack
 
-from .config import Eagle3Config
+from .config import FIRST_POSITION, HeadConfig
 
 if TYPE_CHECKING:
     from .compiled import CompiledHead
@@ -34,31 +37,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """Ready to run."""
+    """Ready to run. None = there is no such part."""
 
     embedding: torch.Tensor
     """[target's vocabulary, hidden]"""
-    fusion: Linear | None
-    """The target's states side by side → [R, hidden]."""
-    state_norms: tuple[Norm, ...]
-    """Of each of the target's states, before the fusion; empty = none."""
-    input_norm: Norm | None
-    """Of all of them together."""
-    hidden_norm: Norm
     layers: tuple[Layer, ...]
-    """The first computes queries, keys and values from the normed embedding and hidden state side by side; its
-    ``attention_norm`` is the embedding's."""
-    final_norm: Norm
+    """The first has no ``attention_norm`` where it reads embedding and hidden state side by side, and in EAGLE-1."""
     head: Linear
     """→ [R, draft vocabulary]"""
-    vocabulary: npt.NDArray[np.int64] | None
+    fusion: Linear | None = None
+    """The target's states side by side → [R, hidden]."""
+    state_norms: tuple[Norm, ...] = ()
+    """Of each of the target's states, before the fusion; empty = none."""
+    input_norm: Norm | None = None
+    """Of all of them together."""
+    hidden_norm: Norm | None = None
+    embedding_norm: Norm | None = None
+    projection: Linear | None = None
+    """[R, 2 hidden] → [R, hidden]"""
+    final_norm: Norm | None = None
+    vocabulary: npt.NDArray[np.int64] | None = None
     """[draft vocabulary] the target's ids; None where they are the same."""
 
 
-class Eagle3Head:
+class Head:
     """The head as drafting sees it. It keeps the target alive, whose embedding it may share."""
 
-    def __init__(self, config: Eagle3Config, weights: HeadWeights, target: Model) -> None:
+    def __init__(self, config: HeadConfig, weights: HeadWeights, target: Model) -> None:
         self.config = config.decoder
         self.settings = config
         self.device, self.dtype = target.device, target.dtype
@@ -66,7 +71,8 @@ class Eagle3Head:
         """See ``HeadWeights``."""
         decoder = config.decoder
         spec = AttentionSpec(
-            decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.head_dim**-0.5, hidden_keys=1
+            *(decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.head_dim**-0.5),
+            hidden_keys=FIRST_POSITION,
         )
         self._attention = attention_backend(spec, self.device, self.dtype)
         self._ops: Ops = ops_for(self.device)
@@ -115,21 +121,31 @@ class Eagle3Head:
             caches, blocks = self._caches.of(kv), kv[0][0].shape[0]
             rows = kernels().PassRows.of(batch)
             return torch.from_numpy(kernels().head_pass(self.compiled, caches, blocks, rows, hidden.numpy()))
-        weights, first = self._weights, self._weights.layers[0]
+        weights, layers = self._weights, self._weights.layers
         meta = self._attention.prepare(batch)
-        embedded = self._ops.norm(F.embedding(batch.tokens, weights.embedding), first.attention_norm)
-        normed = self._ops.norm(hidden.contiguous(), weights.hidden_norm)
-        x = (normed if self.settings.norm_before_residual else hidden).clone()
-        delta = self._stack.after_norm(first, x, torch.cat([embedded, normed], 1), kv[0], meta)
-        delta = self._stack.run(x, delta, range(1, len(weights.layers)), kv, meta)
-        out = self._ops.add_norm(x, delta, weights.final_norm)
-        return out if self.settings.norm_output else x
+        embedded = F.embedding(batch.tokens, weights.embedding)
+        if self.settings.zero_first:
+            embedded = embedded.masked_fill((meta.positions == FIRST_POSITION)[:, None], 0.0)
+        if weights.embedding_norm is not None:
+            embedded = self._ops.norm(embedded, weights.embedding_norm)
+        normed = hidden if weights.hidden_norm is None else self._ops.norm(hidden.contiguous(), weights.hidden_norm)
+        both = torch.cat([normed, embedded] if self.settings.hidden_first else [embedded, normed], 1)
+        if weights.projection is None:
+            x = (normed if self.settings.norm_before_residual else hidden).clone()
+            delta, done = self._stack.after_norm(layers[0], x, both, kv[0], meta), 1
+        else:
+            x = weights.projection(both).contiguous()
+            delta, done = torch.zeros_like(x), 0
+        delta = self._stack.run(x, delta, range(done, len(layers)), kv, meta)
+        if self.settings.norm_output and weights.final_norm is not None:
+            return self._ops.add_norm(x, delta, weights.final_norm)
+        return x + delta
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """What a pass has returned [r, hidden] → logits [r, draft vocabulary], float32."""
         if self.compiled is not None:
             return torch.from_numpy(kernels().head_logits(self.compiled, hidden.numpy()))
-        if not self.settings.norm_output:
+        if self._weights.final_norm is not None and not self.settings.norm_output:
             hidden = self._ops.norm(hidden, self._weights.final_norm)
         return self._weights.head(hidden).float()
 
@@ -137,7 +153,7 @@ class Eagle3Head:
 class TimedHead:
     """A head as ``propose.calibrate`` times it: passes over whatever states."""
 
-    def __init__(self, head: Eagle3Head) -> None:
+    def __init__(self, head: Head) -> None:
         self._head = head
         self.config, self.device, self.compiled = head.config, head.device, head.compiled
 
@@ -147,7 +163,7 @@ class TimedHead:
         return self._head.forward(batch, hidden, kv)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See ``Eagle3Head``."""
+        """See ``Head``."""
         return self._head.logits(hidden)
 
     def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
@@ -157,7 +173,7 @@ class TimedHead:
 
 
 def kernels() -> Any:
-    """``kernels.eagle3``, which compiles what it calls when it is imported: only where a head runs on CPU."""
-    from dynaspec.model.kernels import eagle3
+    """``kernels.decoder_heads``, which compiles what it calls when it is imported: only where a head runs on CPU."""
+    from dynaspec.model.kernels import decoder_heads
 
-    return eagle3
+    return decoder_heads

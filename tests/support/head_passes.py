@@ -1,4 +1,4 @@
-"""Passes of an EAGLE-3 head and of its target over whole texts, without an engine."""
+"""Passes of a head and of its target over whole texts, without an engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
-from dynaspec.model.eagle3.head import Eagle3Head
+from dynaspec.model.decoder_heads.head import Head
 from dynaspec.model.taps import Taps
 
 
@@ -35,7 +35,7 @@ def rows(tokens: list[int], start: int, blocks: int) -> ForwardBatch:
     )
 
 
-def logits_of(head: Eagle3Head, states: torch.Tensor, text: list[int], chain: list[int], chunk: int) -> torch.Tensor:
+def logits_of(head: Head, states: torch.Tensor, text: list[int], chain: list[int], chunk: int) -> torch.Tensor:
     """[rows, draft vocabulary] of the text from its second token on, in chunks, then of the chain token by token."""
     blocks = -(-(len(text) + len(chain)) // BLOCK_SIZE)
     kv = Arena.allocate(head.config.num_layers, head.kv_shapes(blocks), torch.float32, torch.device("cpu")).layers

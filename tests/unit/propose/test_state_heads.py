@@ -16,14 +16,14 @@ from dynaspec.contract.step import StopRule
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
-from dynaspec.model.heads.medusa import load_medusa
-from dynaspec.model.heads.mlp_speculator import load_mlp_speculator
 from dynaspec.model.loader import load_model
+from dynaspec.model.state_heads.medusa import load_medusa
+from dynaspec.model.state_heads.mlp_speculator import load_mlp_speculator
 from dynaspec.model.taps import Taps
 from dynaspec.propose.calibrate import Runner, measure_costs
-from dynaspec.propose.heads import HeadsDrafter, HeadsProposer, HeadsRunner
+from dynaspec.propose.state_heads import StateHeadsDrafter, StateHeadsProposer, StateHeadsRunner
 from dynaspec.sampling.state import SamplerState
-from support.eagle3_passes import states_of
+from support.head_passes import states_of
 from support.state_heads import LAYOUTS, Layout, random_tensors, reference, write
 from unit.model import tiny
 from unit.propose.batches import batch, block_tables, plan
@@ -54,8 +54,8 @@ class Desk:
         self.kv = Arena.allocate(2, model.kv_shapes(40), torch.float32, torch.device("cpu")).layers
         self.taps = Taps.allocate((3,), 40, 2, 32, torch.float32, torch.device("cpu"))
         self.taps.arena.fill_(torch.nan)
-        drafter = HeadsDrafter(heads, METHODS[layout.method].traits, self.taps)
-        self.proposer = HeadsProposer(drafter, self.tables, sampler, max_length=max_length)
+        drafter = StateHeadsDrafter(heads, METHODS[layout.method].traits, self.taps)
+        self.proposer = StateHeadsProposer(drafter, self.tables, sampler, max_length=max_length)
         if not compiled:
             self.proposer._chain = None
         for lane, text in enumerate(self.texts):
@@ -207,7 +207,7 @@ def test_what_their_passes_cost_is_measured(layout: Layout, model: Model, tmp_pa
         return honest(heads, head, state, tokens)
 
     heads.run = run  # type: ignore[method-assign]
-    runner = HeadsRunner(heads, at_once=layout.method == "medusa")
+    runner = StateHeadsRunner(heads, at_once=layout.method == "medusa")
     runner.run(4, context=256, passes=2)
     assert ran == [(n % layout.heads, 4) for n in range(2 * each)]
     seconds = iter(range(10_000))

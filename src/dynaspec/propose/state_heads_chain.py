@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.proposer import Ints
-from dynaspec.model.heads.compiled import CompiledHeads, CompiledMedusa, CompiledMlp
-from dynaspec.model.kernels.heads import medusa_logits, mlp_begin, mlp_logits, mlp_step
+from dynaspec.model.kernels.state_heads import medusa_logits, mlp_begin, mlp_logits, mlp_step
+from dynaspec.model.state_heads.compiled import CompiledHeads, CompiledMedusa, CompiledMlp
 from dynaspec.sampling.compiled import kernel
 
 from .first_choice import Choices, take_first
-from .heads import Chain
+from .state_heads import Chain
 from .unread import rows_at, slots_before
 from .warm_up import nobody
 

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head's tensors under one set of names, whichever project has written them."""
+"""A head's tensors under one set of names, whichever project has written them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ import torch
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.weights import Checkpoint
 
-_PICKLED = "pytorch_model.bin"
+PICKLED = "pytorch_model.bin"
+"""Where a head's tensors are if there are no *.safetensors."""
 _BARE = ("lm_head.", "d2t", "t2d")
 
 
 class HeadTensors:
     """Satisfies what ``Reader`` asks of a checkpoint. Names are those of ``speculators``."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, under: str = "") -> None:
         """
+        Args:
+            under: beginning of the names, as they are stored, of the tensors to read; others may be there.
+
         Raises:
             CheckpointError: no weights, or a file that cannot be read.
         """
         self.directory = directory
-        self._tensors = {_own_name(name): tensor for name, tensor in _read(directory).items()}
+        self._tensors = {_own_name(name): tensor for name, tensor in _read(directory, under).items()}
         self._taken: set[str] = set()
 
     @property
@@ -57,7 +61,7 @@ class HeadTensors:
         left = sorted(set(self._tensors) - self._taken)
         if left:
             raise CheckpointError(
-                f"{self.directory} holds {len(left)} tensors that an EAGLE-3 head with its config has no place for, "
+                f"{self.directory} holds {len(left)} tensors that a head with its config has no place for, "
                 f"such as {left[0]}"
             )
 
@@ -68,10 +72,10 @@ def _own_name(name: str) -> str:
     return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
 
 
-def _read(directory: Path) -> dict[str, torch.Tensor]:
-    pickled = directory / _PICKLED
+def _read(directory: Path, under: str) -> dict[str, torch.Tensor]:
+    pickled = directory / PICKLED
     if any(directory.glob("*.safetensors")) or not pickled.is_file():
-        return Checkpoint(directory).read_all()
+        return Checkpoint(directory).read_all(under)
     try:
         state = torch.load(pickled, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
@@ -79,4 +83,4 @@ def _read(directory: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{pickled} is not a readable PyTorch checkpoint: {reason}") from error
     if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
         raise CheckpointError(f"{pickled} holds other things than tensors; expected a state dict")
-    return state
+    return {name: tensor for name, tensor in state.items() if name.startswith(under)}

@@ -1,0 +1,82 @@
+"""What a head is, whichever method it is for, and whether it was made for its target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynaspec.contract.errors import CheckpointError
+from dynaspec.model.base import Model
+from dynaspec.model.config import DecoderConfig
+from dynaspec.model.families.common import UnsupportedVariantError
+from dynaspec.model.families.llama import shape
+
+FIRST_POSITION = 1
+"""Of a text's first row: its first token has none, see ``head``."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """A head: a decoder of one layer or a few, and what comes before it."""
+
+    decoder: DecoderConfig
+    """Its ``vocab_size`` is the target's."""
+    draft_vocab: int
+    """Tokens that it drafts."""
+    target_hidden: int
+    states: tuple[int, ...]
+    """Hidden states of the target that it reads, see ``model.taps``."""
+    fused: bool = False
+    """They go through a linear layer of their own (EAGLE-3), which the head's own states do not."""
+    hidden_first: bool = False
+    """Where both are projected: the hidden state comes before the embedding."""
+    zero_first: bool = False
+    """In a text's first row the embedding is zero (MTP as DeepSeek and MiMo have it)."""
+    norm_before_residual: bool = False
+    """The residual begins with the normed hidden state."""
+    norm_output: bool = False
+    """The state that the next step reads is the normed one (EAGLE-3.1, MTP)."""
+
+
+def llama_decoder(path: Path, keys: Mapping[str, Any], *, qkv_bias: bool) -> DecoderConfig:
+    """The decoder of a head whose config.json has the keys of a Llama's.
+
+    Args:
+        path: of the file, for messages.
+
+    Raises:
+        CheckpointError: something is missing, contradictory, or not supported.
+    """
+    from transformers import LlamaConfig
+
+    inner = {"head_dim": None, **keys, "tie_word_embeddings": False}
+    known = {key: value for key, value in inner.items() if key not in ("architectures", "model_type")}
+    for key in ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"):
+        if not isinstance(known.get(key), int):
+            raise CheckpointError(f"{path}: {key} is {known.get(key)!r}; expected a number")
+    known.setdefault("num_hidden_layers", 1)
+    known.setdefault("max_position_embeddings", 2048)
+    try:
+        return DecoderConfig(**shape(LlamaConfig(**known), None), qkv_bias=qkv_bias)
+    except (UnsupportedVariantError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: the head's decoder cannot be built: {error}") from error
+
+
+def check_target(path: Path, config: HeadConfig, target: Model) -> None:
+    """
+    Raises:
+        CheckpointError: the head whose config.json is at ``path`` was made for another target.
+    """
+    given, wanted = target.config, config.decoder
+    if config.target_hidden != given.hidden_size:
+        raise CheckpointError(
+            f"{path}: the head reads hidden states of width {config.target_hidden}, but the target's have "
+            f"{given.hidden_size}; expected a head made for this target"
+        )
+    if wanted.vocab_size != given.vocab_size:
+        raise CheckpointError(
+            f"{path}: the head's vocabulary has {wanted.vocab_size} tokens, but the target's has {given.vocab_size}; "
+            "expected a head made for this target"
+        )

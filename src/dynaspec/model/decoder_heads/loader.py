@@ -1,0 +1,28 @@
+"""From a published checkpoint to a head on a target, by method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from dynaspec.model.base import Model
+
+from .eagle import load_eagle
+from .eagle3 import load_eagle3
+from .head import Head
+from .mtp import load_mtp
+
+_LOADERS: Mapping[str, Callable[..., Head]] = {"eagle": load_eagle, "eagle3": load_eagle3, "mtp": load_mtp}
+
+
+def load_head(method: str, path_or_id: str, target: Model, *, revision: str | None = None) -> Head:
+    """Loads a head in its target's dtype, on its device.
+
+    Args:
+        method: ``eagle``, ``eagle3`` or ``mtp``.
+        path_or_id: a directory or a repository of the Hugging Face hub, in a layout of ``docs/eagle3.md``.
+        target: whose hidden states it reads; embedding and output layer are shared where the checkpoint has none.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, incomplete, corrupt, or made for another target.
+    """
+    return _LOADERS[method](path_or_id, target, revision=revision)
