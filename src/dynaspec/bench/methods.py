@@ -13,7 +13,7 @@ from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.checkpoint import checkpoint_method, own_target
 
 from .datasets import BenchPrompt
-from .decoders import host_of
+from .decoders import Host, host_of
 from .offline import Progress
 from .policies import PLAIN, PolicySpec, policy_options, spec_of
 from .session import Session, run_comparison
@@ -99,27 +99,32 @@ def find_ways(
     return Ways(model, tuple(ways), left_out)
 
 
+def host_of_ways(found: Ways, params: SamplingParams, engine: Mapping[str, Any]) -> Host:
+    """dynaspec's own engine, in which the ways' engines share their weights and take turns.
+
+    Args:
+        engine: fields of ``EngineConfig``.
+    """
+    specs = [way.spec for way in found.ways]
+    return host_of("dynaspec", found.model, specs, params, engine, one_at_a_time=False)
+
+
 def compare_ways(
     found: Ways,
+    host: Host,
     prompts: Sequence[BenchPrompt],
     params: SamplingParams,
     rounds: int,
-    engine: Mapping[str, Any],
     progress: Progress,
     *,
     chat: bool = False,
 ) -> Session:
-    """Decodes the prompts in every way, in dynaspec's own engine, in rounds that alternate. Ways that this target
-    cannot have are left out.
-
-    Args:
-        engine: fields of ``EngineConfig``.
+    """Decodes the prompts in every way, in rounds that alternate. Ways that this target cannot have are left out.
 
     Raises:
         ConfigError: no way but plain decoding is left; otherwise see ``run_comparison``.
     """
     specs = [way.spec for way in found.ways]
-    host = host_of("dynaspec", found.model, specs, params, engine, one_at_a_time=False)
     session = run_comparison(host, specs, prompts, params, rounds, progress, chat=chat, leave_out=True)
     return replace(session, left_out={**found.left_out, **session.left_out})
 

@@ -68,7 +68,7 @@ def categories_table(session: Session) -> Table:
     return table
 
 
-def plot_categories(session: Session, path: Path, title: str) -> None:
+def plot_categories(session: Session, path: Path, model: str, title: str) -> None:
     """Writes a PNG: a group of bars for every kind of prompt, a bar for every way.
 
     Raises:
@@ -76,16 +76,18 @@ def plot_categories(session: Session, path: Path, title: str) -> None:
     """
     speedups = _with_total(session)
     ways, categories = [name for name in speedups if name != PLAIN], list(speedups[PLAIN])
-    figure = new_figure(max(7.0, 2.5 + 0.28 * len(categories) * (len(ways) + 1)), 4.6, title)
+    figure = new_figure(
+        max(8.0, 2.5 + 0.28 * len(categories) * (len(ways) + 1)), 4.6, f"{model}: speed-up over plain decoding"
+    )
     ax = figure.subplots()
-    width = 0.8 / len(ways)
+    of_bar = 0.8 / len(ways)
     for i, name in enumerate(ways):
-        places = [x + (i - (len(ways) - 1) / 2) * width for x in range(len(categories))]
+        places = [x + (i - (len(ways) - 1) / 2) * of_bar for x in range(len(categories))]
         heights = [speedups[name][category] for category in categories]
-        bars = ax.bar(places, heights, 0.9 * width, color=SERIES[i % len(SERIES)], label=name, zorder=2)
+        bars = ax.bar(places, heights, 0.9 * of_bar, color=SERIES[i % len(SERIES)], label=name, zorder=2)
         ax.bar_label(bars, [f"{height:.2f}" for height in heights], fontsize=6.5, padding=2, color=INK, rotation=90)
     ax.axhline(1.0, color=EDGE, linewidth=1.0, linestyle=(0, (4, 3)), zorder=3)
-    tidy(ax, "Speed-up over plain decoding, by category", "", "times")
+    tidy(ax, title, "", "times")
     ax.set_xticks(range(len(categories)), categories, fontsize=8.5, color=INK, rotation=25, ha="right")
     ax.margins(x=0.01, y=0.16)
     figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False, fontsize=9)
@@ -129,9 +131,10 @@ def title_of(options: Mapping[str, Any]) -> str:
     drawn = "greedy" if options["temperature"] == 0 else f"temperature {options['temperature']}"
     at_once = options["engine"]["max_num_seqs"]
     how_many = "one request at a time" if at_once == 1 else f"{at_once} requests at once"
+    given = options.get("prompts_in_file", options["num_prompts"])
+    prompts = f"{options['num_prompts']} of {given}" if given != options["num_prompts"] else given
     return (
-        f"{options['num_prompts']} prompts, up to {options['max_tokens']} tokens each, {drawn}, {how_many}, "
-        f"{options['rounds']} rounds"
+        f"{prompts} prompts, up to {options['max_tokens']} tokens each, {drawn}, {how_many}, {options['rounds']} rounds"
     )
 
 

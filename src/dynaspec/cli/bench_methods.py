@@ -63,13 +63,15 @@ def methods(
         dtype=dtype, device=device, max_model_len=max_model_len, kv_cache_memory=kv_cache_memory
     )
     with status(f"loading {model}") as tell:
-        from dynaspec.bench.methods import compare_ways
+        from dynaspec.bench.methods import compare_ways, host_of_ways
 
-        session = compare_ways(found, prompts, params, rounds, engine, tell, chat=chat)
+        host = host_of_ways(found, params, engine)
+        session = compare_ways(found, host, prompts, params, rounds, tell, chat=chat)
     c.note_cut(session, prompts)
     options: dict[str, Any] = {
         "model": found.model,
         "dataset": str(dataset),
+        "methods": methods,
         "num_prompts": len(prompts),
         "chat": chat,
         "max_tokens": max_tokens,
@@ -94,7 +96,7 @@ def _show(
     for line in report.remarks(session):
         note(f"note: {line}")
     if output_dir is not None:
-        report.plot_categories(session, output_dir / PICTURE, f"{Path(found.model).name}: {report.title_of(options)}")
+        report.plot_categories(session, output_dir / PICTURE, Path(found.model).name, report.title_of(options))
         note(f"picture: {output_dir / PICTURE}")
     if output_json is not None:
         write_json(output_json, report.as_document(session, options, found.given))

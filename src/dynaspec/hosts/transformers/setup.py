@@ -201,10 +201,10 @@ def _check_drafter(values: Mapping[str, Any], source: str, assistant: Any) -> No
     """
     method, model = values.get("method"), values.get("model")
     if source in (PROMPT_LOOKUP, TEXT_LOOKUP):
-        if method == "draft_model" or model not in (None, "ngram", "[ngram]"):
+        if method not in (None, "ngram") or model not in (None, "ngram", "[ngram]"):
             raise ConfigError(
                 f"speculative_config has method {method!r} and model {model!r} but no assistant_model is given; "
-                "expected the loaded model as assistant_model"
+                "expected the loaded model as assistant_model, or method 'ngram'"
             )
         if source == PROMPT_LOOKUP and (given := [name for name in _LOOKUP_KEYS if name in values]):
             raise ConfigError(
