@@ -66,7 +66,8 @@ def find_ways(
     """The ways of a target, in the registry's order.
 
     A method drafts a fixed number of tokens, so that what is seen is the method's doing; ``auto`` decides with
-    everything that one checkpoint allows, so there is one for each of them, or for each method that needs none.
+    everything that one checkpoint allows, so there is one for each of them, or for each method that needs none. Whether
+    a drafter is in the target's own checkpoint shows when it is opened.
 
     Args:
         model: the target's checkpoint; one of a drafter that names its target stands for both.
@@ -130,11 +131,11 @@ def compare_ways(
 
 
 Drafters = Mapping[str, Sequence[str | None]]
-"""Method → its checkpoints; None stands for a method that needs none."""
+"""Method → its checkpoints; None stands for one that needs none, or may be in the target's own."""
 
 
 def _by_method(checkpoints: Sequence[str], known: Sequence[str]) -> Drafters:
-    found: dict[str, list[str | None]] = {name: [] if method.checkpoint else [None] for name, method in METHODS.items()}
+    found: dict[str, list[str | None]] = {name: [] for name in METHODS}
     for i, checkpoint in enumerate(checkpoints):
         if checkpoint in checkpoints[:i]:
             raise ConfigError(f"--speculative-model {checkpoint} is given twice; expected each once")
@@ -143,6 +144,9 @@ def _by_method(checkpoints: Sequence[str], known: Sequence[str]) -> Drafters:
     for checkpoint in known:
         if checkpoint_method(checkpoint) not in given:
             found[checkpoint_method(checkpoint)].append(checkpoint)
+    for name, method in METHODS.items():
+        if not found[name] and (method.checkpoint is None or method.in_target):
+            found[name].append(None)
     return found
 
 
@@ -172,14 +176,14 @@ def _of_method(name: str, checkpoints: Sequence[str | None], length: int | None)
 
 
 def _autos(drafters: Drafters) -> Iterator[Way]:
-    """With every checkpoint; without any, with every method that needs none."""
+    """With every checkpoint, and what may be in the target's own; without any, with every method that needs none."""
     trained = {checkpoint: name for name, found in drafters.items() for checkpoint in found if checkpoint is not None}
-    if trained:
-        for checkpoint, label in _labelled(list(trained)):
-            given = {"method": trained[checkpoint], "model": checkpoint, "policy": AUTO}
-            yield Way(f"{AUTO} {label}".rstrip(), given)
-        return
-    alone = [name for name, found in drafters.items() if found]
+    for checkpoint, label in _labelled(list(trained)):
+        yield Way(f"{AUTO} {label}".rstrip(), {"method": trained[checkpoint], "model": checkpoint, "policy": AUTO})
+    for name, found in drafters.items():
+        if METHODS[name].in_target and None in found:
+            yield Way(f"{AUTO} {name}", {"method": name, "policy": AUTO})
+    alone = [] if trained else [name for name in drafters if METHODS[name].checkpoint is None]
     for name in alone:
         yield Way(AUTO if len(alone) == 1 else f"{AUTO} {name}", {"method": name, "policy": AUTO})
 

@@ -139,13 +139,15 @@ def title_of(options: Mapping[str, Any]) -> str:
 
 
 def remarks(session: Session) -> list[str]:
-    """A sentence for every way that is missing, and for every one whose drafter failed."""
-    missing = [f"{name} is left out: {reason}" for name, reason in session.left_out.items()]
+    """A sentence for the ways that are missing, by the reason, and for every one whose drafter failed."""
+    missing: dict[str, list[str]] = {}
+    for name, reason in session.left_out.items():
+        missing.setdefault(reason, []).append(name)
     faults = {result.name: sum(run.counts.proposer_faults for run in result.runs) for result in session.results}
     failed = [
         f"the drafter of {name} failed {count} times; it went on plainly" for name, count in faults.items() if count
     ]
-    return missing + failed
+    return [f"left out: {', '.join(names)}: {reason}" for reason, names in missing.items()] + failed
 
 
 def _with_total(session: Session) -> dict[str, dict[str, float]]:

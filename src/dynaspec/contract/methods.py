@@ -25,6 +25,8 @@ class Method:
     """Other names; they may also stand in the place of a model."""
     reads_target: bool = False
     """It reads the target's hidden states, so it needs a host that keeps them."""
+    in_target: bool = False
+    """Without a ``model``, what drafts is in the target's own checkpoint."""
 
 
 _ALL = (

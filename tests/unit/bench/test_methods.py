@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from dynaspec.bench import methods
 from dynaspec.bench import methods_report as report
 from dynaspec.bench.datasets import BenchPrompt
 from dynaspec.bench.decoders import Host
@@ -15,16 +16,17 @@ from dynaspec.bench.offline import speedups_by_category
 from dynaspec.bench.policies import PLAIN, PolicySpec, spec_of
 from dynaspec.bench.session import run_comparison
 from dynaspec.contract.errors import CheckpointError, ConfigError
-from dynaspec.contract.methods import METHODS
+from dynaspec.contract.methods import METHODS, Method
 from dynaspec.contract.outputs import RequestMetrics
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.contract.step import ProposerTraits
 
 from .fakes import FakeDecoder
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6)
-ALONE = [name for name, method in METHODS.items() if method.checkpoint is None]
+ALONE = [name for name, method in METHODS.items() if method.checkpoint is None or method.in_target]
 SPECS = [PolicySpec(PLAIN, None), spec_of("ngram", {"method": "ngram"}), spec_of("auto", {"method": "ngram"})]
-TRAINED = [name for name, method in METHODS.items() if method.checkpoint is not None]
+TRAINED = [name for name in METHODS if name not in ALONE]
 
 
 @pytest.fixture
@@ -74,6 +76,20 @@ def test_several_checkpoints_each_have_an_auto(head, small):
     assert given(found)["draft_model"]["model"] == small
 
 
+def test_what_may_be_in_the_target_is_tried(head, monkeypatch):
+    new = Method("own", "a part of the target", ProposerTraits("own"), checkpoint="a checkpoint", in_target=True)
+    monkeypatch.setattr(methods, "METHODS", {**METHODS, "own": new})
+    found = find_ways("target", [head])
+    assert given(found)["own"] == {"method": "own", "policy": "constant"}
+    assert given(found)["auto own"] == {"method": "own", "policy": "auto"}
+    assert given(found)["auto"]["model"] == head
+
+
+def test_left_out_for_one_reason():
+    found = replace(session(), left_out={"own": "there is none", "auto own": "there is none", "head": "no file"})
+    assert report.remarks(found) == ["left out: own, auto own: there is none", "left out: head: no file"]
+
+
 def test_two_of_one_method_are_told_apart(head, tmp_path):
     other = _checkpoint(tmp_path / "other", {"draft_vocab_size": 8})
     twin = _checkpoint(tmp_path / "deeper" / "head", {"draft_vocab_size": 8})
@@ -98,7 +114,7 @@ def test_a_drafter_that_names_its_target_stands_for_both(tmp_path):
 
 def test_asked_for(head):
     found = find_ways("target", [head], asked="ngram, eagle3:constant:2,plain,auto", length=3)
-    assert list(given(found)) == [PLAIN, "ngram", "eagle3:constant:2", "auto"]
+    assert list(given(found))[:4] == [PLAIN, "ngram", "eagle3:constant:2", "auto"]
     assert given(found)["ngram"]["num_speculative_tokens"] == 3
     assert given(found)["eagle3:constant:2"]["num_speculative_tokens"] == 2
     assert found.left_out == {}
@@ -195,7 +211,7 @@ def _untimed(outputs):
 def test_what_cannot_be_opened_is_named():
     found = session(refused=("auto",))
     assert found.left_out == {"auto": "auto is for another target"}
-    assert "auto is left out: auto is for another target" in report.remarks(found)
+    assert "left out: auto: auto is for another target" in report.remarks(found)
     assert [result.name for result in found.results] == [PLAIN, "ngram"]
 
 

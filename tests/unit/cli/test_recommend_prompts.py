@@ -46,7 +46,7 @@ def test_what_is_printed_can_be_used(dynaspec, pair, few, choose):
     assert program == "dynaspec"
     assert json.loads(words[-1]) == json.loads(config)
     assert dynaspec(*words, "--max-tokens", 2, "the").code == 0
-    assert "decoding 3 prompts in 4 ways" in result.err
+    assert "decoding 3 prompts in " in result.err
 
 
 def test_no_speculation(dynaspec, pair, few, choose):
@@ -55,21 +55,21 @@ def test_no_speculation(dynaspec, pair, few, choose):
     assert result.code == 0, result.err
     assert "Configure no speculation:" in result.out
     assert result.out.strip().endswith(f"dynaspec generate --model {pair.target}")
-    assert "note: draft_model is left out: it needs a draft model's checkpoint" in result.err
+    assert "note: left out: draft_model: it needs a draft model's checkpoint" in result.err
 
 
 def test_json(dynaspec, few):
-    result = dynaspec(*few, "--json", "--num-prompts", 2, "--concurrency", 2, "--methods", "ngram,auto")
+    result = dynaspec(*few, "--json", "--num-prompts", 2, "--concurrency", 2, "--methods", "ngram")
     assert result.code == 0, result.err
     document = json.loads(result.out)
-    assert document["recommendation"] in ("plain", "ngram", "auto")
+    assert document["recommendation"] in ("plain", "ngram")
     assert document["reasons"]
     assert "provenance" in document
     assert document["options"]["num_prompts"] == 2
     assert document["options"]["prompts_in_file"] == 3
     assert document["options"]["engine"]["max_num_seqs"] == 2
     chosen = {entry["policy"]: entry["speculative_config"] for entry in document["results"]}
-    assert list(chosen) == ["plain", "ngram", "auto"]
+    assert list(chosen) == ["plain", "ngram"]
     assert document["speculative_config"] == chosen[document["recommendation"]]
 
 
