@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +20,8 @@ from .session import Session
 from .style import EDGE, INK, SERIES, new_figure, save_png, tidy
 
 _TOTAL = "all"
+_MOST_BARS = 42
+"""In a line of the picture, gaps between groups counted."""
 
 
 def methods_table(results: Sequence[PolicyResult], title: str) -> Table:
@@ -76,22 +79,31 @@ def plot_categories(session: Session, path: Path, model: str, title: str) -> Non
     """
     speedups = _with_total(session)
     ways, categories = [name for name in speedups if name != PLAIN], list(speedups[PLAIN])
-    figure = new_figure(
-        max(8.0, 2.5 + 0.28 * len(categories) * (len(ways) + 1)), 4.6, f"{model}: speed-up over plain decoding"
+    beside = max(1, int(_MOST_BARS / (len(ways) + 1)))
+    lines = [categories[i : i + beside] for i in range(0, len(categories), beside)]
+    size = max(8.0, 1.5 + 0.28 * len(lines[0]) * (len(ways) + 1)), 1.4 + 3.0 * len(lines)
+    figure = new_figure(*size, f"{model}: speed-up over plain decoding")
+    panels = figure.subplots(len(lines), 1, sharey=True, squeeze=False)[:, 0]
+    for ax, shown in zip(panels, lines, strict=True):
+        _draw(ax, {name: [speedups[name][category] for category in shown] for name in ways})
+        tidy(ax, title if ax is panels[0] else "", "", "times")
+        ax.set_xticks(range(len(shown)), shown, fontsize=9, color=INK)
+        ax.set_xlim(-0.6, len(lines[0]) - 0.4)  # bars of all lines are as wide
+        ax.margins(y=0.18)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False, fontsize=9
     )
-    ax = figure.subplots()
-    of_bar = 0.8 / len(ways)
-    for i, name in enumerate(ways):
-        places = [x + (i - (len(ways) - 1) / 2) * of_bar for x in range(len(categories))]
-        heights = [speedups[name][category] for category in categories]
-        bars = ax.bar(places, heights, 0.9 * of_bar, color=SERIES[i % len(SERIES)], label=name, zorder=2)
-        ax.bar_label(bars, [f"{height:.2f}" for height in heights], fontsize=6.5, padding=2, color=INK, rotation=90)
-    ax.axhline(1.0, color=EDGE, linewidth=1.0, linestyle=(0, (4, 3)), zorder=3)
-    tidy(ax, title, "", "times")
-    ax.set_xticks(range(len(categories)), categories, fontsize=8.5, color=INK, rotation=25, ha="right")
-    ax.margins(x=0.01, y=0.16)
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False, fontsize=9)
     save_png(figure, path)
+
+
+def _draw(ax: Axes, heights: Mapping[str, Sequence[float]]) -> None:
+    """A bar for every way in each group."""
+    width = 0.8 / len(heights)
+    for i, (name, of_way) in enumerate(heights.items()):
+        places = [x + (i - (len(heights) - 1) / 2) * width for x in range(len(of_way))]
+        bars = ax.bar(places, of_way, 0.9 * width, color=SERIES[i % len(SERIES)], label=name, zorder=2)
+        ax.bar_label(bars, [f"{height:.2f}" for height in of_way], fontsize=6.5, padding=2, color=INK)
+    ax.axhline(1.0, color=EDGE, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
 
 
 def as_document(session: Session, options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,9 +145,8 @@ def title_of(options: Mapping[str, Any]) -> str:
     how_many = "one request at a time" if at_once == 1 else f"{at_once} requests at once"
     given = options.get("prompts_in_file", options["num_prompts"])
     prompts = f"{options['num_prompts']} of {given}" if given != options["num_prompts"] else given
-    return (
-        f"{prompts} prompts, up to {options['max_tokens']} tokens each, {drawn}, {how_many}, {options['rounds']} rounds"
-    )
+    rounds = "1 round" if options["rounds"] == 1 else f"{options['rounds']} rounds"
+    return f"{prompts} prompts, up to {options['max_tokens']} tokens each, {drawn}, {how_many}, {rounds}"
 
 
 def remarks(session: Session) -> list[str]:

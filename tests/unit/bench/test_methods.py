@@ -172,7 +172,7 @@ class Words:
         return [len(text)]
 
 
-def session(*, refused=(), seconds=2.0, **more):
+def session(*, refused=(), seconds=2.0, kinds=0):
     """Plain decoding in 4 seconds a request and the others in fewer; some cannot be opened."""
 
     def opened(spec):
@@ -183,8 +183,9 @@ def session(*, refused=(), seconds=2.0, **more):
         return decoder
 
     prompts = [BenchPrompt("a", "code"), BenchPrompt("bb", "maths"), BenchPrompt("ccc", "code")]
+    prompts += [BenchPrompt("d", f"kind {i}") for i in range(kinds)]
     host = Host("dynaspec", opened, alternating=True)
-    return run_comparison(host, SPECS, prompts, PARAMS, 2, lambda message: None, leave_out=True, **more)
+    return run_comparison(host, SPECS, prompts, PARAMS, 2, lambda message: None, leave_out=True)
 
 
 def test_speedups_by_category():
@@ -240,6 +241,8 @@ def test_the_tables(tmp_path):
     assert line.count("2.00×") == len(found.results) - 1
     report.plot_categories(found, tmp_path / "methods.png", "target", "title")
     assert (tmp_path / "methods.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        report.plot_categories(found, tmp_path / "none" / "methods.png", "target", "title")
 
 
 def test_figures_of_counts():
@@ -260,3 +263,23 @@ def test_options_are_spec_configs():
     assert spec_of("x", {"method": "ngram", "policy": "constant"}).config.num_speculative_tokens == 5
     with pytest.raises(ConfigError, match="the policy 'x': "):
         spec_of("x", {"method": "ngram", "model": "y"})
+
+
+def test_a_picture_of_many_kinds_has_several_lines(tmp_path):
+    few, many = session(), session(kinds=30)
+    for name, found in (("few", few), ("many", many)):
+        report.plot_categories(found, tmp_path / f"{name}.png", "target", "title")
+    assert _height(tmp_path / "many.png") > 1.5 * _height(tmp_path / "few.png")
+
+
+def _height(png):
+    return int.from_bytes(png.read_bytes()[20:24])
+
+
+def test_a_title_says_how_much_and_how():
+    options = {"num_prompts": 3, "max_tokens": 8, "temperature": 0.0, "rounds": 1, "engine": {"max_num_seqs": 1}}
+    assert report.title_of(options) == "3 prompts, up to 8 tokens each, greedy, one request at a time, 1 round"
+    options |= {"prompts_in_file": 9, "temperature": 0.5, "rounds": 2, "engine": {"max_num_seqs": 4}}
+    assert (
+        report.title_of(options) == "3 of 9 prompts, up to 8 tokens each, temperature 0.5, 4 requests at once, 2 rounds"
+    )

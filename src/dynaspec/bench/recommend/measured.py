@@ -83,8 +83,8 @@ def decide(results: Sequence[PolicyResult], given: Mapping[str, Mapping[str, Any
         return Advice(auto.name, given[auto.name], (_speed(auto), *_beside(fixed, auto), *wrong))
     if fixed is not None and _faster(fixed):
         return Advice(fixed.name, given[fixed.name], (_speed(fixed), *_behind(auto, fixed), *wrong))
-    tried = [_speed(result) for result in (auto, fixed) if result is not None]
-    return Advice(PLAIN, None, (*tried, "So nothing is clearly faster than plain decoding.", *wrong))
+    tried = [result for result in (auto, fixed) if result is not None]
+    return Advice(PLAIN, None, (*map(_speed, tried), *_not_clear(tried), *wrong))
 
 
 def _is_auto(given: Mapping[str, Any] | None) -> bool:
@@ -113,6 +113,16 @@ def _beside(fixed: PolicyResult | None, auto: PolicyResult) -> tuple[str, ...]:
         f"{fixed.name} was {median(times):.2f} times as fast as {auto.name} ({_span(times)}), which is within the "
         "noise: auto is preferred, as it follows text and load.",
     )
+
+
+def _not_clear(tried: Sequence[PolicyResult]) -> list[str]:
+    """Why nothing is recommended."""
+    if not tried:
+        return []
+    reasons = ["So nothing is clearly faster than plain decoding."]
+    if any(result.speedup > 1.0 + CLEARLY for result in tried):
+        reasons.append("The rounds differ too much: more of them, or a machine without other work, may tell.")
+    return reasons
 
 
 def _behind(auto: PolicyResult | None, fixed: PolicyResult) -> tuple[str, ...]:

@@ -64,7 +64,9 @@ def test_nothing_where_nothing_is_faster_for_certain():
     found = advice(ngram=(0.9, 0.9, 0.9, 0.9), auto=(1.2, 1.0, 1.2, 1.1))
     assert found.way == "plain"
     assert found.speculative_config is None
-    assert found.reasons[-1] == "So nothing is clearly faster than plain decoding."
+    assert found.reasons[-2] == "So nothing is clearly faster than plain decoding."
+    assert found.reasons[-1].startswith("The rounds differ too much: ")
+    assert advice(auto=(0.9,) * 4).reasons[-1] == "So nothing is clearly faster than plain decoding."
 
 
 def test_luck_on_odd_rounds_does_not_decide():
