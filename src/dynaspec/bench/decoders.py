@@ -11,6 +11,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.tokenizer import Tokenizer
 
+from .engines import SharedModels, open_engine
 from .measure import Decoder
 from .policies import PolicySpec
 
@@ -61,12 +62,23 @@ def host_of(
         raise ConfigError(f"--backend is {backend!r}; expected dynaspec, vllm or transformers")
     if backend == "transformers":
         return Host(backend, _on_transformers(model, specs, params, engine), alternating=True)
-    told = {} if backend == "dynaspec" else {"backend": backend}
+    if backend == "dynaspec":
+        return Host(backend, _embedded(model, engine), alternating=not one_at_a_time)
 
     def opened(spec: PolicySpec) -> OpenDecoder:
-        return LLM(model, speculative_config=spec.config, **{**told, **engine})
+        return LLM(model, speculative_config=spec.config, **{"backend": backend, **engine})
 
     return Host(backend, opened, alternating=not one_at_a_time)
+
+
+def _embedded(model: str, engine: Mapping[str, Any]) -> Callable[[PolicySpec], OpenDecoder]:
+    """Engines over the same weights."""
+    load = SharedModels()
+
+    def opened(spec: PolicySpec) -> OpenDecoder:
+        return LLM.over(open_engine(model, spec, load=load, **engine))
+
+    return opened
 
 
 def _on_transformers(

@@ -36,10 +36,15 @@ class PolicyResult:
 
     name: str
     runs: tuple[Run, ...]
-    speedup: float
-    """Median over the rounds of its tokens/s over plain decoding's in the same round."""
+    speedups: tuple[float, ...]
+    """Its tokens/s over plain decoding's in the same round, for every round."""
     different: int
     """Outputs, over all rounds, that were not token for token plain decoding's."""
+
+    @property
+    def speedup(self) -> float:
+        """Median over the rounds."""
+        return median(self.speedups)
 
     @property
     def identical(self) -> bool:
@@ -113,6 +118,7 @@ def as_json(result: PolicyResult, workload: Workload) -> dict[str, Any]:
         "seconds_rounds": [run.seconds for run in result.runs],
         "output_tokens": result.runs[-1].output_tokens,
         "speedup": result.speedup,
+        "speedup_rounds": list(result.speedups),
         "identical": result.identical,
         "different_outputs": result.different,
         "by_category": by_category(result, workload),
@@ -126,6 +132,41 @@ def by_category(result: PolicyResult, workload: Workload) -> dict[str, dict[str,
     for category, output in zip(workload.categories, result.runs[-1].outputs, strict=True):
         groups[category or "all"].extend(output.outputs)
     return {category: _acceptance(completions) for category, completions in groups.items()}
+
+
+def speedups_by_category(results: Sequence[PolicyResult], workload: Workload) -> dict[str, dict[str, float]]:
+    """Policy → kind of prompt → times that its requests were as fast as plain decoding's: the median of the rounds'
+    ratios of tokens per second, by the requests' own times, prefill included. Empty where the host does not say when
+    a request began and ended.
+
+    Args:
+        results: plain decoding's among them.
+    """
+    speeds = {result.name: [_speeds(run, workload) for run in result.runs] for result in results}
+    return {
+        name: {
+            category: median(
+                mine[category] / theirs[category] for mine, theirs in zip(rounds, speeds[PLAIN], strict=True)
+            )
+            for category in rounds[0]
+            if category in speeds[PLAIN][0]
+        }
+        for name, rounds in speeds.items()
+    }
+
+
+def _speeds(run: Run, workload: Workload) -> dict[str, float]:
+    """Kind of prompt → tokens per second of its requests, one after the other; empty without their times."""
+    tokens: dict[str, int] = defaultdict(int)
+    seconds: dict[str, float] = defaultdict(float)
+    for category, output in zip(workload.categories, run.outputs, strict=True):
+        for completion in output.outputs:
+            times = completion.metrics
+            if not 0 < times.scheduled_s < times.finished_s:
+                return {}
+            tokens[category or "all"] += len(completion.token_ids)
+            seconds[category or "all"] += times.finished_s - times.scheduled_s
+    return {category: tokens[category] / seconds[category] for category in tokens}
 
 
 def _acceptance(completions: Sequence[CompletionOutput]) -> dict[str, Any]:
@@ -145,7 +186,7 @@ def _result(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> PolicyResul
     return PolicyResult(
         name=name,
         runs=tuple(runs),
-        speedup=median(
+        speedups=tuple(
             mine.tokens_per_second / theirs.tokens_per_second for mine, theirs in zip(runs, plain, strict=True)
         ),
         different=sum(different(run.tokens, plain[0].tokens) for run in runs),

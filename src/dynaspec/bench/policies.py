@@ -60,6 +60,23 @@ def parse_policy(name: str, draft_model: str | None) -> PolicySpec:
     """One policy; the errors of ``parse_policies``."""
     if name == PLAIN:
         return PolicySpec(name, None)
+    return spec_of(name, policy_options(name, draft_model))
+
+
+def spec_of(name: str, options: Mapping[str, Any]) -> PolicySpec:
+    """A policy by the keys of its ``speculative_config``.
+
+    Raises:
+        ConfigError: they cannot work.
+    """
+    try:
+        return PolicySpec(name, SpeculativeConfig.parse(options))
+    except ConfigError as error:
+        raise ConfigError(f"the policy {name!r}: {error}") from None
+
+
+def policy_options(name: str, draft_model: str | None) -> Options:
+    """What a user would write as ``speculative_config`` for a policy that drafts; the errors of ``parse_policies``."""
     whole, *suffixes = name.split("+")
     head, _, rest = whole.partition(":")
     method, form = (head, rest) if head in _HEADS else ("both", whole)
@@ -82,10 +99,7 @@ def parse_policy(name: str, draft_model: str | None) -> PolicySpec:
         options |= DEFAULTS
     elif head in WITH_MODEL:
         options["prompt_lookup_max"] = 0
-    try:
-        return PolicySpec(name, SpeculativeConfig.parse(options))
-    except ConfigError as error:
-        raise ConfigError(f"the policy {name!r}: {error}") from None
+    return options
 
 
 def _constant(name: str, arguments: Sequence[str]) -> Options:

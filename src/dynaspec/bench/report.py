@@ -39,14 +39,35 @@ def as_table(results: Sequence[PolicyResult], title: str) -> Table:
             Text(result.name, style=style),
             Text(f"{result.tokens_per_second:.1f}", style=style),
             Text(f"{result.speedup:.2f}×", style=style),
-            _number(counts.mean_acceptance_length),
-            _percent(counts.draft_acceptance_rate),
-            _rates(counts.rate_per_position),
+            number_text(counts.mean_acceptance_length),
+            percent_text(counts.draft_acceptance_rate),
+            rates_text(counts.rate_per_position),
             f"{counts.target_passes} / {counts.drafter_passes}",
             _seconds(counts),
-            Text("yes", style="green") if result.identical else Text(f"NO ({result.different})", style="bold red"),
+            identical_text(result),
         )
     return table
+
+
+def identical_text(result: PolicyResult) -> Text:
+    """Whether every output was plain decoding's."""
+    return Text("yes", style="green") if result.identical else Text(f"NO ({result.different})", style="bold red")
+
+
+def number_text(value: float | None) -> str:
+    """Two decimals; a dash for None."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def percent_text(share: float | None) -> str:
+    """A share in per cent; a dash for None."""
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def rates_text(rates: Sequence[float]) -> str:
+    """Acceptance rates, position by position."""
+    shown = " ".join(f"{rate:.2f}".removeprefix("0") for rate in rates[:_SHOWN_POSITIONS])
+    return (shown + " …" if len(rates) > _SHOWN_POSITIONS else shown) or "-"
 
 
 def make_folder(path: Path) -> None:
@@ -85,16 +106,3 @@ def _seconds(counts: SpecCounts) -> str:
     if counts.verify_s or counts.draft_s:
         return f"{counts.verify_s:.2f} / {counts.draft_s:.2f} s"
     return f"{counts.step_s:.2f} s" if counts.step_s else "-"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"
-
-
-def _rates(rates: Sequence[float]) -> str:
-    shown = " ".join(f"{rate:.2f}".removeprefix("0") for rate in rates[:_SHOWN_POSITIONS])
-    return (shown + " …" if len(rates) > _SHOWN_POSITIONS else shown) or "-"

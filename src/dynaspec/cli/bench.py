@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dynaspec.cli import bench_compare, bench_serve, bench_sweep
+from dynaspec.cli import bench_compare, bench_methods, bench_serve, bench_sweep
+from dynaspec.cli import comparison_options as c
 from dynaspec.cli import options as o
 from dynaspec.cli.bench_console import result_console
 from dynaspec.cli.bench_options import SpacedValues, json_object
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dynaspec.bench.session import Session
 
 app = typer.Typer(help="Measure speculation policies, and servers under load.", no_args_is_help=True)
+app.command("methods")(bench_methods.methods)
 app.command("serve", cls=SpacedValues)(bench_serve.serve)
 app.command("sweep", cls=SpacedValues)(bench_sweep.sweep)
 app.command("compare")(bench_compare.compare)
@@ -41,13 +43,7 @@ def bench() -> None:
 def offline(
     *,
     model: o.Model,
-    dataset: Annotated[
-        Path,
-        typer.Option(
-            help="Spec-Bench, GSM8K or other JSON lines with prompt, turns or question; plain lines; or edits, for "
-            "requests that change a little about few documents, over and over."
-        ),
-    ],
+    dataset: c.Dataset,
     draft_model: o.DraftModel = None,
     policies: Annotated[
         str | None,
@@ -69,21 +65,15 @@ def offline(
     engine_options: Annotated[
         str | None, typer.Option(help="Further options of vLLM's engine, as a JSON object.")
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, taken at even distances from the data.")] = 24,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Prompts are a user's turns, in the model's chat template.")
-    ] = False,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each continuation.")] = 96,
-    rounds: Annotated[int, typer.Option(min=1, help="Times that every policy runs; medians are shown.")] = 3,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", "--max-num-seqs", min=1, help="Most requests that run at once.")
-    ] = 1,
-    temperature: Annotated[float, typer.Option(min=0, help="0 = greedy.")] = 0.0,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Of the sampling; outputs are compared, so there is always one.")
-    ] = 0,
-    ignore_eos: Annotated[bool, typer.Option(help="Go on after the end-of-sequence token.")] = False,
-    output_json: Annotated[Path | None, typer.Option(help="Write everything measured to this file.")] = None,
+    num_prompts: c.NumPrompts = 24,
+    chat: c.Chat = False,
+    max_tokens: c.MaxTokens = 96,
+    rounds: c.Rounds = 3,
+    batch_size: c.BatchSize = 1,
+    temperature: c.Temperature = 0.0,
+    seed: c.Seed = 0,
+    ignore_eos: c.IgnoreEos = False,
+    output_json: c.OutputJson = None,
     dtype: o.Dtype = None,
     device: o.Device = None,
     max_model_len: o.MaxModelLen = None,
@@ -118,9 +108,7 @@ def offline(
     if output_json is not None:
         make_folder(output_json.parent)
 
-    from dynaspec.bench import datasets
-
-    prompts = datasets.spread(datasets.named_or_file(dataset).prompts, num_prompts)
+    prompts = c.dataset_prompts(dataset, num_prompts)
     options: dict[str, Any] = {
         "model": model,
         "draft_model": draft_model,
@@ -144,8 +132,7 @@ def offline(
         host = host_of(backend, model, specs, params, engine, one_at_a_time=alone)
         options["alternating"] = host.alternating
         session = run_comparison(host, specs, prompts, params, rounds, tell, chat=chat)
-    if session.cut:
-        note(f"note: {session.cut} of {len(prompts)} prompts did not fit into the model and lost their beginning")
+    c.note_cut(session, prompts)
     _show(session, options, output_json)
 
 

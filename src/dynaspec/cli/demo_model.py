@@ -47,6 +47,15 @@ def demo_head() -> str:
     return str(folder)
 
 
+def known_heads(model: str) -> tuple[str, ...]:
+    """Checkpoints that come along for a target: the demonstration's head for its model, whatever folder that is in.
+
+    Raises:
+        ConfigError: this copy of dynaspec comes without it.
+    """
+    return (demo_head(),) if Path(model).name == _FILE else ()
+
+
 def with_demo_model(options: Mapping[str, Any]) -> dict[str, Any]:
     """A command's options with the demonstration's target, and with its head unless they say what is to draft.
 

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dynaspec.cli import comparison_options as c
+from dynaspec.cli import options as o
 from dynaspec.cli.console import note
+from dynaspec.cli.recommend_prompts import Trial, recommend_by_prompts
 from dynaspec.contract.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynaspec.bench.recommend.report import Recommendation
 
 
+def _trial(text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel="With prompts", **more)
+
+
 def recommend(
     files: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
-            help="A profile (dynaspec profile), decision logs (--decision-log), or both.", show_default=False
+            help="A profile (dynaspec profile), decision logs (--decision-log), or both; without --prompts.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     *,
     backend: Annotated[
         str | None,
@@ -31,18 +40,67 @@ def recommend(
     ] = None,
     concurrency: Annotated[
         str | None,
-        typer.Option(help="Requests at once, separated by commas; default: powers of two as far as was measured."),
+        typer.Option(
+            help="Requests at once, separated by commas; default: powers of two as far as was measured. With --prompts "
+            "one number; default: 1."
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The target's name in the settings; default: the log's.")] = None,
-    draft_model: Annotated[str | None, typer.Option(help="The drafter's; default: the log's.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The target's name in the settings; default: the log's. With --prompts its checkpoint."),
+    ] = None,
+    draft_model: Annotated[
+        list[str] | None,
+        typer.Option(
+            *("--draft-model", "--speculative-model"),
+            help="The drafter's; default: the log's. With --prompts checkpoints that may draft: give it several times.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        _trial("Instead of files: prompts to decode in every way, one a line; .jsonl: prompt, turns or question."),
+    ] = None,
+    methods: c.Methods = None,
+    chat: Annotated[bool | None, _trial("They are a user's turns, in the model's chat template.", "--chat")] = None,
+    num_prompts: Annotated[int | None, _trial("At most so many of them; default: all.", min=1)] = None,
+    max_tokens: Annotated[int | None, _trial("Tokens of each continuation; default: 96.", min=1)] = None,
+    temperature: Annotated[float | None, _trial("Of the sampling; default: 0, greedy.", min=0)] = None,
+    rounds: Annotated[int | None, _trial("Times that every way runs; default: 4.", min=2)] = None,
+    minutes: Annotated[
+        float | None, _trial("About how long it may take: fewer prompts if need be; default: 3.", min=0.0001)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Say which speculation to configure, with settings to paste.
 
     Plain decoding, every fixed length, a schedule by batch size and auto are simulated, under the controllers that
-    engines run, over the acceptance and the step times that were measured: on any host.
+    engines run, over the acceptance and the step times that were measured: on any host. With --prompts everything is
+    measured now, on dynaspec's engine: plain decoding, every method and auto.
     """
     loads = _loads(concurrency)
+    trial = o.given(
+        methods=methods,
+        chat=chat,
+        num_prompts=num_prompts,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        rounds=rounds,
+        minutes=minutes,
+    )
+    if prompts is not None:
+        _check_alone(prompts, files, backend)
+        if model is None:
+            raise ConfigError(f"--prompts is {prompts} but there is no --model; expected the target's checkpoint")
+        at_once = _one(loads)
+        recommend_by_prompts(model, prompts, draft_model or (), at_once, Trial(**trial), as_json=as_json)
+        return
+    if not files:
+        raise ConfigError("there are neither files nor --prompts; expected a profile, decision logs, or prompts")
+    if trial:
+        flag = "--" + next(iter(trial)).replace("_", "-")
+        raise ConfigError(f"{flag} is given without --prompts; expected both, or no {flag}")
+    if len(draft_model or ()) > 1:
+        raise ConfigError("--draft-model is given several times; expected one name, or --prompts")
     from dynaspec.bench.progress import stages
     from dynaspec.bench.recommend.evidence import gather
     from dynaspec.bench.recommend.report import recommend as advise
@@ -51,7 +109,9 @@ def recommend(
 
     evidence = gather(files)
     names = Names(
-        model or evidence.model or "TARGET", draft_model or evidence.drafter or "DRAFTER", evidence.profile_path
+        model or evidence.model or "TARGET",
+        next(iter(draft_model or ()), evidence.drafter) or "DRAFTER",
+        evidence.profile_path,
     )
     with stages() as tell:
         found = advise(evidence, loads or batch_sizes(evidence.most), backend, names, tell)
@@ -74,6 +134,31 @@ def _show(found: Recommendation) -> None:
         console.print(paste.text, soft_wrap=True, markup=False)
     for line in found.notes:
         note(f"note: {line}")
+
+
+def _check_alone(prompts: Path, files: Sequence[Path] | None, backend: str | None) -> None:
+    """
+    Raises:
+        ConfigError: something beside the prompts that has no meaning there.
+    """
+    if files:
+        raise ConfigError(f"--prompts is {prompts} but {files[0]} is given too; expected prompts, or profiles and logs")
+    if backend not in (None, "dynaspec"):
+        raise ConfigError(
+            f"--backend is {backend!r}; expected none with --prompts, which dynaspec's own engine decodes, or files"
+        )
+
+
+def _one(loads: tuple[int, ...]) -> int:
+    """
+    Raises:
+        ConfigError: several loads.
+    """
+    if len(loads) > 1:
+        raise ConfigError(
+            f"--concurrency is {', '.join(map(str, loads))}; expected one number with --prompts, or files"
+        )
+    return loads[0] if loads else 1
 
 
 def _loads(text: str | None) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ def transformers(config: dict[str, Any]) -> None:
 def transformers_setup(config: dict[str, Any]) -> Setup:
     model = SimpleNamespace(name_or_path="target", generation_config=None)
     drafter = SimpleNamespace(name_or_path="drafter", generation_config=None)
-    return resolve_setup(config, model, None if config.get("method") == "ngram" else drafter, {})
+    return resolve_setup(config, model, None if config.get("method") in ("ngram", "suffix") else drafter, {})
 
 
 HOSTS: tuple[Callable[[dict[str, Any]], None], ...] = (embedded, vllm, own_drafter, transformers)

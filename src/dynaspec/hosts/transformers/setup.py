@@ -15,6 +15,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.methods import WITH_MODEL
 from dynaspec.contract.step import Limits, ProposerTraits
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.environment import fill_in
@@ -201,7 +202,7 @@ def _check_drafter(values: Mapping[str, Any], source: str, assistant: Any) -> No
     """
     method, model = values.get("method"), values.get("model")
     if source in (PROMPT_LOOKUP, TEXT_LOOKUP):
-        if method == "draft_model" or model not in (None, "ngram", "[ngram]"):
+        if method in WITH_MODEL or model not in (None, "ngram", "[ngram]"):
             raise ConfigError(
                 f"speculative_config has method {method!r} and model {model!r} but no assistant_model is given; "
                 "expected the loaded model as assistant_model"

@@ -9,6 +9,7 @@ import torch
 from transformers import MambaConfig, MambaForCausalLM
 
 from dynaspec.contract.errors import ConfigError, RequestError
+from dynaspec.contract.methods import WITH_MODEL
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.hosts.transformers import Session, generate
 from dynaspec.hosts.transformers.setup import resolve_setup
@@ -44,6 +45,9 @@ def test_nothing_that_drafts(decoder: Models) -> None:
         ours(decoder, assistant_model=None)
     with pytest.raises(ConfigError, match="expected the loaded model as assistant_model"):
         ours(decoder, {"model": "some/draft"}, assistant_model=None)
+    for method in WITH_MODEL:
+        with pytest.raises(ConfigError, match=f"has method {method!r} .*expected the loaded model as assistant_model"):
+            ours(decoder, {"method": method}, assistant_model=None)
     with pytest.raises(ConfigError, match="prompt_lookup_max and prompt_lookup_num_tokens"):
         ours(decoder, {"method": "ngram", "prompt_lookup_max": 3}, assistant_model=None, prompt_lookup_num_tokens=3)
     with pytest.raises(ConfigError, match="use_mtp is True"):

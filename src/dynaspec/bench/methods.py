@@ -1,0 +1,210 @@
+"""Every way of decoding that a target has: plainly, with each method's drafts, and under ``auto``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.methods import METHODS
+from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control import suffix
+from dynaspec.control.checkpoint import checkpoint_method, own_target
+
+from .datasets import BenchPrompt
+from .decoders import Host, host_of
+from .offline import Progress
+from .policies import PLAIN, PolicySpec, policy_options, spec_of
+from .session import Session, run_comparison
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of decoding."""
+
+    name: str
+    given: Mapping[str, Any] | None
+    """``speculative_config`` as a user writes it; None = plain decoding."""
+
+    @property
+    def spec(self) -> PolicySpec:
+        """
+        Raises:
+            ConfigError: what was given cannot work.
+        """
+        return PolicySpec(self.name, None) if self.given is None else spec_of(self.name, self.given)
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What is to be compared."""
+
+    model: str
+    """The target's checkpoint."""
+    ways: tuple[Way, ...]
+    """Plain decoding first."""
+    left_out: Mapping[str, str]
+    """Method → why it is not among them."""
+
+    @property
+    def given(self) -> dict[str, Mapping[str, Any] | None]:
+        """Way → its ``speculative_config``."""
+        return {way.name: way.given for way in self.ways}
+
+
+def find_ways(
+    model: str,
+    checkpoints: Sequence[str],
+    *,
+    known: Sequence[str] = (),
+    asked: str | None = None,
+    length: int | None = None,
+) -> Ways:
+    """The ways of a target, in the registry's order.
+
+    A method drafts a fixed number of tokens, so that what is seen is the method's doing; ``auto`` decides with
+    everything that one checkpoint allows, so there is one for each of them, or for each method that needs none. Whether
+    a drafter is in the target's own checkpoint shows when it is opened.
+
+    Args:
+        model: the target's checkpoint; one of a drafter that names its target stands for both.
+        checkpoints: of those that draft; their ``config.json`` says of which method.
+        known: checkpoints that take part where none of their method is among these.
+        asked: names of methods, separated by commas, each perhaps with a policy (``ngram:constant:3``), ``auto`` and
+            ``plain``; None = all.
+        length: tokens of every draft; None = what the method has by default.
+
+    Raises:
+        ConfigError: an unknown method, one without its checkpoint, a checkpoint that nothing uses, or one given twice.
+    """
+    own = own_target(model)
+    if own is not None:
+        model, checkpoints = own.target, (*checkpoints, model)
+    drafters = _by_method(checkpoints, known)
+    names = (*METHODS, AUTO) if asked is None else _names(asked)
+    ways, left_out = [Way(PLAIN, None)], {}
+    for name in names:
+        if name == AUTO:
+            ways += _autos(drafters)
+        elif drafters[name.partition(":")[0]]:
+            ways += _of_method(name, drafters[name.partition(":")[0]], length)
+        elif asked is None:
+            left_out[name] = f"it needs {METHODS[name].checkpoint}, which is not given; expected --speculative-model"
+        else:
+            needed = METHODS[name.partition(":")[0]].checkpoint
+            raise ConfigError(f"the method {name!r} needs {needed}, which is not given; expected --speculative-model")
+    _check_used(checkpoints, ways)
+    return Ways(model, tuple(ways), left_out)
+
+
+def host_of_ways(found: Ways, params: SamplingParams, engine: Mapping[str, Any]) -> Host:
+    """dynaspec's own engine, in which the ways' engines share their weights and take turns.
+
+    Args:
+        engine: fields of ``EngineConfig``.
+    """
+    specs = [way.spec for way in found.ways]
+    return host_of("dynaspec", found.model, specs, params, engine, one_at_a_time=False)
+
+
+def compare_ways(
+    found: Ways,
+    host: Host,
+    prompts: Sequence[BenchPrompt],
+    params: SamplingParams,
+    rounds: int,
+    progress: Progress,
+    *,
+    chat: bool = False,
+) -> Session:
+    """Decodes the prompts in every way, in rounds that alternate. Ways that this target cannot have are left out.
+
+    Raises:
+        ConfigError: no way but plain decoding is left; otherwise see ``run_comparison``.
+    """
+    specs = [way.spec for way in found.ways]
+    session = run_comparison(host, specs, prompts, params, rounds, progress, chat=chat, leave_out=True)
+    return replace(session, left_out={**found.left_out, **session.left_out})
+
+
+Drafters = Mapping[str, Sequence[str | None]]
+"""Method → its checkpoints; None stands for one that needs none, or may be in the target's own."""
+
+
+def _by_method(checkpoints: Sequence[str], known: Sequence[str]) -> Drafters:
+    found: dict[str, list[str | None]] = {name: [] for name in METHODS}
+    for i, checkpoint in enumerate(checkpoints):
+        if checkpoint in checkpoints[:i]:
+            raise ConfigError(f"--speculative-model {checkpoint} is given twice; expected each once")
+        found[checkpoint_method(checkpoint)].append(checkpoint)
+    given = {method for method, of_method in found.items() if of_method}
+    for checkpoint in known:
+        if checkpoint_method(checkpoint) not in given:
+            found[checkpoint_method(checkpoint)].append(checkpoint)
+    for name, method in METHODS.items():
+        if not found[name] and (method.checkpoint is None or method.in_target):
+            found[name].append(None)
+    return found
+
+
+def _names(asked: str) -> list[str]:
+    names = [name for part in asked.split(",") if (name := part.strip())]
+    known = ", ".join((PLAIN, *METHODS, AUTO))
+    for i, name in enumerate(names):
+        if name.partition(":")[0] not in METHODS and name not in (PLAIN, AUTO):
+            raise ConfigError(f"--methods has {name!r}; expected some of {known}, or METHOD:POLICY as in bench offline")
+        if name in names[:i]:
+            raise ConfigError(f"--methods has {name!r} twice; expected each once")
+    if not set(names) - {PLAIN}:
+        raise ConfigError(f"--methods is {asked!r}; expected some of {known}, separated by commas")
+    return [name for name in names if name != PLAIN]
+
+
+def _of_method(name: str, checkpoints: Sequence[str | None], length: int | None) -> Iterator[Way]:
+    trained = [checkpoint for checkpoint in checkpoints if checkpoint is not None]
+    for checkpoint, label in _labelled(trained) if trained else [(None, "")]:
+        if ":" in name:
+            given: dict[str, Any] = policy_options(name, checkpoint)
+        else:
+            given = {"method": name, "policy": "constant"}
+            given |= {} if length is None else {"num_speculative_tokens": length}
+            given |= {} if checkpoint is None else {"model": checkpoint}
+        yield Way(f"{name} {label}".rstrip(), given)
+
+
+def _autos(drafters: Drafters) -> Iterator[Way]:
+    """With every checkpoint, n-grams or suffix trees beside it, and what may be in the target's own; without any, with
+    every method that needs none."""
+    trained = {checkpoint: name for name, found in drafters.items() for checkpoint in found if checkpoint is not None}
+    for checkpoint, label in _labelled(list(trained)):
+        given: dict[str, Any] = {"method": trained[checkpoint], "model": checkpoint, "policy": AUTO}
+        yield Way(f"{AUTO} {label}".rstrip(), given)
+        yield Way(f"{AUTO} {label}".rstrip() + " with suffixes", {**given, **suffix.DEFAULTS})
+    for name, found in drafters.items():
+        if METHODS[name].in_target and None in found:
+            yield Way(f"{AUTO} {name}", {"method": name, "policy": AUTO})
+    alone = [] if trained else [name for name in drafters if METHODS[name].checkpoint is None]
+    for name in alone:
+        yield Way(AUTO if len(alone) == 1 else f"{AUTO} {name}", {"method": name, "policy": AUTO})
+
+
+def _labelled(checkpoints: Sequence[str]) -> list[tuple[str, str]]:
+    """Checkpoints with what tells them apart: nothing if there is one, else the folder's name, or all of its path."""
+    if len(checkpoints) == 1:
+        return [(checkpoints[0], "")]
+    names = [Path(checkpoint).name for checkpoint in checkpoints]
+    return list(zip(checkpoints, names if len(set(names)) == len(names) else checkpoints, strict=True))
+
+
+def _check_used(checkpoints: Sequence[str], ways: Sequence[Way]) -> None:
+    used = {way.given.get("model") for way in ways if way.given is not None}
+    for checkpoint in checkpoints:
+        if checkpoint not in used:
+            raise ConfigError(
+                f"--speculative-model {checkpoint} is for the method {checkpoint_method(checkpoint)!r}, but --methods "
+                "has neither that nor 'auto'; expected one of them, or no such model"
+            )
