@@ -81,6 +81,7 @@ def offline(
     ignore_eos: Annotated[bool, typer.Option(help="Go on after the end-of-sequence token.")] = False,
     output_json: Annotated[Path | None, typer.Option(help="Write everything measured to this file.")] = None,
     dtype: o.Dtype = None,
+    quantization: o.Quantization = None,
     device: o.Device = None,
     max_model_len: o.MaxModelLen = None,
     max_num_batched_tokens: o.MaxNumBatchedTokens = None,
@@ -102,6 +103,7 @@ def offline(
     specs = parse_policies(policies or _DEFAULT_POLICIES.get(backend, _DEFAULT_POLICIES["dynaspec"]), draft_model)
     engine = {"enable_prefix_caching": False, "max_num_seqs": batch_size} | o.given(
         dtype=dtype,
+        quantization=quantization,
         device=device,
         max_model_len=max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -72,6 +72,7 @@ def build_engine(
         device=str(device),
         max_model_len=config.max_model_len,
         trust_remote_code=config.trust_remote_code,
+        quantization=config.quantization,
     )
     tokenizer = Tokenizer(
         config.tokenizer or config.model, revision=config.revision, trust_remote_code=config.trust_remote_code
@@ -165,6 +166,7 @@ def _source(config: EngineConfig, speculation: SpeculativeConfig, target: Model,
         device=str(target.device),
         load=load,
         trust_remote_code=config.trust_remote_code,
+        quantization=config.quantization,
     )
 
 

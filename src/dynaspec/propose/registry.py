@@ -21,6 +21,7 @@ from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
 from dynaspec.model.eagle3.head import Eagle3Head
 from dynaspec.model.eagle3.loader import load_eagle3
+from dynaspec.model.quantization import Quantization
 from dynaspec.model.taps import Taps
 from dynaspec.sampling.state import SamplerState
 
@@ -75,6 +76,8 @@ class Source:
     load: Callable[..., Model]
     """As ``model.loader.load_model``."""
     trust_remote_code: bool = False
+    quantization: Quantization | None = None
+    """Where the configuration names none."""
 
     @property
     def checkpoint(self) -> str:
@@ -105,6 +108,7 @@ class LoadedModel:
             dtype=source.dtype if config.dtype == "auto" else config.dtype,
             device=source.device,
             trust_remote_code=source.trust_remote_code,
+            quantization=config.quantization or source.quantization,
         )
         found = self.weights.config.vocab_size
         if found != source.vocab_size:
@@ -135,7 +139,12 @@ class LoadedEagle3:
             raise ConfigError(
                 f"dtype is {source.config.dtype!r} but method is 'eagle3', whose head has its target's; expected 'auto'"
             )
-        self.weights: Eagle3Head = load_eagle3(source.checkpoint, source.target, revision=source.config.revision)
+        self.weights: Eagle3Head = load_eagle3(
+            source.checkpoint,
+            source.target,
+            revision=source.config.revision,
+            quantization=source.config.quantization or source.quantization,
+        )
         self.taps = self.weights.settings.states
 
     def drafter(self, arena: Arena, taps: Taps | None) -> Drafter:

@@ -15,6 +15,7 @@ from dynaspec.model.families.llama import projections
 from dynaspec.model.layer import Layer
 from dynaspec.model.linear import Linear
 from dynaspec.model.ops import Norm
+from dynaspec.model.quantization import Quantization, check_not_quantised, check_quantization
 from dynaspec.model.reader import Reader
 from dynaspec.model.weights import find_checkpoint, read_json
 
@@ -23,23 +24,30 @@ from .head import Eagle3Head, HeadWeights
 from .tensors import HeadTensors
 
 
-def load_eagle3(path_or_id: str, target: Model, *, revision: str | None = None) -> Eagle3Head:
+def load_eagle3(
+    path_or_id: str, target: Model, *, revision: str | None = None, quantization: Quantization | None = None
+) -> Eagle3Head:
     """Loads a head in the target's dtype, on its device.
 
     Args:
         path_or_id: a directory or a repository of the Hugging Face hub, in any layout of ``docs/eagle3.md``.
         target: whose hidden states it reads; embedding and head are shared where the checkpoint has none.
+        quantization: see ``load_model``; of the head's own matrices.
 
     Raises:
-        CheckpointError: the checkpoint is missing, incomplete, corrupt, or made for another target.
+        CheckpointError: the checkpoint is missing, incomplete, corrupt, quantised, or made for another target.
+        ConfigError: the quantization is not available where the target runs.
     """
+    check_quantization(quantization, target.device, target.dtype)
     directory = find_checkpoint(path_or_id, revision)
     path = directory / "config.json"
-    config = read_config(path, read_json(path), target.config.num_layers)
+    raw = read_json(path)
+    check_not_quantised(directory, raw)
+    config = read_config(path, raw, target.config.num_layers)
     tensors = HeadTensors(directory)
     _check_target(path, config, target)
     config = replace(config, decoder=replace(config.decoder, qk_norm="layers.0.self_attn.q_norm.weight" in tensors))
-    weights = _read_weights(tensors, config, target)
+    weights = _read_weights(tensors, config, target, quantization)
     tensors.check_all_taken()
     return Eagle3Head(config, weights, target)
 
@@ -58,9 +66,11 @@ def _check_target(path: Path, config: Eagle3Config, target: Model) -> None:
         )
 
 
-def _read_weights(tensors: HeadTensors, config: Eagle3Config, target: Model) -> HeadWeights:
+def _read_weights(
+    tensors: HeadTensors, config: Eagle3Config, target: Model, quantization: Quantization | None
+) -> HeadWeights:
     decoder = config.decoder
-    reader = Reader(tensors, decoder, target.device, target.dtype)
+    reader = Reader(tensors, decoder, target.device, target.dtype, quantization)
     hidden, states = decoder.hidden_size, len(config.states)
     layers = tuple(_layer(reader, tensors, decoder, index) for index in range(decoder.num_layers))
     return HeadWeights(
