@@ -18,7 +18,10 @@ from dynaspec.model.kernels import gemm, int8
 from dynaspec.model.layer import Weights
 from dynaspec.model.loader import load_model
 from dynaspec.model.packed import PackedLinear
+from dynaspec.model.quantization import check_quantization
+from dynaspec.model.reader import Reader
 from parity.paging import in_passes
+from support.checkpoints import FAMILIES, save_pair
 from support.int8 import rounded
 
 from . import tiny
@@ -70,6 +73,19 @@ def test_a_quantised_model_is_bit_for_bit_the_widened_one(tied: bool, tmp_path: 
     assert not torch.equal(logits(load_model(str(folders[0])), 5, 11), expected)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_pair(tmp_path, family).target
+    found = load_model(path, quantization="int8")
+    assert len(packed(found)) == 2 * 4 + 1
+    assert {one.packed.shape[2] for one in packed(found)} == {gemm.GROUP_WORDS}
+    # The same in float32; a matrix that is rounded a second time stays as it is.
+    monkeypatch.setattr(Reader, "_quantised", lambda self, weight, name: rounded(weight))
+    widened = load_model(path, quantization="int8")
+    assert gemm.GROUP_WORDS not in {one.packed.shape[2] for one in packed(widened)}
+    assert torch.equal(logits(found, 5, 11), logits(widened, 5, 11))
+
+
 def stored_and_loaded(path: Path, kind: Kind, **options: Any) -> tuple[Model, Model]:
     files.write(path, files.random_model("LlamaConfig", **options), kind)
     return load_model(str(path), quantization="int8"), load_model(str(path), dtype="float32")
@@ -111,6 +127,20 @@ def test_int8_needs_the_compiled_path(dtype: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         load_model(path, dtype=dtype, quantization="int8")
     assert f"quantization is 'int8' but the model runs on cpu in {dtype}; expected" in str(refused.value)
+
+
+def test_int8_is_for_the_cpu() -> None:
+    check_quantization(None, torch.device("cuda"), torch.float16)
+    with pytest.raises(
+        ConfigError, match="the model runs on cuda in float32; expected no quantization, or device 'cpu'"
+    ):
+        check_quantization("int8", torch.device("cuda"), torch.float32)
+
+
+def test_models_that_run_on_transformers_code_are_not_quantised(tmp_path: Path) -> None:
+    path = str(tiny.write(tmp_path, {"hidden_act": "mish"}))
+    with pytest.raises(ConfigError, match=r"quantization is 'int8' but .* runs on Transformers' own modelling code"):
+        load_model(path, quantization="int8")
 
 
 @pytest.mark.parametrize(
