@@ -28,6 +28,11 @@ def check_quantization(wanted: Quantization | None, device: torch.device, dtype:
         )
 
 
+def is_plain(weight: torch.Tensor) -> bool:
+    """Whether a tensor holds numbers, rather than what some quantisation has made of them."""
+    return weight.is_floating_point() and weight.dtype.itemsize > 1
+
+
 def check_not_quantised(directory: Path, config: Mapping[str, Any]) -> None:
     """
     Args:

@@ -15,7 +15,7 @@ from dynaspec.model.families.llama import projections
 from dynaspec.model.layer import Layer
 from dynaspec.model.linear import Linear
 from dynaspec.model.ops import Norm
-from dynaspec.model.quantization import Quantization, check_not_quantised, check_quantization
+from dynaspec.model.quantization import Quantization, check_not_quantised, check_quantization, is_plain
 from dynaspec.model.reader import Reader
 from dynaspec.model.weights import find_checkpoint, read_json
 
@@ -42,9 +42,10 @@ def load_eagle3(
     directory = find_checkpoint(path_or_id, revision)
     path = directory / "config.json"
     raw = read_json(path)
-    check_not_quantised(directory, raw)
     config = read_config(path, raw, target.config.num_layers)
     tensors = HeadTensors(directory)
+    if not all(is_plain(tensor) for name, tensor in tensors.tensors.items() if name.endswith("weight")):
+        check_not_quantised(directory, raw)  # by itself that may be the target's, whose config has been copied
     _check_target(path, config, target)
     config = replace(config, decoder=replace(config.decoder, qk_norm="layers.0.self_attn.q_norm.weight" in tensors))
     weights = _read_weights(tensors, config, target, quantization)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
 from dynaspec.model.base import Model
@@ -61,8 +62,12 @@ def test_it_needs_the_compiled_path(tmp_path: Path) -> None:
 
 
 def test_a_head_that_is_quantised_already(model: Model, tmp_path: Path) -> None:
-    path = write(LAYOUTS[0], tmp_path)
+    path = write(LAYOUTS[1], tmp_path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    load_eagle3(str(path), model)  # a config that was copied from a quantised target
+    stored = load_file(path / "model.safetensors")
+    name = next(name for name in stored if name.endswith("up_proj.weight"))
+    save_file(stored | {name: stored[name].to(torch.float8_e4m3fn)}, path / "model.safetensors")
     with pytest.raises(CheckpointError, match="is quantised with fp8"):
         load_eagle3(str(path), model)
