@@ -4,7 +4,7 @@ The matrix [out, in] is packed once into panels of 32 outputs, [panels, in, 32],
 in order. Every output is one running sum over the inputs in their order, in whichever tile its row lies: the bits of
 a row depend on nothing but that row. A bfloat16 weight widens exactly as it is loaded, and so does an int8 weight,
 times its scale: 8 and 11 bits make a product of no more than float32 has. So the sums are, bit for bit, those of the
-widened matrix in float32; few rows cost what it takes to read the weights, and half the bytes are half the time.
+widened matrix in float32. Few rows cost little more than it takes to read the weights, so fewer bytes are less time.
 """
 
 from __future__ import annotations
