@@ -75,6 +75,7 @@ def offline(
     ignore_eos: c.IgnoreEos = False,
     output_json: c.OutputJson = None,
     dtype: o.Dtype = None,
+    quantization: o.Quantization = None,
     device: o.Device = None,
     max_model_len: o.MaxModelLen = None,
     max_num_batched_tokens: o.MaxNumBatchedTokens = None,
@@ -96,6 +97,7 @@ def offline(
     specs = parse_policies(policies or _DEFAULT_POLICIES.get(backend, _DEFAULT_POLICIES["dynaspec"]), draft_model)
     engine = {"enable_prefix_caching": False, "max_num_seqs": batch_size} | o.given(
         dtype=dtype,
+        quantization=quantization,
         device=device,
         max_model_len=max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -36,7 +36,13 @@ SPECULATION: Mapping[str, tuple[str, ...]] = {
 SAME = frozenset(
     {
         *("tokenizer", "revision", "trust_remote_code", "dtype", "seed", "max_model_len", "max_num_seqs"),
-        *("max_num_batched_tokens", "enable_prefix_caching", "async_scheduling", "tensor_parallel_size"),
+        *(
+            "quantization",
+            "max_num_batched_tokens",
+            "enable_prefix_caching",
+            "async_scheduling",
+            "tensor_parallel_size",
+        ),
         *("host", "port", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "allow_credentials"),
         *("chat_template", "uvicorn_log_level", "max_log_len", "otlp_traces_endpoint"),
     }

@@ -75,7 +75,6 @@ FOREIGN: Mapping[str, Foreign] = {
     "num_scheduler_steps": Foreign((1,), "every step is scheduled"),
     "pipeline_parallel_size": Foreign((1,), _ONE_DEVICE),
     "preemption_mode": Foreign(("recompute",), "preempted requests are recomputed"),
-    "quantization": Foreign((), "weights are float32, bfloat16 or float16"),
     "reasoning_parser": Foreign((), "reasoning is not told apart from the answer"),
     "response_role": Foreign(("assistant",), "answers are the assistant's"),
     "runner": Foreign(("auto", "generate"), "models that generate are served"),

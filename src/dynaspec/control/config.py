@@ -68,6 +68,7 @@ Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     Expected("'auto', 'float32', 'bfloat16' or 'float16'"),
 ]
+Quantization = Annotated[Literal["int8"] | None, Expected("'int8', or no quantization")]
 
 
 class SpeculativeConfig(BaseModel):
@@ -92,6 +93,8 @@ class SpeculativeConfig(BaseModel):
     """Longest context, in tokens, that the drafter is used for; None = as far as drafter and target go."""
     dtype: Dtype = "auto"
     """The drafter's dtype; ``auto`` = the target's."""
+    quantization: Quantization = None
+    """Of the drafter's weights when they are loaded; None = as the target's."""
     draft_sample_method: SampleMethod
     """``greedy``: drafts are the drafter's most probable tokens; ``probabilistic``: sampled from it."""
     prompt_lookup_max: CountOrZero = None

@@ -59,7 +59,6 @@ REFUSED: Mapping[str, Refusal] = {
     "disable_padded_drafter_batch": Refusal((True, False), "expected a boolean"),
     "draft_tensor_parallel_size": Refusal((1,), _ONE_DEVICE),
     "tensor_parallel_size": Refusal((1,), _ONE_DEVICE),
-    "quantization": Refusal((), "quantized drafters are not available in this version"),
     "moe_backend": Refusal(("auto",), "mixture-of-experts drafters are not available in this version"),
     "attention_backend": Refusal((), _SAME_ATTENTION),
     "kv_cache_dtype": Refusal(("auto",), "the drafter's KV cache has the drafter's own dtype"),

@@ -52,7 +52,7 @@ STOPPING_POLICIES = ("confidence", "schedule", "goodput", "elastic")
 
 _ALIASES = {alias: method.name for method in METHODS.values() for alias in (method.name, *method.aliases)}
 _NGRAM_NAMES = ("ngram", *METHODS["ngram"].aliases)
-_MODEL_ONLY = ("model", "revision", "max_model_len", "dtype", "kv_write_gating_threshold")
+_MODEL_ONLY = ("model", "revision", "max_model_len", "dtype", "quantization", "kv_write_gating_threshold")
 _LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 _HARMLESS = (("dtype", "auto"), ("kv_write_gating_threshold", 0))
 

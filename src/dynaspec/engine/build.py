@@ -73,6 +73,7 @@ def build_engine(
         device=str(device),
         max_model_len=config.max_model_len,
         trust_remote_code=config.trust_remote_code,
+        quantization=config.quantization,
     )
     tokenizer = Tokenizer(
         config.tokenizer or config.model, revision=config.revision, trust_remote_code=config.trust_remote_code
@@ -167,6 +168,7 @@ def _source(config: EngineConfig, speculation: SpeculativeConfig, target: Model,
         load=load,
         trust_remote_code=config.trust_remote_code,
         target_checkpoint=(config.model, config.revision),
+        quantization=config.quantization,
     )
 
 

@@ -24,6 +24,11 @@ class EngineConfig(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Computation type; auto = float32 on CPU, the checkpoint's on CUDA."
     )
+    quantization: Literal["int8"] | None = Field(
+        None,
+        description="int8 = the weights of target and drafter are quantised when they are loaded, in groups of 32 with "
+        "a scale each (CPU, float32).",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto = CUDA where there is one, else CPU.")
     seed: int = Field(0, ge=0, description="Seed of the random numbers of requests that bring none.")
     max_model_len: int | None = Field(None, ge=2, description="Most tokens of a request; default: the model's.")
@@ -82,6 +87,15 @@ class EngineConfig(BaseModel):
     @classmethod
     def _bytes(cls, value: object) -> object:
         return parse_bytes(value) if isinstance(value, str) else value
+
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def _known_quantization(cls, value: object) -> object:
+        if value not in (None, "int8"):
+            raise ValueError(
+                f"{value!r} is not available; expected 'int8', to which weights are quantised here, or none"
+            )
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> EngineConfig:

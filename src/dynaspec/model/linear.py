@@ -24,15 +24,20 @@ class PlainLinear:
         return F.linear(x, self._weight, self._bias)
 
 
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether layers are compiled ones, with weights in a form of their own."""
+    return device.type == "cpu" and dtype == torch.float32
+
+
 class LinearFactory:
     """Builds the linear layers of one model."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._pack = device.type == "cpu" and dtype == torch.float32
+        self._pack = can_pack(device, dtype)
         self._threads = torch.get_num_threads()
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """A layer for weight [out, in] and bias [out]."""
+        """A layer for weight [out, in] and bias [out]; where layers are packed, the weight may be blocks of int8."""
         if not self._pack:
             return PlainLinear(weight, bias)
         from .packed import PackedLinear  # only where it is used: compiles for CPU

@@ -20,6 +20,7 @@ from .families import FAMILIES, Family
 from .families.common import UnsupportedVariantError, special_tokens, token_ids
 from .layer import Weights
 from .ops import ops_for
+from .quantization import Quantization, check_not_quantised, check_quantization
 from .reader import Reader
 from .stack import OpsStack
 from .weights import Checkpoint, TensorSource, find_checkpoint, read_json
@@ -46,6 +47,7 @@ def load_model(
     device: str = "cpu",
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
+    quantization: Quantization | None = None,
 ) -> Model:
     """Loads a decoder-only checkpoint in the Hugging Face layout (config.json, *.safetensors), or a GGUF file.
 
@@ -57,23 +59,32 @@ def load_model(
         device: ``cpu``, ``cuda`` or ``cuda:<n>``.
         max_model_len: longest context that will be run; None = what the checkpoint was made for.
         trust_remote_code: let the checkpoint's own Python code run, for architectures that Transformers lacks.
+        quantization: form that the weights of linear layers are brought to, on CPU in float32; None = they stay as
+            they are.
 
     Raises:
-        CheckpointError: the checkpoint is missing, incomplete, corrupt or cannot be run.
+        CheckpointError: the checkpoint is missing, incomplete, corrupt, quantised or cannot be run.
         ConfigError: an argument that cannot be right.
     """
     target = _device(device)
     directory = find_checkpoint(path_or_id, revision)
     if directory.is_file():
-        return _load_gguf(directory, target, dtype, max_model_len)
+        return _load_gguf(directory, target, dtype, max_model_len, quantization)
+    check_not_quantised(directory, read_json(directory / "config.json"))
     hf = _read_config(directory, trust_remote_code)
     wanted = _dtype(dtype, target, hf)
+    check_quantization(quantization, target, wanted)
     name = _architecture(hf, directory)
     try:
         if name not in FAMILIES:
             raise UnsupportedVariantError("it is not among the supported families")
         config = FAMILIES[name].config(hf, max_model_len)
     except UnsupportedVariantError as reason:
+        if quantization is not None:
+            raise ConfigError(
+                f"quantization is {quantization!r} but {path_or_id} runs on Transformers' own modelling code "
+                f"({reason}); expected none, or a model of a supported family"
+            ) from reason
         from .fallback import load_fallback
 
         logger.warning("%s runs on Transformers' own modelling code, which is slower: %s", name, reason)
@@ -81,10 +92,12 @@ def load_model(
         special["eos_token_ids"] = _end_tokens(special["eos_token_ids"], directory)
         return load_fallback(directory, hf, target, wanted, max_model_len, special, trust_remote_code)
     config = replace(config, eos_token_ids=_end_tokens(config.eos_token_ids, directory))
-    return _load_decoder(Checkpoint(directory), FAMILIES[name], config, target, wanted)
+    return _load_decoder(Checkpoint(directory), FAMILIES[name], config, target, wanted, quantization)
 
 
-def _load_gguf(path: Path, device: torch.device, dtype: str, max_model_len: int | None) -> Decoder:
+def _load_gguf(
+    path: Path, device: torch.device, dtype: str, max_model_len: int | None, quantization: Quantization | None
+) -> Decoder:
     from .gguf.checkpoint import GgufCheckpoint  # here, as their package takes a quarter of a second to import
     from .gguf.config import config_of
     from .gguf.file import GgufFile
@@ -92,6 +105,7 @@ def _load_gguf(path: Path, device: torch.device, dtype: str, max_model_len: int 
     file = GgufFile(path)
     hf = config_of(file)
     wanted = _dtype(dtype, device, hf)
+    check_quantization(quantization, device, wanted)
     family = FAMILIES[_architecture(hf, path)]
     try:
         config = family.config(hf, max_model_len)
@@ -99,15 +113,20 @@ def _load_gguf(path: Path, device: torch.device, dtype: str, max_model_len: int 
         raise CheckpointError(
             f"{path} is a {file.architecture} of a kind that is not run from GGUF: {reason}"
         ) from reason
-    quantised = torch.bfloat16 if dtype == "auto" else wanted
+    quantised = torch.bfloat16 if dtype == "auto" and quantization is None else wanted
     checkpoint = GgufCheckpoint(file, config.num_layers, config.head_dim, quantised)
-    return _load_decoder(checkpoint, family, config, device, wanted)
+    return _load_decoder(checkpoint, family, config, device, wanted, quantization)
 
 
 def _load_decoder(
-    checkpoint: TensorSource, family: Family, config: DecoderConfig, device: torch.device, dtype: torch.dtype
+    checkpoint: TensorSource,
+    family: Family,
+    config: DecoderConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
 ) -> Decoder:
-    weights = family.weights(Reader(checkpoint, config, device, dtype), config)
+    weights = family.weights(Reader(checkpoint, config, device, dtype, quantization), config)
     checkpoint.check_all_taken()
     return assemble(config, weights, device, dtype)
 

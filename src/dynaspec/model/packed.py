@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .kernels import gemm
+from .kernels import gemm, int8
 from .kernels.team import team_size
 
 
@@ -16,9 +16,14 @@ class PackedLinear:
     """Products in float32 with packed weights, of which no other copy is kept."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, threads: int) -> None:
+        """
+        Args:
+            weight: [out, in] float32; uint8: blocks of int8 weights, see ``kernels.int8``.
+            bias: [out]
+        """
         self.width = weight.shape[0]
-        self.packed = gemm.pack(weight.numpy())
-        """See ``gemm.pack``."""
+        self.packed = int8.pack(weight.numpy()) if weight.dtype == torch.uint8 else gemm.pack(weight.numpy())
+        """See there."""
         self._padded = self.packed.shape[0] * gemm.PANEL
         self.bias = np.zeros(self._padded, np.float32)
         if bias is not None:

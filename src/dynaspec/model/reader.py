@@ -6,19 +6,32 @@ from collections.abc import Sequence
 
 import torch
 
+from dynaspec.contract.errors import CheckpointError
+
 from .config import DecoderConfig
 from .linear import Linear, LinearFactory
 from .ops import Norm
-from .weights import TensorSource
+from .quantization import Quantization
+from .weights import BlockSource, TensorSource
 
 
 class Reader:
     """Reads tensors by name, checks their shapes, and builds linear layers and norms in the model's dtype."""
 
     def __init__(
-        self, checkpoint: TensorSource, config: DecoderConfig, device: torch.device, dtype: torch.dtype
+        self,
+        checkpoint: TensorSource,
+        config: DecoderConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantization: Quantization | None = None,
     ) -> None:
+        """
+        Args:
+            quantization: of linear layers, see ``quantization``; embeddings and norms stay as they are.
+        """
         self._checkpoint = checkpoint
+        self._quantization = quantization
         self._config = config
         self._device = device
         self._dtype = dtype
@@ -53,19 +66,45 @@ class Reader:
 
     def linear(self, names: Sequence[str], outs: Sequence[int], width: int, bias: bool = False) -> Linear:
         """The layers ``names``, each [out, width], fused into one in this order."""
-        weights = [self.tensor(f"{name}.weight", out, width) for name, out in zip(names, outs, strict=True)]
+        weights = [self._matrix(f"{name}.weight", out, width) for name, out in zip(names, outs, strict=True)]
         biases = [self.tensor(f"{name}.bias", out) for name, out in zip(names, outs, strict=True)] if bias else []
         return self.build(torch.cat(weights), torch.cat(biases) if bias else None)
 
     def build(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """A layer from weight [out, in] and bias [out] that the family has put in order."""
-        return self._linear(weight, bias)
+        """A layer from weight [out, in], which may be blocks of int8 already, and bias [out] that the family has put in
+        order."""
+        return self._linear(self._quantised(weight, "a matrix"), bias)
 
-    def head(self, name: str, embedding: torch.Tensor, bias: bool = False) -> Linear:
-        """The output layer: the embedding itself where the config ties them."""
+    def head(self, name: str, embedding: torch.Tensor, bias: bool = False, tied: str | None = None) -> Linear:
+        """The output layer: the embedding itself where the config ties them.
+
+        Args:
+            tied: the embedding's name in the checkpoint, which may have blocks of it.
+        """
         if self._config.tied_embeddings:
             self._checkpoint.ignore([f"{name}.weight"])
-            weight = embedding
+            stored = None if tied is None else self._blocks(f"{tied}.weight", *embedding.shape)
+            weight = embedding if stored is None else stored
         else:
-            weight = self.tensor(f"{name}.weight", *embedding.shape)
+            weight = self._matrix(f"{name}.weight", *embedding.shape)
         return self.build(weight, self.tensor(f"{name}.bias", embedding.shape[0]) if bias else None)
+
+    def _matrix(self, name: str, out: int, width: int) -> torch.Tensor:
+        """A weight as ``build`` takes it."""
+        stored = self._blocks(name, out, width)
+        return self._quantised(self.tensor(name, out, width), name) if stored is None else stored
+
+    def _blocks(self, name: str, out: int, width: int) -> torch.Tensor | None:
+        if self._quantization is None or not isinstance(self._checkpoint, BlockSource):
+            return None
+        return self._checkpoint.blocks(name, (out, width))
+
+    def _quantised(self, weight: torch.Tensor, name: str) -> torch.Tensor:
+        if self._quantization is None or weight.dtype == torch.uint8:
+            return weight
+        from .kernels.int8 import quantise  # only where it is used: compiles for CPU
+
+        try:
+            return torch.from_numpy(quantise(weight.numpy()))
+        except ValueError as error:
+            raise CheckpointError(f"{name} cannot be quantised to {self._quantization}: {error}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -107,6 +107,19 @@ class TensorSource(Protocol):
 
     def check_all_taken(self) -> None:
         """Raises CheckpointError if a tensor is left that nobody asked for: it is not the model it says it is."""
+        ...
+
+
+@runtime_checkable
+class BlockSource(Protocol):
+    """A source that may have matrices in blocks of int8 weights, see ``kernels.int8``."""
+
+    def blocks(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
+        """[out, bytes] the blocks of a matrix [out, in], as they are stored; None: it is stored otherwise.
+
+        Raises:
+            CheckpointError: it is not there or has another shape.
+        """
         ...
 
 

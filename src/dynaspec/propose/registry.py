@@ -24,6 +24,7 @@ from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
 from dynaspec.model.decoder_heads.head import Head
 from dynaspec.model.decoder_heads.loader import load_head
+from dynaspec.model.quantization import Quantization
 from dynaspec.model.state_heads.base import StateHeads
 from dynaspec.model.state_heads.medusa import load_medusa
 from dynaspec.model.state_heads.mlp_speculator import load_mlp_speculator
@@ -88,6 +89,13 @@ class Source:
     trust_remote_code: bool = False
     target_checkpoint: tuple[str, str | None] | None = None
     """Where the target was loaded from, and which revision."""
+    quantization: Quantization | None = None
+    """The target's."""
+
+    @property
+    def drafters_quantization(self) -> Quantization | None:
+        """The target's, where the configuration names none."""
+        return self.config.quantization or self.quantization
 
     @property
     def checkpoint(self) -> str:
@@ -129,6 +137,7 @@ class LoadedModel:
             dtype=source.dtype if config.dtype == "auto" else config.dtype,
             device=source.device,
             trust_remote_code=source.trust_remote_code,
+            quantization=source.drafters_quantization,
         )
         found = self.weights.config.vocab_size
         if found != source.vocab_size:
@@ -151,7 +160,13 @@ class LoadedDecoderHead:
             ConfigError: see ``_target_of``.
         """
         target, self._method = _target_of(source), source.config.method
-        self.weights: Head = load_head(self._method, source.checkpoint, target, revision=source.revision)
+        self.weights: Head = load_head(
+            self._method,
+            source.checkpoint,
+            target,
+            revision=source.revision,
+            quantization=source.drafters_quantization,
+        )
         self.taps = self.weights.settings.states
 
     def drafter(self, arena: Arena, taps: Taps | None) -> Drafter:
@@ -174,7 +189,9 @@ class LoadedStateHeads:
         """
         target, config = _target_of(source), source.config
         self._method = METHODS[config.method]
-        self._heads = load(source.checkpoint, target, revision=source.revision)
+        self._heads = load(
+            source.checkpoint, target, revision=source.revision, quantization=source.drafters_quantization
+        )
         self.taps: tuple[int, ...] = (target.config.num_layers + 1,)
         asked, longest = config.num_speculative_tokens, self._heads.longest
         if asked > longest and config.policy not in UPPER_BOUND_POLICIES:

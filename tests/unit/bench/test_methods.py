@@ -73,7 +73,9 @@ def test_several_checkpoints_each_have_an_auto(head, small):
     found = find_ways("target", [head, small])
     autos = {name: way["model"] for name, way in given(found).items() if name.startswith("auto") and "model" in way}
     assert autos == {
-        f"auto {name}{also}": path for name, path in (("small", small), ("head", head)) for also in ("", " with suffixes")
+        f"auto {name}{also}": path
+        for name, path in (("small", small), ("head", head))
+        for also in ("", " with suffixes")
     }
     assert given(found)["draft_model"]["model"] == small
 

@@ -136,7 +136,7 @@ def test_an_empty_file_says_nothing(started, file):
         ("max-num-seqs: 0", ("max_num_seqs: ",)),
         ("port: 1\nport: 2", ("'port'", "second time")),
         ("max-num-seqs: 1\nmax_num_seqs: 2", ("'max_num_seqs'", "second time")),
-        ("quantization: awq", ("'quantization'", "--quantization awq", "left out")),
+        ("quantization: awq", ("quantization: 'awq' is not available", "expected 'int8'")),
         ("speculative-config: {modell: d}", ("speculative_config has no key 'modell'",)),
         ("draft-model: d\ndraft-confidence-threshold: 2", ("draft_confidence_threshold", "2")),
         ("api-key: 987654321", ("api_key: ",)),

@@ -35,6 +35,7 @@ _ASSISTANT_GIVEN = "the assistant is the model given as assistant_model"
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "revision": ((), _ASSISTANT_GIVEN),
     "dtype": (("auto",), _ASSISTANT_GIVEN),
+    "quantization": ((), _ASSISTANT_GIVEN),
     "max_model_len": ((), _ASSISTANT_GIVEN),
     "rejection_sample_method": (("standard",), "Transformers verifies drafts itself"),
     "kv_write_gating_threshold": ((0, 0.0), "Transformers' caches keep every token"),

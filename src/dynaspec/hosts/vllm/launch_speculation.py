@@ -53,7 +53,6 @@ VLLM_KEYS = frozenset(
         "kv_cache_dtype",
         "moe_backend",
         "parallel_drafting",
-        "quantization",
         "use_heterogeneous_vocab",
         "use_local_argmax_reduction",
     }
@@ -61,8 +60,6 @@ VLLM_KEYS = frozenset(
 """Keys that only vLLM honours. Where it is installed, whatever else it knows passes too."""
 
 KEYS = frozenset({*SpeculativeConfig.model_fields, SCHEDULE_KEY})
-_ONLY_VLLMS = (("rejection_sample_method", "block"),)
-"""Values that only vLLM has, of keys that dynaspec has too."""
 _LOOKUP = frozenset(("prompt_lookup_max", "prompt_lookup_min"))
 
 
@@ -97,6 +94,11 @@ def divide(value: Any, environ: Mapping[str, str], vllms: Collection[str] = ()) 
         return None
     given, passed = split(as_mapping(value), vllms)
     named = fill_in(canonical(given, KEYS), environ)
+    if named.get("quantization") is not None:
+        raise ConfigError(
+            f"quantization is {named['quantization']!r}, which vLLM's drafters do not have; expected one of vLLM's "
+            "own, or drafter_backend 'dynaspec' on a CPU"
+        )
     if infer_method(named) in OF_TOKENS:
         return _own_method(named, passed)
     return _divided(named, passed, policy=infer_policy(named))
@@ -135,11 +137,16 @@ def split(given: Mapping[str, Any], vllms: Collection[str]) -> tuple[dict[str, A
     for spelling, value in given.items():
         alias = str(spelling).lstrip("-").replace("-", "_")
         name = ALIASES.get(alias, alias)
-        if (name in only_vllms and name not in KEYS) or (name, value) in _ONLY_VLLMS:
+        if (name in only_vllms and name not in KEYS) or _is_vllms(name, value):
             passed[name] = value
         else:
             read[spelling] = value
     return read, {name: value for name, value in passed.items() if value is not None}
+
+
+def _is_vllms(name: str, value: Any) -> bool:
+    """Whether only vLLM has this value of a key that dynaspec has too."""
+    return (name, value) == ("rejection_sample_method", "block") or (name == "quantization" and value != "int8")
 
 
 def _own_method(named: Mapping[str, Any], passed: Mapping[str, Any]) -> Speculation:

@@ -20,7 +20,7 @@ from .told import as_keys, take_log_path
 
 _VLLMS = frozenset(
     {
-        *("method", "model", "revision", "max_model_len", "dtype", "draft_sample_method"),
+        *("method", "model", "revision", "max_model_len", "dtype", "quantization", "draft_sample_method"),
         *("prompt_lookup_max", "prompt_lookup_min"),
         *("rejection_sample_method", "synthetic_acceptance_rates", "synthetic_acceptance_length"),
     }

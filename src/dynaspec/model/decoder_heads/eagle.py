@@ -15,6 +15,7 @@ from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
 from dynaspec.model.families.llama import projections
 from dynaspec.model.layer import Layer
+from dynaspec.model.quantization import Quantization
 from dynaspec.model.reader import Reader
 from dynaspec.model.weights import find_checkpoint, read_json
 
@@ -26,12 +27,15 @@ _VLLMS = "EagleLlamaForCausalLM"
 """The architecture that heads converted for vLLM name."""
 
 
-def load_eagle(path_or_id: str, target: Model, *, revision: str | None = None) -> Head:
+def load_eagle(
+    path_or_id: str, target: Model, *, revision: str | None = None, quantization: Quantization | None = None
+) -> Head:
     """Loads a head in the target's dtype, on its device.
 
     Args:
         path_or_id: a directory or a repository of the Hugging Face hub.
         target: whose hidden states it reads, and whose embedding and output layer it uses.
+        quantization: see ``load_model``; of the head's own matrices.
 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete, corrupt, or made for another target.
@@ -48,7 +52,7 @@ def load_eagle(path_or_id: str, target: Model, *, revision: str | None = None) -
     check_target(path, config, target)
     tensors = HeadTensors(directory)
     tensors.ignore(["embed_tokens.weight"])  # a copy of the target's
-    reader = Reader(tensors, decoder, target.device, target.dtype)
+    reader = Reader(tensors, decoder, target.device, target.dtype, quantization)
     width = decoder.hidden_size
     weights = HeadWeights(
         embedding=target.embedding,

@@ -20,6 +20,7 @@ from dynaspec.model.config import DecoderConfig
 from dynaspec.model.families.llama import projections
 from dynaspec.model.layer import Layer
 from dynaspec.model.linear import Linear
+from dynaspec.model.quantization import Quantization, check_not_quantised, is_plain
 from dynaspec.model.reader import Reader
 from dynaspec.model.weights import find_checkpoint, read_json
 
@@ -37,23 +38,29 @@ _FIXED = {
 """Options of ModelOpt's ``eagle_config`` that have one value in every head seen; others are refused."""
 
 
-def load_eagle3(path_or_id: str, target: Model, *, revision: str | None = None) -> Head:
+def load_eagle3(
+    path_or_id: str, target: Model, *, revision: str | None = None, quantization: Quantization | None = None
+) -> Head:
     """Loads a head in the target's dtype, on its device.
 
     Args:
         path_or_id: a directory or a repository of the Hugging Face hub, in any layout of ``docs/eagle3.md``.
         target: whose hidden states it reads; embedding and head are shared where the checkpoint has none.
+        quantization: see ``load_model``; of the head's own matrices.
 
     Raises:
-        CheckpointError: the checkpoint is missing, incomplete, corrupt, or made for another target.
+        CheckpointError: the checkpoint is missing, incomplete, corrupt, quantised, or made for another target.
     """
     directory = find_checkpoint(path_or_id, revision, [PICKLED])
     path = directory / "config.json"
-    config = read_config(path, read_json(path), target.config.num_layers)
+    raw = read_json(path)
+    config = read_config(path, raw, target.config.num_layers)
     tensors = HeadTensors(directory)
+    if not all(is_plain(tensor) for name, tensor in tensors.tensors.items() if name.endswith("weight")):
+        check_not_quantised(directory, raw)  # by itself that may be the target's, whose config has been copied
     check_target(path, config, target)
     config = replace(config, decoder=replace(config.decoder, qk_norm="layers.0.self_attn.q_norm.weight" in tensors))
-    weights = _read_weights(tensors, config, target)
+    weights = _read_weights(tensors, config, target, quantization)
     tensors.check_all_taken()
     return Head(config, weights, target)
 
@@ -104,9 +111,11 @@ def _states(path: Path, raw: Mapping[str, Any], own: Mapping[str, Any], layers: 
     return states
 
 
-def _read_weights(tensors: HeadTensors, config: HeadConfig, target: Model) -> HeadWeights:
+def _read_weights(
+    tensors: HeadTensors, config: HeadConfig, target: Model, quantization: Quantization | None
+) -> HeadWeights:
     decoder = config.decoder
-    reader = Reader(tensors, decoder, target.device, target.dtype)
+    reader = Reader(tensors, decoder, target.device, target.dtype, quantization)
     hidden, states = decoder.hidden_size, len(config.states)
     layers = tuple(_layer(reader, tensors, decoder, index) for index in range(decoder.num_layers))
     return HeadWeights(

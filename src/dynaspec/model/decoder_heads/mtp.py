@@ -18,6 +18,7 @@ from dynaspec.model.families import qwen2, qwen3
 from dynaspec.model.families.common import UnsupportedVariantError
 from dynaspec.model.families.llama import projections
 from dynaspec.model.layer import Layer
+from dynaspec.model.quantization import Quantization
 from dynaspec.model.reader import Reader
 from dynaspec.model.weights import PREDICTION_LAYERS, find_checkpoint, read_json
 
@@ -38,12 +39,15 @@ class _Layout(NamedTuple):
     mimo: bool
 
 
-def load_mtp(path_or_id: str, target: Model, *, revision: str | None = None) -> Head:
+def load_mtp(
+    path_or_id: str, target: Model, *, revision: str | None = None, quantization: Quantization | None = None
+) -> Head:
     """Loads a prediction layer in the target's dtype, on its device.
 
     Args:
         path_or_id: a directory or a repository of the Hugging Face hub; it may be the target's own.
         target: whose hidden states it reads, and whose embedding and output layer it uses.
+        quantization: see ``load_model``; of the head's own matrices.
 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete, corrupt, made for another target, or of another kind.
@@ -65,7 +69,7 @@ def load_mtp(path_or_id: str, target: Model, *, revision: str | None = None) -> 
     )
     check_target(path, config, target)
     tensors = HeadTensors(directory, layout.under)
-    reader = Reader(tensors, decoder, target.device, target.dtype)
+    reader = Reader(tensors, decoder, target.device, target.dtype, quantization)
     width = decoder.hidden_size
     weights = HeadWeights(
         embedding=target.embedding,

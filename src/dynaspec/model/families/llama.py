@@ -54,7 +54,8 @@ def weights(reader: Reader, config: DecoderConfig) -> Weights:
 def assemble(reader: Reader, config: DecoderConfig, layers: tuple[Layer, ...]) -> Weights:
     """Layers with Llama's embedding, final norm and head."""
     embedding = reader.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    return Weights(embedding, None, layers, reader.norm("model.norm"), reader.head("lm_head", embedding))
+    head = reader.head("lm_head", embedding, tied="model.embed_tokens")
+    return Weights(embedding, None, layers, reader.norm("model.norm"), head)
 
 
 def layer(reader: Reader, config: DecoderConfig, index: int) -> Layer:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from gguf import GGMLQuantizationType as Kind
 
 from dynaspec.contract.errors import CheckpointError
 
 from .dequantise import KINDS, numbers
-from .file import GgufFile
-from .names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, sources, undo
+from .file import GgufFile, StoredTensor
+from .names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Source, sources, undo
 
 
 class GgufCheckpoint:
@@ -44,18 +45,17 @@ class GgufCheckpoint:
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """See ``TensorSource``."""
-        source = self._sources.get(name)
-        stored = None if source is None else self._file.tensors.get(source.name)
-        if source is None or stored is None:
-            what = name if source is None else source.name
-            raise CheckpointError(f"{self._file.path} lacks the tensor {what}, of shape {list(shape)}")
-        if stored.shape != tuple(shape):
-            raise CheckpointError(
-                f"{stored.name} has shape {list(stored.shape)} in {self._file.path}; its keys need {list(shape)}"
-            )
-        self._taken.add(stored.name)
+        source, stored = self._find(name, shape)
         tensor = numbers(self._file.data(stored), stored.kind, stored.shape, self._quantised)
         return tensor if source.change is None else undo(source.change, tensor, self._head_dim)
+
+    def blocks(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
+        """See ``weights.BlockSource``: those of Q8_0."""
+        source, stored = self._find(name, shape)
+        if stored.kind != Kind.Q8_0:
+            return None
+        rows = torch.from_numpy(self._file.data(stored).reshape(stored.shape[0], -1).copy())
+        return rows if source.change is None else undo(source.change, rows, self._head_dim)
 
     def ignore(self, names: Iterable[str]) -> None:
         """See ``TensorSource``."""
@@ -69,3 +69,17 @@ class GgufCheckpoint:
                 f"{self._file.path} holds {len(left)} tensors that {self._file.architecture} has no place for, such as "
                 f"{left[0]}"
             )
+
+    def _find(self, name: str, shape: Sequence[int]) -> tuple[Source, StoredTensor]:
+        """Where a tensor is, which counts as taken."""
+        source = self._sources.get(name)
+        stored = None if source is None else self._file.tensors.get(source.name)
+        if source is None or stored is None:
+            what = name if source is None else source.name
+            raise CheckpointError(f"{self._file.path} lacks the tensor {what}, of shape {list(shape)}")
+        if stored.shape != tuple(shape):
+            raise CheckpointError(
+                f"{stored.name} has shape {list(stored.shape)} in {self._file.path}; its keys need {list(shape)}"
+            )
+        self._taken.add(stored.name)
+        return source, stored

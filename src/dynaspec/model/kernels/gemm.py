@@ -1,13 +1,15 @@
-"""Matrix products on CPU: float32 rows by a weight matrix held in float32 or bfloat16, summed in float32.
+"""Matrix products on CPU: float32 rows by a weight matrix held in float32, bfloat16 or int8, summed in float32.
 
 The matrix [out, in] is packed once into panels of 32 outputs, [panels, in, 32], so that a pass streams through memory
 in order. Every output is one running sum over the inputs in their order, in whichever tile its row lies: the bits of
-a row depend on nothing but that row. A bfloat16 weight widens exactly as it is loaded; few rows cost what it takes to
-read the weights, and half the bytes are half the time.
+a row depend on nothing but that row. A bfloat16 weight widens exactly as it is loaded, and so does an int8 weight,
+times its scale: 8 and 11 bits make a product of no more than float32 has. So the sums are, bit for bit, those of the
+widened matrix in float32. Few rows cost little more than it takes to read the weights, so fewer bytes are less time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,10 @@ Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
 
 PANEL = 2 * LANES
+GROUP = 32
+"""Inputs that share a scale where weights are int8."""
+GROUP_WORDS = (2 * PANEL + GROUP * PANEL) // 4
+"""32-bit words of a panel's group: a float16 scale for each output, then the weights of each input."""
 _TILE_ROWS = 14
 """Rows worked on at a time, at most: 28 sums in registers, two weights and an input: all that there are."""
 
@@ -38,6 +44,8 @@ _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FLOAT = ir.FloatType()
 _VEC = ir.VectorType(_FLOAT, LANES)
 _INTS = ir.VectorType(_I32, LANES)
+_BYTES = ir.VectorType(_I8, LANES)
+_HALVES = ir.VectorType(ir.HalfType(), LANES)
 
 
 def _load(builder: Any, base: Any, offset: Any, vector: Any) -> Any:
@@ -56,6 +64,20 @@ def _bfloat_weights(builder: Any, base: Any, offset: Any) -> tuple[Any, Any]:
     low = builder.shl(words, ir.Constant(_INTS, [16] * LANES))
     high = builder.and_(words, ir.Constant(_INTS, [0xFFFF0000] * LANES))
     return builder.bitcast(low, _VEC), builder.bitcast(high, _VEC)
+
+
+def _int8_weights(builder: Any, base: Any, offset: Any, scales: tuple[Any, Any]) -> tuple[Any, Any]:
+    def widened(half: int) -> Any:
+        whole = _load(builder, base, builder.add(offset, _I64(half * LANES // 4)), _BYTES)
+        return builder.fmul(builder.sitofp(builder.sext(whole, _INTS), _VEC), scales[half])
+
+    return widened(0), widened(1)
+
+
+def _scales(builder: Any, base: Any, offset: Any) -> tuple[Any, Any]:
+    first, second = (builder.add(offset, _I64(half * LANES // 2)) for half in range(2))
+    low, high = (_load(builder, base, at, _HALVES) for at in (first, second))
+    return builder.fpext(low, _VEC), builder.fpext(high, _VEC)
 
 
 def _splat(builder: Any, scalar: Any) -> Any:
@@ -85,12 +107,11 @@ def _tile(
     ahead: Any,
     pace: Any,
 ) -> None:
-    """Emits the sums of ``rows`` rows over one panel whose inputs take ``words`` 32-bit words each.
+    """Emits the sums of ``rows`` rows over one panel, see ``_panel_kernel``.
 
-    Memory is fetched from ``ahead`` words behind the panel's start on, ``pace`` words an input.
+    Memory is fetched from ``ahead`` bytes behind the panel's start on, ``pace`` bytes an input.
     """
     module = builder.module
-    weights = _float_weights if words == PANEL else _bfloat_weights
     fma = cgutils.get_or_insert_function(module, ir.FunctionType(_VEC, [_VEC] * 3), "llvm.fma.v16f32")
     fetch_type = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
     fetch = cgutils.get_or_insert_function(module, fetch_type, "llvm.prefetch.p0")
@@ -100,17 +121,40 @@ def _tile(
     for slots in sums:
         for slot, value in zip(slots, first, strict=True):
             builder.store(value, slot)
-    with cgutils.for_range(builder, depth) as loop:
-        here = builder.mul(loop.index, _I64(words))
-        soon = builder.gep(panel, [builder.add(ahead, builder.mul(loop.index, pace))])
-        builder.call(fetch, [builder.bitcast(soon, _I8.as_pointer()), _I32(0), _I32(2), _I32(1)])  # to the second cache
-        pair = weights(builder, panel, here)
-        for x_row, slots in zip(x_rows, sums, strict=True):
-            value = _splat(builder, builder.load(builder.gep(x_row, [loop.index])))
-            for slot, weight in zip(slots, pair, strict=True):
-                builder.store(builder.call(fma, [value, weight, builder.load(slot)]), slot)
-        latch = builder.block
-    _keep_rolled(latch.terminator)
+    fetched = builder.bitcast(panel, _I8.as_pointer())
+
+    def inputs(start: Any, count: Any, weights: Callable[[Any], tuple[Any, Any]]) -> None:
+        """``count`` inputs from ``start`` on; ``weights`` gives those of the n-th."""
+        with cgutils.for_range(builder, count) as loop:
+            index = builder.add(start, loop.index)
+            soon = builder.gep(fetched, [builder.add(ahead, builder.mul(index, pace))])
+            builder.call(fetch, [soon, _I32(0), _I32(2), _I32(1)])  # to the second cache
+            pair = weights(loop.index)
+            for x_row, slots in zip(x_rows, sums, strict=True):
+                value = _splat(builder, builder.load(builder.gep(x_row, [index])))
+                for slot, weight in zip(slots, pair, strict=True):
+                    builder.store(builder.call(fma, [value, weight, builder.load(slot)]), slot)
+            latch = builder.block
+        _keep_rolled(latch.terminator)
+
+    if words == GROUP_WORDS:
+        groups = builder.udiv(builder.add(depth, _I64(GROUP - 1)), _I64(GROUP))
+        with cgutils.for_range(builder, groups) as group:
+            at = builder.mul(group.index, _I64(GROUP_WORDS))
+            scales = _scales(builder, panel, at)
+            weights_at = builder.add(at, _I64(2 * PANEL // 4))
+            start = builder.mul(group.index, _I64(GROUP))
+            left = builder.sub(depth, start)
+            count = builder.select(builder.icmp_signed("<", left, _I64(GROUP)), left, _I64(GROUP))
+
+            def of_group(number: Any) -> tuple[Any, Any]:
+                offset = builder.add(weights_at, builder.mul(number, _I64(PANEL // 4)))
+                return _int8_weights(builder, panel, offset, scales)
+
+            inputs(start, count, of_group)
+    else:
+        load = _float_weights if words == PANEL else _bfloat_weights
+        inputs(_I64(0), depth, lambda number: load(builder, panel, builder.mul(number, _I64(words))))
     for row, slots in enumerate(sums):
         for half, slot in enumerate(slots):
             at = builder.add(builder.mul(stride, _I64(row)), _I64(half * LANES))
@@ -121,9 +165,10 @@ def _tile(
 def _panel_kernel(words: int) -> Any:
     """A product with one panel, (x, rows, in, panel, bias, out, stride) → nothing.
 
-    x, panel, bias and out are addresses: x [rows, in], panel [in, ``words``], bias [32], out [rows, 32] with its rows
-    ``stride`` apart.
+    x, panel, bias and out are addresses: x [rows, in], panel [in, ``words``] or [groups, ``GROUP_WORDS``], bias [32],
+    out [rows, 32] with its rows ``stride`` apart.
     """
+    size = words * 4 // (GROUP if words == GROUP_WORDS else 1)  # bytes an input
 
     @intrinsic
     def kernel(typingctx: Any, x: Any, rows: Any, depth: Any, panel: Any, bias: Any, out: Any, stride: Any) -> Any:
@@ -132,30 +177,30 @@ def _panel_kernel(words: int) -> Any:
             x_at, bias_at, out_at = (builder.inttoptr(args[i], _FLOAT.as_pointer()) for i in (0, 4, 5))
             panel_at = builder.inttoptr(args[3], (_FLOAT if words == PANEL else _I32).as_pointer())
 
-            def tile(size: int, row: Any, ahead: Any, pace: Any) -> None:
+            def tile(count: int, row: Any, ahead: Any, pace: Any) -> None:
                 x_tile = builder.gep(x_at, [builder.mul(row, depth_)])
                 out_tile = builder.gep(out_at, [builder.mul(row, stride_)])
-                _tile(builder, size, words, x_tile, depth_, panel_at, bias_at, out_tile, stride_, ahead, pace)
+                _tile(builder, count, words, x_tile, depth_, panel_at, bias_at, out_tile, stride_, ahead, pace)
 
             # As few tiles as possible, of sizes that differ by one at most: first the larger ones.
             tiles = builder.udiv(builder.add(rows_, _I64(_TILE_ROWS - 1)), _I64(_TILE_ROWS))
             with builder.if_then(builder.icmp_signed(">", tiles, _I64(0))):
                 small = builder.udiv(rows_, tiles)
                 larger = builder.urem(rows_, tiles)
-                pace = builder.udiv(_I64(words), tiles)
+                pace = builder.udiv(_I64(size), tiles)
                 alone = builder.icmp_signed("==", tiles, _I64(1))
-                ahead = builder.select(alone, _I64(_AHEAD * words), builder.mul(depth_, _I64(words)))
+                ahead = builder.select(alone, _I64(_AHEAD * size), builder.mul(depth_, _I64(size)))
                 share = builder.mul(depth_, pace)
-                for size in range(1, _TILE_ROWS + 1):
+                for rows_of_tile in range(1, _TILE_ROWS + 1):
                     for before, offset, count in (
                         (_I64(0), 1, larger),
                         (larger, 0, builder.sub(tiles, larger)),
                     ):
-                        fits = builder.icmp_signed("==", builder.add(small, _I64(offset)), _I64(size))
+                        fits = builder.icmp_signed("==", builder.add(small, _I64(offset)), _I64(rows_of_tile))
                         with builder.if_then(fits), cgutils.for_range(builder, count) as loop:
                             number = builder.add(before, loop.index)
                             row = builder.add(builder.mul(number, small), loop.index if offset else before)
-                            tile(size, row, builder.add(ahead, builder.mul(number, share)), pace)
+                            tile(rows_of_tile, row, builder.add(ahead, builder.mul(number, share)), pace)
             return context.get_dummy_value()
 
         return types.void(*(types.intp,) * 7), generate
@@ -165,20 +210,30 @@ def _panel_kernel(words: int) -> Any:
 
 _float_panel = _panel_kernel(PANEL)
 _bfloat_panel = _panel_kernel(LANES)
+_int8_panel = _panel_kernel(GROUP_WORDS)
+
+
+@njit("i8(i8, i8)", cache=True, nogil=True)
+def steps(depth: int, words: int) -> int:
+    """The second dimension of a packed matrix whose third is ``words``: inputs, or groups of them."""
+    return (depth + GROUP - 1) // GROUP if words == GROUP_WORDS else depth
 
 
 @njit("void(i8, i8, f4[:, ::1], u4[:, :, ::1], f4[::1], f4[:, ::1])", cache=True, nogil=True)
 def _share(thread: int, threads: int, x: Floats, packed: Words, bias: Floats, out: Floats) -> None:
     """One thread's panels of a product."""
-    panels, depth, words = packed.shape
+    panels, length, words = packed.shape
+    rows, depth = x.shape
     for number in range(panels * thread // threads, panels * (thread + 1) // threads):
-        panel = packed.ctypes.data + number * depth * words * 4
+        panel = packed.ctypes.data + number * length * words * 4
         column = number * PANEL * 4
         inputs, offset, target = x.ctypes.data, bias.ctypes.data + column, out.ctypes.data + column
         if words == PANEL:
-            _float_panel(inputs, x.shape[0], depth, panel, offset, target, out.shape[1])
+            _float_panel(inputs, rows, depth, panel, offset, target, out.shape[1])
+        elif words == LANES:
+            _bfloat_panel(inputs, rows, depth, panel, offset, target, out.shape[1])
         else:
-            _bfloat_panel(inputs, x.shape[0], depth, panel, offset, target, out.shape[1])
+            _int8_panel(inputs, rows, depth, panel, offset, target, out.shape[1])
 
 
 @njit("void(f4[:, ::1], u4[:, :, ::1], f4[::1], f4[:, ::1], i8)", cache=True, nogil=True)
@@ -187,7 +242,7 @@ def multiply(x: Floats, packed: Words, bias: Floats, out: Floats, threads: int) 
 
     Args:
         x: [rows, in].
-        packed: what ``pack`` made of the weight [out, in].
+        packed: what ``pack`` or ``int8.pack`` made of the weight [out, in].
         bias: [out rounded up to 32].
         out: [rows, out rounded up to 32].
         threads: of the team, at most.

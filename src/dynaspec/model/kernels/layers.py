@@ -14,7 +14,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from .elementwise import activate, gated
-from .gemm import PANEL, multiply
+from .gemm import PANEL, multiply, steps
 from .norm import add_layer_norm, add_rms_norm, add_rows, head_rms_norm, layer_norm, rms_norm
 from .paged_attention import attend, write_kv
 from .rope import rotate
@@ -28,8 +28,8 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
 MATRIX = 4
-"""Columns that describe a matrix: address of what ``gemm.pack`` made, 32-bit words an input and panel takes, address
-of the bias, outputs."""
+"""Columns that describe a matrix: address of what ``gemm.pack`` or ``int8.pack`` made, its last dimension, address of
+the bias, outputs."""
 QKV, OUT, UP, DOWN = range(0, 4 * MATRIX, MATRIX)
 NORM = 2
 """Columns that describe a norm: addresses of weight (0: there is none) and bias (0: it is an RMS norm)."""
@@ -98,7 +98,7 @@ def product(x: Floats, layer: Int64, which: int, threads: int) -> Floats:
     words, width = layer[which + 1], layer[which + 3]
     panels = (width + PANEL - 1) // PANEL
     padded = panels * PANEL
-    packed = carray(_pointer(layer[which]), (panels, depth, words), np.uint32)
+    packed = carray(_pointer(layer[which]), (panels, steps(depth, words), words), np.uint32)
     bias = carray(_pointer(layer[which + 2]), (padded,), np.float32)
     out = np.empty((rows, padded), np.float32)
     multiply(x, packed, bias, out, threads)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from dynaspec.model.base import Model
+from dynaspec.model.quantization import Quantization, check_quantization
 from dynaspec.model.reader import Reader
 
 from .compiled import CompiledHeads
@@ -49,9 +50,14 @@ class StateHeads(Protocol):
         ...
 
 
-def reader_of(tensors: HeadTensors, target: Model) -> Reader:
-    """Reads layers in the target's dtype, on its device."""
-    return Reader(tensors, target.config, target.device, target.dtype)
+def reader_of(tensors: HeadTensors, target: Model, quantization: Quantization | None) -> Reader:
+    """Reads layers in the target's dtype, on its device.
+
+    Raises:
+        ConfigError: the quantization is not available there.
+    """
+    check_quantization(quantization, target.device, target.dtype)
+    return Reader(tensors, target.config, target.device, target.dtype, quantization)
 
 
 def on_cpu(target: Model) -> bool:

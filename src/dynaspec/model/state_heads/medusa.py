@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
 from dynaspec.model.linear import Linear
+from dynaspec.model.quantization import Quantization
 from dynaspec.model.reader import Reader
 from dynaspec.model.weights import HEADS_BESIDE, find_checkpoint, read_json
 
@@ -83,12 +84,15 @@ class MedusaHeads:
         return state, self._weights.outputs[head](x).float()
 
 
-def load_medusa(path_or_id: str, target: Model, *, revision: str | None = None) -> MedusaHeads:
+def load_medusa(
+    path_or_id: str, target: Model, *, revision: str | None = None, quantization: Quantization | None = None
+) -> MedusaHeads:
     """Loads heads in the target's dtype, on its device.
 
     Args:
         path_or_id: a directory or a repository of the Hugging Face hub, in any layout of ``docs/heads.md``.
         target: whose hidden states they read.
+        quantization: see ``load_model``; of the heads' own matrices.
 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete, corrupt, or made for another target.
@@ -99,15 +103,17 @@ def load_medusa(path_or_id: str, target: Model, *, revision: str | None = None) 
     if config.get("logit_scale", 1) != 1:
         raise CheckpointError(f"{path}: logit_scale is {config['logit_scale']!r}; expected 1")
     tensors = open_tensors(directory, _WHAT, _FILES).under(HEADS_BESIDE, "medusa_heads.")
-    weights = _read_weights(tensors, config, target)
+    weights = _read_weights(tensors, config, target, quantization)
     tensors.check_all_taken()
     return MedusaHeads(weights, target)
 
 
-def _read_weights(tensors: HeadTensors, config: Mapping[str, Any], target: Model) -> MedusaWeights:
+def _read_weights(
+    tensors: HeadTensors, config: Mapping[str, Any], target: Model, quantization: Quantization | None
+) -> MedusaWeights:
     dialect = _CONVERTED if any(name.startswith("blocks.") for name in tensors.names) else _ORIGINAL
     heads, layers = _count(tensors, dialect, config)
-    reader, width = reader_of(tensors, target), target.config.hidden_size
+    reader, width = reader_of(tensors, target, quantization), target.config.hidden_size
     blocks = []
     for i in range(heads):
         block: list[Linear] = []

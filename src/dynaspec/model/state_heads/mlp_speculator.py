@@ -25,6 +25,7 @@ from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
 from dynaspec.model.linear import Linear
 from dynaspec.model.ops import Norm, Ops, ops_for
+from dynaspec.model.quantization import Quantization
 from dynaspec.model.weights import find_checkpoint, read_json
 
 from .base import kernels, on_cpu, reader_of
@@ -104,12 +105,15 @@ class MlpSpeculator:
         return state, weights.outputs[head](state).float()
 
 
-def load_mlp_speculator(path_or_id: str, target: Model, *, revision: str | None = None) -> MlpSpeculator:
+def load_mlp_speculator(
+    path_or_id: str, target: Model, *, revision: str | None = None, quantization: Quantization | None = None
+) -> MlpSpeculator:
     """Loads one in the target's dtype, on its device.
 
     Args:
         path_or_id: a directory or a repository of the Hugging Face hub, see ``docs/heads.md``.
         target: whose hidden states it reads.
+        quantization: see ``load_model``; of its own matrices.
 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete, corrupt, made for another target, or of another kind.
@@ -120,7 +124,7 @@ def load_mlp_speculator(path_or_id: str, target: Model, *, revision: str | None 
     tensors = open_tensors(directory, _WHAT).under("speculator.")
     _check_kind(path, raw, tensors)
     config = read_config(path, raw, target)
-    weights = _read_weights(tensors, config, target)
+    weights = _read_weights(tensors, config, target, quantization)
     tensors.check_all_taken()
     return MlpSpeculator(config, weights, target)
 
@@ -160,8 +164,10 @@ def read_config(path: Path, raw: Mapping[str, Any], target: Model) -> MlpConfig:
     )
 
 
-def _read_weights(tensors: HeadTensors, config: MlpConfig, target: Model) -> MlpWeights:
-    reader, inner = reader_of(tensors, target), config.inner
+def _read_weights(
+    tensors: HeadTensors, config: MlpConfig, target: Model, quantization: Quantization | None
+) -> MlpWeights:
+    reader, inner = reader_of(tensors, target, quantization), config.inner
     width, vocab_size = target.config.hidden_size, target.config.vocab_size
     own = range(1 if config.tied else config.steps)  # steps with an embedding, norm and output of their own
     if config.tied:  # a file may hold them again under every step's name

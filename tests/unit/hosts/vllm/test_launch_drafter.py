@@ -44,6 +44,7 @@ def drafts_itself(speculation: Any, **options: Any) -> bool:
         (True, {"model": "d"}, {"pipeline_parallel_size": 2}, False),
         (True, {"model": "d"}, {"data_parallel_size": 2}, False),
         (True, {"model": "d", "quantization": "fp8"}, {}, False),
+        (True, {"model": "d", "quantization": "int8"}, {}, True),
         (True, {"method": "eagle", "model": "d", "num_speculative_tokens": 3}, {}, False),
         (True, {"model": "d", "draft_sample_method": "probabilistic"}, {}, False),
         (True, {"model": "d", "drafter_backend": "vllm"}, {}, False),
@@ -79,6 +80,7 @@ def test_what_vllm_is_told() -> None:
         {"policy": "goodput", "dynamic_config_path": str(PROFILE)},
         {"policy": "elastic", "kv_write_gating_threshold": 0.3},
         {"disable_by_batch_size": 32},
+        {"quantization": "int8"},
     ],
     ids=lambda policy: next(iter(policy.values())) if "policy" in policy else next(iter(policy)),
 )
@@ -112,6 +114,7 @@ def test_how_drafts_are_tested_is_vllm_s_business() -> None:
         ({"model": "d", "drafter_backend": "cuda"}, {}, "drafter_backend is 'cuda'; expected one of 'auto'"),
         ({"method": "eagle", "model": "d", **OWN}, {}, "method is 'eagle' and drafter_backend is 'dynaspec'"),
         ({"model": "d", "quantization": "fp8", **OWN}, {}, "quantization is given and drafter_backend is 'dynaspec'"),
+        ({"model": "d", "quantization": "int8"}, {}, "quantization is 'int8', which vLLM's drafters do not have"),
         ({"model": "d", **OWN}, {"tensor_parallel_size": 2}, "vLLM runs 2 workers; expected one"),
         ({"model": "d", "draft_sample_method": "probabilistic", **OWN}, {}, "draft_sample_method is 'probabilistic'"),
         ({"model": "d", "polcy": "auto", **OWN}, {}, "speculative_config has no key 'polcy'"),

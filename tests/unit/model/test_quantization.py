@@ -1,0 +1,177 @@
+"""Models whose weights are quantised when they are loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from dynaspec.contract.errors import CheckpointError, ConfigError
+from dynaspec.model.base import Model
+from dynaspec.model.decoder import Decoder
+from dynaspec.model.gguf.file import GgufFile
+from dynaspec.model.kernels import gemm, int8
+from dynaspec.model.layer import Weights
+from dynaspec.model.loader import load_model
+from dynaspec.model.packed import PackedLinear
+from dynaspec.model.quantization import check_quantization
+from dynaspec.model.reader import Reader
+from parity.paging import in_passes
+from support.checkpoints import FAMILIES, save_pair
+from support.int8 import rounded
+
+from . import tiny
+from .gguf_files import files
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Transformers' own
+
+TEXT = [3, 14, 15, 22, 35, 9, 32, 38, 46, 26, 43, 38, 2, 40, 28, 44]
+MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+
+
+def logits(model: Model, *sizes: int) -> torch.Tensor:
+    return in_passes(model, [TEXT], [(size,) for size in sizes])[0]
+
+
+def weights_of(model: Model) -> Weights:
+    assert isinstance(model, Decoder)
+    return model._weights
+
+
+def packed(model: Model) -> list[PackedLinear]:
+    weights = weights_of(model)
+    matrices = [one for layer in weights.layers for one in (layer.qkv, layer.out, layer.up, layer.down)]
+    return [one for one in (*matrices, weights.head) if isinstance(one, PackedLinear)]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_quantised_model_is_bit_for_bit_the_widened_one(tied: bool, tmp_path: Path) -> None:
+    tensors = tiny.tensors()
+    if tied:
+        del tensors["lm_head.weight"]
+    config = {"tie_word_embeddings": tied}
+    folders = [tmp_path / name for name in ("given", "widened")]
+    for folder in folders:
+        folder.mkdir()
+    found = load_model(str(tiny.write(folders[0], config, tensors)), quantization="int8")
+    assert {one.packed.shape[2] for one in packed(found)} == {gemm.GROUP_WORDS}
+    assert len(packed(found)) == 2 * 4 + 1
+    # The head is quantised where it is tied too; the table that tokens are looked up in is not.
+    assert torch.equal(found.embedding, tensors["model.embed_tokens.weight"])
+    head = tensors["model.embed_tokens.weight" if tied else "lm_head.weight"]
+    changed = {
+        name: rounded(weight) if any(part in name for part in MATRICES) else weight for name, weight in tensors.items()
+    }
+    widened = tiny.write(folders[1], {"tie_word_embeddings": False}, changed | {"lm_head.weight": rounded(head)})
+    expected = logits(load_model(str(widened)), 5, 11)
+    assert torch.equal(logits(found, 5, 11), expected)
+    assert torch.equal(logits(found, *[1] * 16), expected)
+    assert not torch.equal(logits(load_model(str(folders[0])), 5, 11), expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_pair(tmp_path, family).target
+    found = load_model(path, quantization="int8")
+    assert len(packed(found)) == 2 * 4 + 1
+    assert {one.packed.shape[2] for one in packed(found)} == {gemm.GROUP_WORDS}
+    # The same in float32; a matrix that is rounded a second time stays as it is.
+    monkeypatch.setattr(Reader, "_quantised", lambda self, weight, name: rounded(weight))
+    widened = load_model(path, quantization="int8")
+    assert gemm.GROUP_WORDS not in {one.packed.shape[2] for one in packed(widened)}
+    assert torch.equal(logits(found, 5, 11), logits(widened, 5, 11))
+
+
+def stored_and_loaded(path: Path, kind: Kind, **options: Any) -> tuple[Model, Model]:
+    files.write(path, files.random_model("LlamaConfig", **options), kind)
+    return load_model(str(path), quantization="int8"), load_model(str(path), dtype="float32")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_gguf_file_in_q8_0_loses_nothing(tied: bool, tmp_path: Path) -> None:
+    found, widened = stored_and_loaded(tmp_path / "model.gguf", Kind.Q8_0, tie_word_embeddings=tied)
+    assert {one.packed.shape[2] for one in packed(found)} == {gemm.GROUP_WORDS}
+    assert torch.equal(logits(found, 5, 11), logits(widened, 5, 11))
+    assert torch.equal(found.embedding, widened.embedding)
+
+
+def test_blocks_of_a_gguf_file_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = files.write(tmp_path / "model.gguf", files.random_model("LlamaConfig"))
+    monkeypatch.delattr(int8, "quantise")  # nothing is quantised a second time
+    found = weights_of(load_model(str(path), quantization="int8"))
+    file = GgufFile(path)
+    for layer, number in zip(found.layers, range(2), strict=True):
+        raw = file.data(file.tensors[f"blk.{number}.ffn_down.weight"]).reshape(64, -1)
+        assert isinstance(layer.down, PackedLinear)
+        np.testing.assert_array_equal(layer.down.packed, int8.pack(raw.copy()))
+
+
+@pytest.mark.parametrize("kind", [Kind.Q5_1, Kind.F16])
+def test_other_kinds_are_quantised_from_the_very_numbers_that_they_stand_for(kind: Kind, tmp_path: Path) -> None:
+    theirs = files.random_model("LlamaConfig")
+    path = files.write(tmp_path / "model.gguf", theirs, kind, dtype=torch.float32)
+    found = weights_of(load_model(str(path), quantization="int8"))
+    for layer, values in zip(found.layers, theirs.model.layers, strict=True):
+        assert isinstance(layer.down, PackedLinear)
+        blocks = int8.quantise(values.mlp.down_proj.weight.detach().numpy())
+        np.testing.assert_array_equal(layer.down.packed, int8.pack(blocks))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_int8_needs_the_compiled_path(dtype: str, tmp_path: Path) -> None:
+    path = str(tiny.write(tmp_path))
+    with pytest.raises(ConfigError) as refused:
+        load_model(path, dtype=dtype, quantization="int8")
+    assert f"quantization is 'int8' but the model runs on cpu in {dtype}; expected" in str(refused.value)
+
+
+def test_int8_is_for_the_cpu() -> None:
+    check_quantization(None, torch.device("cuda"), torch.float16)
+    with pytest.raises(
+        ConfigError, match="the model runs on cuda in float32; expected no quantization, or device 'cpu'"
+    ):
+        check_quantization("int8", torch.device("cuda"), torch.float32)
+
+
+def test_models_that_run_on_transformers_code_are_not_quantised(tmp_path: Path) -> None:
+    path = str(tiny.write(tmp_path, {"hidden_act": "mish"}))
+    with pytest.raises(ConfigError, match=r"quantization is 'int8' but .* runs on Transformers' own modelling code"):
+        load_model(path, quantization="int8")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "is quantised with gptq"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "is quantised with fp8"),
+        ({"quantization_config": {"quant_algo": "FP8"}}, "is quantised with FP8"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "is quantised with compressed-tensors"),
+        ({"quantization_config": {"bits": 4}}, "is quantised with a method that its config.json does not name"),
+    ],
+)
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_checkpoints_that_are_quantised_already(
+    config: dict[str, Any], words: str, quantization: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        load_model(str(tiny.write(tmp_path, config)), quantization=quantization)
+    assert words in str(refused.value)
+    assert "expected float32, bfloat16 or float16 weights, or a GGUF file" in str(refused.value)
+
+
+def test_a_checkpoint_that_says_it_is_not_quantised(tmp_path: Path) -> None:
+    load_model(str(tiny.write(tmp_path, {"quantization_config": None})))
+
+
+def test_weights_that_cannot_be_quantised(tmp_path: Path) -> None:
+    tensors = tiny.tensors()
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = float("nan")
+    path = str(tiny.write(tmp_path, weights=tensors))
+    with pytest.raises(
+        CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight cannot be quantised to int8: a weight is nan"
+    ):
+        load_model(path, quantization="int8")
