@@ -97,9 +97,10 @@ def certain(row: Row) -> bool:
     """
     seen = row["proposer"] == "suffix" and row["prefix"] == "hit"
     looks_up = row["proposer"] in LOOKUPS and row["mode"] != "repetitive" and not seen
-    # Heads of the tiny model are seldom right, and a schedule lets them draft in few steps.
-    seldom = row["proposer"].startswith(STATE_HEADS) and row["policy"] == "schedule"
-    too_many = (row["policy"] == "off_switch" or seldom) and row["batch"] != "1"
+    # Heads of the tiny model are seldom right, and these two let them draft in few steps where there are many requests.
+    by_load = row["policy"] in ("schedule", "goodput") and row["proposer"].startswith(HEADS)
+    crowded = row["batch"] != "1" or row["mode"] == "several"
+    too_many = (row["policy"] == "off_switch" and row["batch"] != "1") or (by_load and crowded)
     unlearnt = row["proposer"].startswith(HEADS) and (row["mode"], row["batch"]) == ("repetitive", "1")
     return not looks_up and not unlearnt and not too_many and row["policy"] != "auto_measured"
 

@@ -97,12 +97,12 @@ def kv_bytes(blocks: int, *models: str, method: str | None = None) -> int:
     total = target.kv_bytes_per_block
     for model in models[1:]:
         drafting = method or checkpoint_method(model)
-        if drafting != "draft_model":
+        state = BLOCK_SIZE * target.config.hidden_size * target.dtype.itemsize
+        if drafting in _LAST_STATE_ALONE:
+            total += state
+        elif drafting != "draft_model":
             head = load_head(drafting, model, target)
-            states = BLOCK_SIZE * len(head.settings.states) * target.config.hidden_size * target.dtype.itemsize
-            total += head.kv_bytes_per_block + states
-        elif checkpoint_method(model) in _LAST_STATE_ALONE:
-            total += BLOCK_SIZE * target.config.hidden_size * target.dtype.itemsize
+            total += head.kv_bytes_per_block + len(head.settings.states) * state
         else:
             total += load_model(model).kv_bytes_per_block
     return blocks * total
