@@ -102,7 +102,7 @@ class OwnDriven(Driven):
         self.drafter = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
 
     def under(self, **settings: Any) -> Pilot:
-        model = {} if settings.get("method") == "ngram" else {"method": "draft_model", "model": str(MODELS / "draft")}
+        model = {} if "method" in settings else {"method": "draft_model", "model": str(MODELS / "draft")}
         pilot = super().under(**model, **settings)
         self.drafter.load_model(None)
         return pilot

@@ -25,6 +25,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "gating": {"policy": "constant", "kv_write_gating_threshold": 0.5},
     "disable_by_batch_size": {"policy": "constant", "disable_by_batch_size": 4},
     "ngram": {"method": "ngram", "policy": "constant", "prompt_lookup_max": 4},
+    "suffix": {"method": "suffix", "policy": "constant", "num_speculative_tokens": 5},
     "ngram auto": {"method": "ngram", "policy": "auto"},
     "without look-ups": {"policy": "auto", "prompt_lookup_max": 0},
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dynaspec.bench.recommend.signal import gather
+from dynaspec.bench.recommend.evidence import gather
 
 from dynaspec.bench.datasets import FittedPrompts
 from dynaspec.bench.profile_hosts import LOG, on_vllm
