@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dynaspec.bench.recommend.evidence import gather
-
 from dynaspec.bench.datasets import FittedPrompts
 from dynaspec.bench.profile_hosts import LOG, on_vllm
 from dynaspec.bench.profiling import Grid
+from dynaspec.bench.recommend.evidence import gather
 from dynaspec.contract.sampling_params import SamplingParams
 from hosts.vllm.engines import MODELS
 
