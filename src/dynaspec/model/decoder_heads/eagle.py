@@ -14,6 +14,7 @@ from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
 from dynaspec.model.families.llama import projections
+from dynaspec.model.head_tensors import PICKLED
 from dynaspec.model.layer import Layer
 from dynaspec.model.quantization import Quantization
 from dynaspec.model.reader import Reader
@@ -21,7 +22,7 @@ from dynaspec.model.weights import find_checkpoint, read_json
 
 from .config import HeadConfig, check_target, llama_decoder
 from .head import Head, HeadWeights
-from .tensors import PICKLED, HeadTensors
+from .tensors import decoder_head_tensors
 
 _VLLMS = "EagleLlamaForCausalLM"
 """The architecture that heads converted for vLLM name."""
@@ -50,7 +51,7 @@ def load_eagle(
     decoder = llama_decoder(path, raw, qkv_bias=bool(raw.get("qkv_bias", False)))
     config = HeadConfig(decoder, decoder.vocab_size, decoder.hidden_size, (target.config.num_layers + 1,))
     check_target(path, config, target)
-    tensors = HeadTensors(directory)
+    tensors = decoder_head_tensors(directory)
     tensors.ignore(["embed_tokens.weight"])  # a copy of the target's
     reader = Reader(tensors, decoder, target.device, target.dtype, quantization)
     width = decoder.hidden_size

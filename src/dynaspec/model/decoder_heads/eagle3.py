@@ -18,6 +18,7 @@ from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
 from dynaspec.model.families.llama import projections
+from dynaspec.model.head_tensors import PICKLED, HeadTensors
 from dynaspec.model.layer import Layer
 from dynaspec.model.linear import Linear
 from dynaspec.model.quantization import Quantization, check_not_quantised, is_plain
@@ -26,7 +27,7 @@ from dynaspec.model.weights import find_checkpoint, read_json
 
 from .config import HeadConfig, check_target, llama_decoder
 from .head import Head, HeadWeights
-from .tensors import PICKLED, HeadTensors
+from .tensors import decoder_head_tensors
 
 _FIXED = {
     "use_input_layernorm_in_first_layer": True,
@@ -55,8 +56,8 @@ def load_eagle3(
     path = directory / "config.json"
     raw = read_json(path)
     config = read_config(path, raw, target.config.num_layers)
-    tensors = HeadTensors(directory)
-    if not all(is_plain(tensor) for name, tensor in tensors.tensors.items() if name.endswith("weight")):
+    tensors = decoder_head_tensors(directory)
+    if not all(is_plain(tensors.tensor(name)) for name in tensors.names if name.endswith("weight")):
         check_not_quantised(directory, raw)  # by itself that may be the target's, whose config has been copied
     check_target(path, config, target)
     config = replace(config, decoder=replace(config.decoder, qk_norm="layers.0.self_attn.q_norm.weight" in tensors))
@@ -159,7 +160,7 @@ def _embedding(reader: Reader, tensors: HeadTensors, config: HeadConfig, target:
         return reader.tensor("embed_tokens.weight", decoder.vocab_size, decoder.hidden_size)
     if decoder.hidden_size != target.config.hidden_size:
         raise CheckpointError(
-            f"{tensors.directory} lacks the tensor embed_tokens.weight, of shape "
+            f"{tensors.where} lacks the tensor embed_tokens.weight, of shape "
             f"{[decoder.vocab_size, decoder.hidden_size]}: the target's embedding is {target.config.hidden_size} wide"
         )
     return target.embedding
@@ -171,7 +172,7 @@ def _head(reader: Reader, tensors: HeadTensors, config: HeadConfig, target: Mode
         return reader.linear(["lm_head"], [config.draft_vocab], width)
     if config.draft_vocab != config.decoder.vocab_size or width != target.config.hidden_size:
         raise CheckpointError(
-            f"{tensors.directory} lacks the tensor lm_head.weight, of shape {[config.draft_vocab, width]}"
+            f"{tensors.where} lacks the tensor lm_head.weight, of shape {[config.draft_vocab, width]}"
         )
     return target.head
 
@@ -182,12 +183,12 @@ def _vocabulary(tensors: HeadTensors, config: HeadConfig) -> np.ndarray[Any, np.
     tensors.ignore(["t2d"])  # the same the other way round
     if "d2t" not in tensors:
         if size != most:
-            raise CheckpointError(f"{tensors.directory} lacks the tensor d2t, of shape {[size]}")
+            raise CheckpointError(f"{tensors.where} lacks the tensor d2t, of shape {[size]}")
         return None
     ids = tensors.take("d2t", [size]).to(torch.int64).numpy() + np.arange(size)
     if ids.min() < 0 or ids.max() >= most or len(np.unique(ids)) < size:
         raise CheckpointError(
-            f"{tensors.directory}: d2t leads to ids from {ids.min()} to {ids.max()}, {len(np.unique(ids))} different; "
+            f"{tensors.where}: d2t leads to ids from {ids.min()} to {ids.max()}, {len(np.unique(ids))} different; "
             f"expected {size} different ones below {most}"
         )
     return ids

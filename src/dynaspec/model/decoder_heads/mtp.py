@@ -24,7 +24,7 @@ from dynaspec.model.weights import PREDICTION_LAYERS, find_checkpoint, read_json
 
 from .config import HeadConfig, check_target
 from .head import Head, HeadWeights
-from .tensors import HeadTensors
+from .tensors import decoder_head_tensors
 
 _EXPECTED = "expected a MiMoForCausalLM, or a checkpoint of `speculators` for 'mtp' with a dense 'qwen3' layer"
 _PREFIX = "mtp_layers.0"
@@ -35,7 +35,7 @@ class _Layout(NamedTuple):
 
     decoder: DecoderConfig
     under: str
-    """See ``HeadTensors``."""
+    """See ``decoder_head_tensors``."""
     mimo: bool
 
 
@@ -68,7 +68,7 @@ def load_mtp(
         norm_output=True,
     )
     check_target(path, config, target)
-    tensors = HeadTensors(directory, layout.under)
+    tensors = decoder_head_tensors(directory, layout.under)
     reader = Reader(tensors, decoder, target.device, target.dtype, quantization)
     width = decoder.hidden_size
     weights = HeadWeights(

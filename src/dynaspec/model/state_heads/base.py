@@ -9,11 +9,11 @@ import numpy.typing as npt
 import torch
 
 from dynaspec.model.base import Model
+from dynaspec.model.head_tensors import HeadTensors
 from dynaspec.model.quantization import Quantization, check_quantization
 from dynaspec.model.reader import Reader
 
 from .compiled import CompiledHeads
-from .tensors import HeadTensors
 
 
 class StateHeads(Protocol):

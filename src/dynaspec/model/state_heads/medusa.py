@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
+from dynaspec.model.head_tensors import PICKLED, HeadTensors, open_tensors
 from dynaspec.model.linear import Linear
 from dynaspec.model.quantization import Quantization
 from dynaspec.model.reader import Reader
@@ -25,7 +26,6 @@ from dynaspec.model.weights import HEADS_BESIDE, find_checkpoint, read_json
 
 from .base import kernels, on_cpu, reader_of
 from .compiled import CompiledHeads, CompiledMedusa
-from .tensors import PICKLED, HeadTensors, open_tensors
 
 _FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _WHAT = "a Medusa checkpoint"

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
+from dynaspec.model.head_tensors import PICKLED, HeadTensors, open_tensors
 from dynaspec.model.linear import Linear
 from dynaspec.model.ops import Norm, Ops, ops_for
 from dynaspec.model.quantization import Quantization
@@ -30,7 +31,6 @@ from dynaspec.model.weights import find_checkpoint, read_json
 
 from .base import kernels, on_cpu, reader_of
 from .compiled import CompiledHeads, CompiledMlp
-from .tensors import PICKLED, HeadTensors, open_tensors
 
 _WHAT = "an MLP speculator"
 _EPS = 1e-6

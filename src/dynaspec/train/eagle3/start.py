@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
 from dynaspec.model.decoder_heads.eagle3 import read_config
-from dynaspec.model.decoder_heads.tensors import HeadTensors
+from dynaspec.model.decoder_heads.tensors import decoder_head_tensors
 from dynaspec.model.weights import find_checkpoint, read_json
 from dynaspec.train.eagle3.head import Head
 from dynaspec.train.eagle3.shape import aux_layers
@@ -54,7 +54,8 @@ def read_start(path_or_id: str, layers: int, vocab: int) -> Start:
     folder = find_checkpoint(path_or_id)
     path = folder / "config.json"
     config = read_config(path, read_json(path), layers)
-    tensors = HeadTensors(folder).tensors
+    stored = decoder_head_tensors(folder)
+    tensors = {name: stored.tensor(name) for name in stored.names}
     plain = config.decoder.num_layers == 1 and config.fused and not config.norm_output
     if not plain or config.states != aux_layers(layers) or config.decoder.vocab_size != vocab:
         raise ConfigError(

@@ -12,6 +12,7 @@ from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.weights import Checkpoint
 
 PICKLED = "pytorch_model.bin"
+"""Where a head's tensors are if there are no *.safetensors."""
 
 
 class HeadTensors:
@@ -42,12 +43,26 @@ class HeadTensors:
         found = next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in self._read)), "")
         return HeadTensors(self.where, self.what, self._read, found)
 
+    def only(self, beginning: str) -> HeadTensors:
+        """Those whose names begin so, under their whole names."""
+        return HeadTensors(
+            self.where, self.what, {name: read for name, read in self._read.items() if name.startswith(beginning)}
+        )
+
+    def renamed(self, name_of: Callable[[str], str]) -> HeadTensors:
+        """The same under other names."""
+        return HeadTensors(self.where, self.what, {name_of(name): read for name, read in self._read.items()})
+
     def __contains__(self, name: str) -> bool:
         return name in self._read
 
     def shape(self, name: str) -> list[int] | None:
         """None = there is no such tensor."""
         return list(self._read[name]().shape) if name in self._read else None
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One that is there, whatever its shape; it still is to be taken."""
+        return self._read[name]()
 
     def read(self, name: str) -> torch.Tensor:
         """One that is there, whatever its shape."""
@@ -108,7 +123,7 @@ def _reader(checkpoint: Checkpoint, name: str) -> Callable[[], torch.Tensor]:
 
 def _unpickled(path: Path) -> dict[str, Callable[[], torch.Tensor]]:
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise CheckpointError(f"{path} is not a readable PyTorch checkpoint: {reason}") from error
