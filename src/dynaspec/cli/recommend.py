@@ -67,7 +67,7 @@ def recommend(
     temperature: Annotated[float | None, _trial("Of the sampling; default: 0, greedy.", min=0)] = None,
     rounds: Annotated[int | None, _trial("Times that every way runs; default: 4.", min=2)] = None,
     minutes: Annotated[
-        float | None, _trial("About how long it may take: fewer prompts if need be; default: 3.", min=0.0001)
+        float | None, _trial("About how long it may take: fewer prompts if need be; default: 3.", min=0.01)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:

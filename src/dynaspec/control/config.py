@@ -106,7 +106,7 @@ class SpeculativeConfig(BaseModel):
     suffix_decoding_max_cached_requests: CountOrZero = None
     """Latest answers that are drafted from, whosever they are; 0 = a request's own text alone."""
     suffix_decoding_max_cached_tokens: CountOrZero = None
-    """Tokens of these answers together, at most; one takes about 100 bytes."""
+    """Tokens of these answers together, at most."""
     suffix_decoding_max_spec_factor: Factor = None
     """A draft has at most so many tokens for each token of its match."""
     suffix_decoding_min_token_prob: Gate = None

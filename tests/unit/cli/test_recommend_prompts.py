@@ -73,10 +73,18 @@ def test_json(dynaspec, few):
     assert document["speculative_config"] == chosen[document["recommendation"]]
 
 
-def test_too_little_time_for_all(dynaspec, few):
-    result = dynaspec(*few, "--minutes", 0.0001, "--methods", "ngram", "--max-tokens", 200)
+def test_too_little_time_for_all(dynaspec, few, monkeypatch):
+    afford = measured.affordable
+
+    def hurried(host, found, prompts, params, rounds, seconds, *rest, **more):
+        """A thousandth of the time: however fast the machine is, it is too little."""
+        assert seconds == pytest.approx(0.6)
+        return afford(host, found, prompts, params, rounds, seconds / 1000, *rest, **more)
+
+    monkeypatch.setattr(measured, "affordable", hurried)
+    result = dynaspec(*few, "--minutes", 0.01, "--methods", "ngram", "--max-tokens", 200)
     assert result.code == 0, result.err
-    assert "note: in 0.0001 minutes there is time for 2 of 3 prompts" in result.err
+    assert "note: in 0.01 minutes there is time for 2 of 3 prompts" in result.err
     assert "2 of 3 prompts, up to 200 tokens each" in result.out
 
 
