@@ -19,7 +19,7 @@ from dynaspec.contract.step import SpecPlan
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.propose.state_heads import StateHeadsProposer
 from dynaspec.sampling.ops import pick
-from dynaspec.verify import rejection
+from dynaspec.verify import block, rejection
 from support.checkpoints import VOCAB, Pair
 from support.controllers import VaryingController
 from support.engines import PlainDecoding, open_llm
@@ -107,6 +107,10 @@ def speculation(kind: str, drafter: str) -> dict[str, Any]:
         return config | {"draft_confidence_threshold": 0.3, "signal": "token_prob"}
     if kind == "gated":
         return config | {"policy": "elastic", "draft_length_options": [1, 2, 3], "kv_write_gating_threshold": 0.5}
+    if kind == "blocks":
+        return config | {"policy": "constant", "rejection_sample_method": "block"}
+    if kind == "blocks with auto":
+        return speculation("auto", drafter) | {"rejection_sample_method": "block"}
     return config | {"policy": "constant", "draft_sample_method": kind}
 
 
@@ -134,7 +138,11 @@ BOTH = [
 
 @pytest.mark.parametrize(
     ("kind", "scheduling"),
-    [*BOTH, ("greedy", "async"), ("auto", "serial"), ("varying", "async"), ("gated", "serial")],
+    [
+        *BOTH,
+        *(("greedy", "async"), ("auto", "serial"), ("varying", "async"), ("gated", "serial")),
+        *(("blocks", "serial"), ("blocks", "async"), ("blocks with auto", "serial")),
+    ],
 )
 def test_unseeded_output_follows_the_targets_law(
     kind: str, scheduling: str, tiny: Pair, law: dict[tuple[int, ...], float]
@@ -142,7 +150,7 @@ def test_unseeded_output_follows_the_targets_law(
     with open_llm(
         tiny.target,
         controller=VaryingController if kind == "varying" else None,
-        ticking=kind == "auto",
+        ticking=kind in ("auto", "blocks with auto"),
         speculative_config=speculation(kind, tiny.drafter),
         max_model_len=64,
         max_num_seqs=250,
@@ -153,7 +161,7 @@ def test_unseeded_output_follows_the_targets_law(
     assert stats.verified > stats.accepted > 0
 
 
-@pytest.mark.parametrize("kind", ["probabilistic", "greedy", "stopping", "auto", "gated"])
+@pytest.mark.parametrize("kind", ["probabilistic", "greedy", "stopping", "auto", "gated", "blocks"])
 def test_unseeded_output_follows_it_with_a_head(
     kind: str, tiny: Pair, head: str, law: dict[tuple[int, ...], float]
 ) -> None:
@@ -170,7 +178,7 @@ def test_unseeded_output_follows_it_with_a_head(
     assert stats.verified > stats.accepted > 0
 
 
-@pytest.mark.parametrize("kind", ["probabilistic", "greedy", "stopping", "auto"])
+@pytest.mark.parametrize("kind", ["probabilistic", "greedy", "stopping", "auto", "blocks"])
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
 def test_unseeded_output_follows_it_with_heads_without_kv(
     method: str, kind: str, tiny: Pair, fitted_state_heads: dict[str, FittedHeads], law: dict[tuple[int, ...], float]
@@ -294,6 +302,17 @@ def check_fault(
     ) as llm:
         assert p_value(llm, law) < 1e-8
         assert llm.stats().proposer_faults == 0
+
+
+def test_a_ratio_forgotten_is_seen_in_blocks(
+    head: str, tiny: Pair, law: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefix passes with the chance that only a whole draft has."""
+    monkeypatch.setattr(block, "passes", lambda numbers, joint, excess, tested: numbers < joint)
+    with open_llm(
+        tiny.target, speculative_config=speculation("blocks", head), max_model_len=64, max_num_seqs=250
+    ) as llm:
+        assert p_value(llm, law) < 1e-8
 
 
 def test_a_certain_draft_that_claims_to_be_drawn_is_seen(tiny: Pair, law: dict[tuple[int, ...], float]) -> None:

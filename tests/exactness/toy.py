@@ -18,6 +18,7 @@ from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 from dynaspec.verify.chain import Accepted, accept_chain
+from dynaspec.verify.rejection import RejectionSampling
 from unit.sampling.oracle import probabilities, process_row
 
 PROMPT = [0]
@@ -61,14 +62,18 @@ class World:
 
     def pairs(self) -> np.ndarray:
         """[V, V] the true probability of each first and second output token."""
-        params = SamplingParams(**self.params)
-        rows = []
-        first = self._distribution(params, [])
-        for x, p in enumerate(first):
-            # Where x is impossible, what follows it does not matter.
-            after = self._distribution(params, [x]) if p else [0.0] * self.vocab
-            rows.append([p * p_after for p_after in after])
-        return np.array(rows)
+        return self.law(2)
+
+    def law(self, count: int) -> np.ndarray:
+        """[V] · count: the true probability of each beginning of so many tokens."""
+        params, law = SamplingParams(**self.params), np.ones(())
+        for _ in range(count):
+            # Where a beginning is impossible, what follows it does not matter.
+            after = [
+                self._distribution(params, list(x)) if law[x] else [0.0] * self.vocab for x in np.ndindex(law.shape)
+            ]
+            law = law[..., None] * np.array(after).reshape(*law.shape, self.vocab)
+        return law
 
     def _distribution(self, params: SamplingParams, output: list[int]) -> list[float]:
         logits = self.target[[*PROMPT, *output][-1]].tolist()
@@ -78,12 +83,16 @@ class World:
 class Decoder:
     """Speculative decoding of many independent requests at once; subclasses put faults into it.
 
+    ``sampling``: how drafts of unseeded requests are verified.
+
     Args:
         world: models and parameters
         requests: how many
         depth: tokens drafted in each step
         seed: the request's seed, where it has one; else a different random seed for each
     """
+
+    sampling: type[RejectionSampling] = RejectionSampling
 
     def __init__(self, world: World, requests: int, depth: int, first_seed: int = 1_000_000) -> None:
         self.world, self.depth = world, depth
@@ -142,7 +151,7 @@ class Decoder:
         rows = Rows(lanes[request], request, depth, drafts.tokens)
         seen = np.concatenate([self.newest[lanes, None], drafts.tokens], 1)[request, depth]
         scores = self.state.process(torch.from_numpy(self.world.target[seen]), rows)
-        return accept_chain(scores, rows, drafts, lens, self.state)
+        return accept_chain(scores, rows, drafts, lens, self.state, self.sampling)
 
     def commit(self, lanes: np.ndarray, accepted: Accepted) -> None:
         counts = (accepted.accepted + 1).tolist()
@@ -157,12 +166,12 @@ def decode_plainly(world: World, requests: int, count: int) -> np.ndarray:
     return Decoder(world, requests, depth=0).run(count)
 
 
-def p_value(decoder: Decoder) -> float:
-    """How plausible the decoder's first two tokens are under the target's distribution: a chi-square test."""
+def p_value(decoder: Decoder, count: int = 2) -> float:
+    """How plausible the decoder's first ``count`` tokens are under the target's distribution: a chi-square test."""
     world = decoder.world
-    tokens = decoder.run(2)
-    counts = np.bincount(tokens[:, 0] * world.vocab + tokens[:, 1], minlength=world.vocab**2)
-    expected = world.pairs().ravel() * len(tokens)
+    tokens = decoder.run(count)
+    counts = np.bincount(tokens @ world.vocab ** np.arange(count)[::-1], minlength=world.vocab**count)
+    expected = world.law(count).ravel() * len(tokens)
     if counts[expected == 0].any():
         return 0.0
     rare = expected < 5  # pooled, as the statistic needs cells that are filled

@@ -57,7 +57,7 @@ SampleMethod = Annotated[Literal["greedy", "probabilistic"], Expected("'greedy' 
 Whole = Annotated[int, Field(strict=True)]
 Ranges = Annotated[tuple[tuple[Whole, Whole, Whole], ...] | None, Expected("a list of ranges [low, high, k]")]
 Ladder = Annotated[tuple[Whole, ...] | None, Expected("a list of draft lengths")]
-RejectionMethod = Annotated[Literal["standard", "synthetic"], Expected("'standard' or 'synthetic'")]
+RejectionMethod = Annotated[Literal["standard", "block", "synthetic"], Expected("'standard', 'block' or 'synthetic'")]
 Rates = Annotated[
     Annotated[tuple[Probability, ...], Field(min_length=1)] | None, Expected("a list of numbers from 0 to 1")
 ]
@@ -130,7 +130,8 @@ class SpeculativeConfig(BaseModel):
     signal: ConfidenceSignal = "confidence"
     """``confidence``: the drafter's largest probability; ``token_prob``: that of the token it drew."""
     rejection_sample_method: RejectionMethod = "standard"
-    """``synthetic``: acceptance is drawn at random, so the output means nothing; for performance work."""
+    """``block``: drawn drafts are verified as wholes, exact and accepting no fewer than ``standard``, token by token.
+    ``synthetic``: acceptance is drawn at random, so the output means nothing; for performance work."""
     synthetic_acceptance_rates: Rates = None
     """For ``synthetic``: the chance that the first j tokens of a draft are all accepted, for every j."""
     synthetic_acceptance_length: Tokens = None
@@ -253,7 +254,8 @@ class SpeculativeConfig(BaseModel):
             value = getattr(self, name)
             if value is not None:
                 raise ConfigError(
-                    f"{name} is {value!r} but rejection_sample_method is 'standard'; expected no {name}, or 'synthetic'"
+                    f"{name} is {value!r} but rejection_sample_method is {self.rejection_sample_method!r}; expected no "
+                    f"{name}, or 'synthetic'"
                 )
 
 

@@ -114,6 +114,7 @@ def build_engine(
             BLOCK_SIZE,
             taps,
             synthetic_rates=None if speculation is None else speculation.synthetic_rates,
+            in_blocks=speculation is not None and speculation.rejection_sample_method == "block",
         ),
         sampler=sampler,
         limits=limits,

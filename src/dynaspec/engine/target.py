@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.batch import StepBatch
 from dynaspec.schedule.result import StepResult
+from dynaspec.verify.block import BlockVerification
 from dynaspec.verify.chain import Accepted, accept_chain
 from dynaspec.verify.synthetic import SyntheticAcceptance
 
@@ -61,12 +63,14 @@ class TargetVerifier:
         block_size: int,
         taps: Taps | None = None,
         synthetic_rates: tuple[float, ...] | None = None,
+        in_blocks: bool = False,
     ) -> None:
         """
         Args:
             taps: where the hidden states go that proposers want; None = they want none.
             synthetic_rates: accept drafts at these rates instead of exactly (see ``verify.synthetic``); output is
                 then not the target's. None = exact.
+            in_blocks: drawn drafts are verified as wholes (see ``verify.block``), not token by token.
 
         Raises:
             ConfigError: impossible rates.
@@ -76,7 +80,9 @@ class TargetVerifier:
         self._sampler = sampler
         self._block_size = block_size
         self._taps = taps
-        self._accept_chain: AcceptChain = accept_chain
+        self._accept_chain: AcceptChain = (
+            partial(accept_chain, sampling=BlockVerification) if in_blocks else accept_chain
+        )
         if synthetic_rates is not None:
             self._accept_chain = SyntheticAcceptance(synthetic_rates).accept_chain
             logger.warning(

@@ -40,7 +40,14 @@ class Accepted:
     """[B] a grammar refused the draft that follows the accepted ones."""
 
 
-def accept_chain(scores: torch.Tensor, rows: Rows, drafts: Drafts, lens: Int64, state: SamplerState) -> Accepted:
+def accept_chain(
+    scores: torch.Tensor,
+    rows: Rows,
+    drafts: Drafts,
+    lens: Int64,
+    state: SamplerState,
+    sampling: type[RejectionSampling] = RejectionSampling,
+) -> Accepted:
     """Accepts a prefix of every drafted chain and draws the token that follows it.
 
     Args:
@@ -50,6 +57,7 @@ def accept_chain(scores: torch.Tensor, rows: Rows, drafts: Drafts, lens: Int64, 
             drafts are deterministic
         lens: [B] drafted tokens to verify, ≤ K
         state: the requests' parameters, not yet told of this step's tokens
+        sampling: how requests that are neither greedy nor seeded are verified
     """
     if bool(state.greedy[rows.lanes].all()) and state.leaves_alone(rows.lanes):
         return _accept_first_choices(ops.to_host(ops.argmax(scores)), rows, drafts, lens)
@@ -65,7 +73,7 @@ def accept_chain(scores: torch.Tensor, rows: Rows, drafts: Drafts, lens: Int64, 
         stop = first_failures(tested & (own == following), rows, drafts)
     else:
         own, passed = _draw_exact(scores, rows, np.flatnonzero(exact), following, state)
-        rejection = RejectionSampling(scores, rows, np.flatnonzero(~exact), drafts.q, state)
+        rejection = sampling(scores, rows, np.flatnonzero(~exact), drafts.q, state)
         at = np.flatnonzero(tested & ~exact)
         passed[at] = rejection.accept(at, following[at])
         stop = first_failures(tested & passed, rows, drafts)

@@ -54,13 +54,17 @@ class RejectionSampling:
     def replace(self, index: Int64, tokens: Int64) -> Int64:
         """Tokens [r] in place of the ``tokens`` that the rows ``index`` [r] rejected."""
         q = None if self._q is None else self._q[self._slots(index)]
-        weights = residual(ops.take(self._p, self._place[index]), q, tokens)
+        weights = residual(self._target(index), q, tokens)
         return ops.to_host(ops.race(weights, self._state.keys(self._rows, index, Purpose.RESIDUAL)))
 
     def draw(self, index: Int64) -> Int64:
         """Tokens [r] from p itself in the rows ``index`` [r], which have no drafted token to test."""
         weights = ops.take(self._p, self._place[index])
         return ops.to_host(ops.race(weights, self._state.keys(self._rows, index, Purpose.TARGET)))
+
+    def _target(self, index: Int64) -> torch.Tensor:
+        """What q falls short of in the rows ``index`` [r]: p [r, V]."""
+        return ops.take(self._p, self._place[index])
 
     def _slots(self, index: Int64) -> tuple[Int64, Int64]:
         """Where q holds what the rows test."""

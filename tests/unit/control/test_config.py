@@ -289,7 +289,7 @@ WRONG_VALUES = {
     "dynamic_config_path": ["", 3],
     "draft_length_options": [[], [0, 4], [4, 2], [4, 4], [4, 65], [4.0], "5, 10", 5, [True]],
     "kv_write_gating_threshold": [-0.1, 1.1, "0.5", float("nan"), True],
-    "rejection_sample_method": ["block", "typical", 1],
+    "rejection_sample_method": ["strict", "typical", 1],
     "synthetic_acceptance_rates": [[], 0.5, [1.5], [0.5, "0.2"], [0.5, -0.1], [float("nan")]],
     "synthetic_acceptance_length": [0.5, "2", float("inf"), True],
 }
@@ -389,6 +389,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     (
         {"model": "m", "synthetic_acceptance_length": 2.0},
         "synthetic_acceptance_length is 2.0 but rejection_sample_method is 'standard'",
+    ),
+    (
+        {"model": "m", "rejection_sample_method": "block", "synthetic_acceptance_rates": [0.5]},
+        r"synthetic_acceptance_rates is \(0.5,\) but rejection_sample_method is 'block'",
     ),
     (
         {"model": "m", "policy": "heuristic", "draft_confidence_threshold": 0.5},

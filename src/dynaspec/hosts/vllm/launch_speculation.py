@@ -146,7 +146,7 @@ def split(given: Mapping[str, Any], vllms: Collection[str]) -> tuple[dict[str, A
 
 def _is_vllms(name: str, value: Any) -> bool:
     """Whether only vLLM has this value of a key that dynaspec has too."""
-    return (name, value) == ("rejection_sample_method", "block") or (name == "quantization" and value != "int8")
+    return name == "quantization" and value != "int8"
 
 
 def _own_method(named: Mapping[str, Any], passed: Mapping[str, Any]) -> Speculation:

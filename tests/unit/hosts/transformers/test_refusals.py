@@ -24,6 +24,7 @@ CONFIGS: list[tuple[Any, str]] = [
     ({"dtype": "bfloat16"}, "the model given as assistant_model"),
     ({"max_model_len": 64}, "max_model_len is 64"),
     ({"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}, "Transformers verifies drafts"),
+    ({"rejection_sample_method": "block"}, "rejection_sample_method is 'block'"),
     ({"method": "ngram"}, "method is 'ngram' but an assistant is given"),
     ({"model": "another"}, "model is 'another'"),
     ({"policy": "constant", "prompt_lookup_max": 3}, "policy 'auto', which looks up beside the model"),

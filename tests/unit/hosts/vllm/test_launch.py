@@ -120,7 +120,7 @@ def test_ranks_that_must_draft_alike_have_no_table() -> None:
     assert "num_speculative_tokens_per_batch_size" not in told["speculative_config"]
 
 
-def test_block_verification_is_vllm_s() -> None:
+def test_block_verification_is_left_to_vllm() -> None:
     told = arguments({"model": "d", "rejection_sample_method": "block"})
     assert told["speculative_config"]["rejection_sample_method"] == "block"
 
