@@ -28,6 +28,11 @@ def softmax(scores: torch.Tensor) -> torch.Tensor:
     return weights.div_(weights.sum(-1, keepdim=True).clamp_min_(1e-30))
 
 
+def excess(p: torch.Tensor, scale: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """float64 [r] Σ max(scale · p − q, 0) of rows p, q [r, V] with scale [r]."""
+    return (p * scale.to(p)[:, None] - q).clamp_min_(0.0).sum(-1, dtype=torch.float64)
+
+
 def race(weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """argmin_i E_i / weights[r, i] for each row [r, V], with the noise of stream keys[r]; int64 [r]."""
     return exponentials(keys, weights.shape[1]).div_(weights).argmin(-1)

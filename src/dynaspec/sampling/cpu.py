@@ -214,6 +214,27 @@ def leaders(scores: Float32, tokens: Int64, probability: Float32, lead: Float32)
 
 
 @kernel
+def excess(p: Float32, rows: Int64, scale: Float64, q: Float32, request: Int64, slot: Int64, out: Float64) -> None:
+    """out[r] = Σ max(scale[r] · p[rows[r]] − q[request[r], slot[r]], 0), in 8 lanes.
+
+    Args:
+        p: [R, V]
+        q: [B, K, V]
+    """
+    lanes = np.empty(8, np.float64)
+    for r in range(rows.size):
+        row, other, times = p[rows[r]], q[request[r], slot[r]], np.float32(scale[r])
+        lanes[:] = 0.0
+        whole = row.size // 8 * 8
+        for i in range(0, whole, 8):
+            for lane in range(8):
+                lanes[lane] += np.float64(max(times * row[i + lane] - other[i + lane], np.float32(0.0)))
+        for i in range(whole, row.size):
+            lanes[0] += np.float64(max(times * row[i] - other[i], np.float32(0.0)))
+        out[r] = total(lanes)
+
+
+@kernel
 def race(weights: Float32, keys: UInt64, out: Int64) -> None:
     """out[r] = argmin_i E_i / weights[r, i] with exponential noise E of stream keys[r]; 0 if no weight is positive.
 

@@ -56,6 +56,22 @@ def leaders(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return torch.from_numpy(tokens), torch.from_numpy(probability), torch.from_numpy(lead)
 
 
+def excess(
+    p: torch.Tensor, rows: Int64, scale: npt.NDArray[np.float64], q: torch.Tensor, request: Int64, slot: Int64
+) -> npt.NDArray[np.float64]:
+    """Σ max(scale · P − Q, 0) over the vocabulary, for P = p[rows] of p [R, V] and Q = q[request, slot] of q [B, K, V].
+
+    Returns:
+        [r] on the host.
+    """
+    if not _on_cpu(p):
+        other = q[_to_device(request, q), _to_device(slot, q)]
+        return accelerator.excess(take(p, rows), _to_device(scale, p), other).cpu().numpy()
+    out = np.empty(rows.size, np.float64)
+    cpu.excess(p.numpy(), rows, scale, q.contiguous().numpy(), request, slot, out)
+    return out
+
+
 def race(weights: torch.Tensor, keys: UInt64) -> torch.Tensor:
     """One token of each row [r, V], drawn in proportion to its weights with the noise of stream keys[r].
 

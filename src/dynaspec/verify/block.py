@@ -84,8 +84,8 @@ class BlockVerification(RejectionSampling):
 
         excess = np.zeros_like(self._joint)
         inner = index[(depth > 0) & (self._joint[at] > 0.0)]
-        rest = (self._target(inner) - q[self._slots(inner)]).clamp_min_(0.0)
-        excess[self._slots(inner)] = rest.sum(-1, dtype=torch.float64).cpu().numpy()
+        slots = self._slots(inner)
+        excess[slots] = ops.excess(self._p, self._place[inner], self._joint[slots], q, *slots)
         return passes(numbers, self._joint, excess, tested)
 
     def _target(self, index: Int64) -> torch.Tensor:
