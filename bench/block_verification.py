@@ -2,8 +2,8 @@
 
 Every drawn chain that an engine verifies is looked at both ways. The expected number of accepted tokens, given what was
 drafted, is Σ_i Π_{j≤i} min(1, P(x_j)/Q(x_j)) token by token. In blocks the mean over drafts of Σ_i p_i is that of the
-accepted tokens (see ``verify.block``), so both sums are averaged over all chains. Speed is the median over rounds in
-which the two take turns.
+accepted tokens (see ``verify.block``), so both sums are averaged over all chains. With ``--rounds``, speed is the
+median over rounds in which the two take turns.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def main() -> None:
     parser.add_argument("--draft", default="tests/models/draft")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--tokens", type=int, default=128, help="of each continuation")
-    parser.add_argument("--samples", type=int, default=8, help="continuations of each prompt")
+    parser.add_argument("--samples", type=int, default=6, help="continuations of each prompt")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lengths", type=int, nargs="+", default=(2, 4, 8))
-    parser.add_argument("--rounds", type=int, default=3, help="of timing; 0 = none")
+    parser.add_argument("--rounds", type=int, default=0, help="of timing")
     args = parser.parse_args()
     for k in args.lengths:
         expected = look(args, k)

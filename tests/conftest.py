@@ -70,7 +70,7 @@ def fitted_heads(
     found = {"eagle3": fitted_head}
     for name in ("eagle", "speculators, mtp"):
         layout = layouts[name]
-        found[layout.kind] = save_fitted(tmp_path_factory.mktemp("head"), tiny.target, prompts, layout)
+        found[layout.method] = save_fitted(tmp_path_factory.mktemp("head"), tiny.target, prompts, layout)
     return found
 
 

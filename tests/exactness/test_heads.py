@@ -6,7 +6,7 @@ text, which outputs do not show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -16,50 +16,51 @@ import pytest
 
 from dynaspec import LLM, SamplingParams
 from dynaspec.contract.outputs import RequestOutput
-from dynaspec.contract.step import Limits
 from dynaspec.propose import registry
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from support.checkpoints import Pair, save_pair
+from support.checkpoints import VOCAB, Pair, save_pair
 from support.controllers import VaryingController
 from support.decoder_heads import LAYOUTS, MTP, FittedHead, Layout, put_into_target, save_fitted
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
+from support.head_engines import greedy, params_of, scripted, speculation
 from support.seen_drafts import check_drafts, watch_drafts
-from support.workloads import MODES, PROMPTS
-from unit.engine.fakes import ScriptedController
+from support.state_heads import LAYOUTS as STATE_LAYOUTS
+from support.state_heads import FittedHeads
+from support.state_heads import Layout as StateLayout
+from support.state_heads import save_fitted as save_fitted_state_heads
+from support.workloads import PROMPTS
+
+STATE_METHODS = ("medusa", "mlp_speculator")
 
 
-def speculation(head: str, **options: Any) -> dict[str, Any]:
-    """The head by itself; its config.json says of which method it is, if no option does."""
-    return {"model": head, "policy": "constant", "num_speculative_tokens": 4, "prompt_lookup_max": 0, **options}
+@pytest.fixture(scope="session")
+def all_heads(
+    fitted_heads: dict[str, FittedHead], fitted_state_heads: dict[str, FittedHeads]
+) -> dict[str, FittedHead | FittedHeads]:
+    """By method."""
+    return {**fitted_heads, **fitted_state_heads}
 
 
-def scripted(*lengths: int, keep: int | None = None) -> Callable[[Limits], ScriptedController]:
-    """A controller that drafts these lengths, one a step, over and over."""
-    return lambda limits: ScriptedController(lengths, keep=keep)
-
-
-def params_of(mode: str) -> list[SamplingParams]:
-    return [MODES[mode](i) for i in range(len(PROMPTS))]
-
-
-def greedy(most: int, **options: Any) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, **options)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_every_layout(layout: Layout, tiny: Pair, plain: PlainDecoding, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [*LAYOUTS, *STATE_LAYOUTS], ids=lambda layout: layout.name)
+def test_every_layout(layout: Layout | StateLayout, tiny: Pair, plain: PlainDecoding, tmp_path: Path) -> None:
     """Greedy, in compiled drafts, and drawn, pass by pass; with preemption, chunked prefill and prefix hits."""
     texts = [plain.llm.tokenizer.encode(prompt) for prompt in PROMPTS[:4]]
-    head = save_fitted(tmp_path, tiny.target, texts, layout, steps=60)
+    head: FittedHead | FittedHeads
+    if isinstance(layout, Layout):
+        head, k = save_fitted(tmp_path, tiny.target, texts, layout, steps=60), 4
+        told = {"method": layout.method}
+    else:
+        head, k = save_fitted_state_heads(tmp_path, tiny.target, texts, layout, steps=30), layout.heads
+        told = {}  # their files say it
     with (
-        watch_drafts() as seen,
+        watch_drafts(head.proposer) as seen,
         open_llm(
             tiny.target,
-            speculative_config=speculation(head.path, method=layout.kind),
+            speculative_config=speculation(head.path, num_speculative_tokens=k, **told),
             max_num_seqs=4,
             max_num_batched_tokens=24,
             async_scheduling=True,
-            kv_cache_memory=kv_bytes(9, tiny.target, head.path, method=layout.kind),
+            kv_cache_memory=kv_bytes(9, tiny.target, head.path, **told),
         ) as llm,
     ):
         for mode in ("greedy", "truncated"):
@@ -70,6 +71,7 @@ def test_every_layout(layout: Layout, tiny: Pair, plain: PlainDecoding, tmp_path
         stats = llm.stats()
     assert stats.preemptions > 0
     assert stats.proposer_faults == 0
+    assert max(len(draft.tokens) for draft in seen) == k
     check_drafts(seen, head)
 
 
@@ -107,16 +109,25 @@ def test_a_prediction_layer_in_its_targets_checkpoint(drafting: str, tmp_path: P
     check_drafts(seen, head)
 
 
-@pytest.mark.parametrize(("method", "seed"), [("eagle3", 0), ("eagle3", 1), ("eagle3", 2), ("eagle", 0), ("mtp", 0)])
+@pytest.mark.parametrize(
+    ("method", "seed"),
+    [("eagle", 0), ("mtp", 0), *((method, seed) for method in ("eagle3", *STATE_METHODS) for seed in range(3))],
+)
 @pytest.mark.parametrize("crowded", [False, True], ids=["ample", "crowded"])
 def test_everything_at_random(
-    crowded: bool, method: str, seed: int, tiny: Pair, fitted_heads: dict[str, FittedHead], plain: PlainDecoding
+    crowded: bool,
+    method: str,
+    seed: int,
+    tiny: Pair,
+    all_heads: dict[str, FittedHead | FittedHeads],
+    plain: PlainDecoding,
 ) -> None:
-    """Lengths, gates, probes, trims, stops, lookup in the head's place; ``crowded``: preemption and chunked prefill."""
-    head, params = fitted_heads[method], params_of("mixed")
-    config = speculation(head.path, policy="auto", prompt_lookup_min=1, prompt_lookup_max=3)
+    """Lengths, beyond what some heads can draft; gates, probes, trims, stops, lookup in the head's place; ``crowded``:
+    preemption and chunked prefill."""
+    head, params, k = all_heads[method], params_of("mixed"), 6 if method in STATE_METHODS else 4
+    config = speculation(head.path, policy="auto", num_speculative_tokens=k, prompt_lookup_min=1, prompt_lookup_max=3)
     with (
-        watch_drafts() as seen,
+        watch_drafts(head.proposer) as seen,
         open_llm(
             tiny.target,
             controller=partial(VaryingController, seed=seed),
@@ -166,33 +177,42 @@ def test_a_hundred_steps_without_drafts_and_back(
     check_drafts(seen, fitted_head)
 
 
-@pytest.mark.parametrize("mode", ["greedy", "truncated"])
-def test_trims(mode: str, tiny: Pair, fitted_head: FittedHead, plain: PlainDecoding) -> None:
-    """What is drafted and not verified has been read by the head, too."""
-    params = params_of(mode)
+TRIMMED = {"eagle3": (6, 3, 0, 5), "medusa": (3, 2, 0, 3), "mlp_speculator": (3, 2, 0, 3)}
+"""Lengths of drafts of which one token is verified."""
+
+
+@pytest.mark.parametrize("mode", ["greedy", "truncated", "formed"])
+@pytest.mark.parametrize("method", TRIMMED)
+def test_trims_and_grammars(
+    method: str, mode: str, tiny: Pair, all_heads: dict[str, FittedHead | FittedHeads], plain: PlainDecoding
+) -> None:
+    """What is drafted and not verified has been read by a head with KV, too; in others it has left no state behind."""
+    params, head, lengths = params_of(mode), all_heads[method], TRIMMED[method]
     with (
-        watch_drafts() as seen,
+        watch_drafts(head.proposer) as seen,
         open_llm(
             tiny.target,
-            controller=scripted(6, 3, 0, 5, keep=1),
-            speculative_config=speculation(fitted_head.path, num_speculative_tokens=6),
+            controller=scripted(*lengths, keep=1),
+            speculative_config=speculation(head.path, num_speculative_tokens=max(lengths)),
             max_num_seqs=5,
             async_scheduling=mode == "truncated",
         ) as llm,
     ):
         assert_same(llm.generate(PROMPTS, params), plain.outputs(PROMPTS, params))
         stats = llm.stats()
-    assert stats.draft_tokens > 2 * stats.verified
+    assert stats.draft_tokens > max(1.5, max(lengths) / 3) * stats.verified
     assert stats.verified > stats.accepted > 0
-    check_drafts(seen, fitted_head)
+    check_drafts(seen, head)
 
 
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
 def test_a_head_that_knows_none_of_the_tokens_allowed(
-    tiny: Pair, fitted_head: FittedHead, plain: PlainDecoding
+    method: str, tiny: Pair, all_heads: dict[str, FittedHead | FittedHeads], plain: PlainDecoding
 ) -> None:
     """It drafts any of them, and says so."""
-    allowed = (45, 60, 105, 200)
-    assert not set(allowed) & set(fitted_head.ids.tolist())
+    head = all_heads[method]
+    allowed = tuple(sorted(set(range(VOCAB)) - set(head.ids.tolist())))[9:49:10]
+    assert len(allowed) == 4
     common: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True, "allowed_token_ids": allowed}
     params = [
         SamplingParams(temperature=0.0, **common),
@@ -200,7 +220,7 @@ def test_a_head_that_knows_none_of_the_tokens_allowed(
         SamplingParams(temperature=0.3, seed=4, repetition_penalty=1.2, **common),
         SamplingParams(temperature=1.0, **common),
     ]
-    with open_llm(tiny.target, speculative_config=speculation(fitted_head.path), max_num_seqs=4) as llm:
+    with open_llm(tiny.target, speculative_config=speculation(head.path), max_num_seqs=4) as llm:
         outputs = llm.generate(PROMPTS[:4], params)
         stats = llm.stats()
     assert_same(outputs[:3], plain.outputs(PROMPTS[:3], params[:3]))

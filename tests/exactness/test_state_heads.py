@@ -1,16 +1,10 @@
-"""Medusa heads and MLP speculators in whole engines: every layout, and whatever can come between two of their drafts.
-
-Outputs are those of plain decoding, bit for bit; and drafts are those of a plain reference on the state that the target
-has after the whole text, which outputs do not show.
-"""
+"""What is particular to Medusa heads and MLP speculators in whole engines; what holds for all heads: ``test_heads``."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,41 +14,17 @@ from safetensors.torch import load_file, save_file
 
 from dynaspec import SamplingParams
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.step import Limits
-from dynaspec.propose.state_heads import StateHeadsProposer
 from support.checkpoints import Pair
-from support.controllers import VaryingController
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
-from support.seen_drafts import watch_drafts
+from support.head_engines import greedy, params_of, scripted, speculation
+from support.seen_drafts import check_drafts, watch_drafts
 from support.state_heads import (
     LAYOUTS,
     FittedHeads,
-    Layout,
-    check_drafts,
     published,
     random_tensors,
-    save_fitted,
 )
-from support.workloads import MODES, PROMPTS
-from unit.engine.fakes import ScriptedController
-
-
-def speculation(heads: str, **options: Any) -> dict[str, Any]:
-    """The heads by themselves."""
-    return {"model": heads, "policy": "constant", "prompt_lookup_max": 0, **options}
-
-
-def scripted(*lengths: int, keep: int | None = None) -> Callable[[Limits], ScriptedController]:
-    """A controller that drafts these lengths, one a step, over and over."""
-    return lambda limits: ScriptedController(lengths, keep=keep)
-
-
-def params_of(mode: str) -> list[SamplingParams]:
-    return [MODES[mode](i) for i in range(len(PROMPTS))]
-
-
-def greedy(most: int, **options: Any) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, **options)
+from support.workloads import PROMPTS
 
 
 @pytest.fixture(params=["medusa", "mlp_speculator"])
@@ -62,67 +32,11 @@ def heads(request: pytest.FixtureRequest, fitted_state_heads: dict[str, FittedHe
     return fitted_state_heads[request.param]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_every_layout(layout: Layout, tiny: Pair, plain: PlainDecoding, tmp_path: Path) -> None:
-    """Greedy, in compiled drafts, and drawn, head by head; with preemption, chunked prefill and prefix hits."""
-    texts = [plain.llm.tokenizer.encode(prompt) for prompt in PROMPTS[:4]]
-    heads = save_fitted(tmp_path, tiny.target, texts, layout, steps=30)
-    with (
-        watch_drafts(StateHeadsProposer) as seen,
-        open_llm(
-            tiny.target,
-            speculative_config=speculation(heads.path, num_speculative_tokens=layout.heads),
-            max_num_seqs=4,
-            max_num_batched_tokens=24,
-            async_scheduling=True,
-            kv_cache_memory=kv_bytes(9, tiny.target, heads.path),
-        ) as llm,
-    ):
-        for mode in ("greedy", "truncated"):
-            params, before = params_of(mode)[:4], llm.stats()
-            assert_same(llm.generate(PROMPTS[:4], params), plain.outputs(PROMPTS[:4], params))
-            stats = llm.stats() - before
-            assert stats.verified > stats.accepted > 0
-        stats = llm.stats()
-    assert stats.preemptions > 0
-    assert stats.proposer_faults == 0
-    assert max(len(draft.tokens) for draft in seen) == layout.heads
-    check_drafts(seen, heads)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("crowded", [False, True], ids=["ample", "crowded"])
-def test_everything_at_random(crowded: bool, seed: int, tiny: Pair, heads: FittedHeads, plain: PlainDecoding) -> None:
-    """Lengths beyond the heads there are, trims, stops, lookup in their place; ``crowded``: preemption and chunked
-    prefill."""
-    config = speculation(heads.path, policy="auto", num_speculative_tokens=6, prompt_lookup_min=1, prompt_lookup_max=3)
-    params = params_of("mixed")
-    with (
-        watch_drafts(StateHeadsProposer) as seen,
-        open_llm(
-            tiny.target,
-            controller=partial(VaryingController, seed=seed),
-            speculative_config=config,
-            max_num_seqs=8,
-            max_num_batched_tokens=16 if crowded else 1024,
-            async_scheduling=crowded,
-            kv_cache_memory=kv_bytes(9, tiny.target, heads.path) if crowded else None,
-        ) as llm,
-    ):
-        for _ in range(2):
-            assert_same(llm.generate(PROMPTS, params), plain.outputs(PROMPTS, params))
-        stats = llm.stats()
-    assert stats.verified > stats.accepted > 0
-    assert stats.proposer_faults == 0
-    assert (stats.preemptions > 0) == crowded
-    check_drafts(seen, heads)
-
-
 def test_a_hundred_steps_without_drafts_and_back(tiny: Pair, heads: FittedHeads, plain: PlainDecoding) -> None:
     """The first draft afterwards is as any other: nothing has been missed."""
     params = [greedy(150), greedy(145), SamplingParams(temperature=0.8, seed=5, max_tokens=150, ignore_eos=True)]
     with (
-        watch_drafts(StateHeadsProposer) as seen,
+        watch_drafts(heads.proposer) as seen,
         open_llm(
             tiny.target,
             controller=scripted(*[3] * 8, *[0] * 100, *[3] * 40),
@@ -138,27 +52,6 @@ def test_a_hundred_steps_without_drafts_and_back(tiny: Pair, heads: FittedHeads,
     check_drafts(seen, heads)
 
 
-@pytest.mark.parametrize("mode", ["greedy", "truncated", "formed"])
-def test_trims_and_grammars(mode: str, tiny: Pair, heads: FittedHeads, plain: PlainDecoding) -> None:
-    """What was drafted and not verified has left no state behind."""
-    params = params_of(mode)
-    with (
-        watch_drafts(StateHeadsProposer) as seen,
-        open_llm(
-            tiny.target,
-            controller=scripted(3, 2, 0, 3, keep=1),
-            speculative_config=speculation(heads.path),
-            max_num_seqs=5,
-            async_scheduling=mode == "truncated",
-        ) as llm,
-    ):
-        assert_same(llm.generate(PROMPTS, params), plain.outputs(PROMPTS, params))
-        stats = llm.stats()
-    assert stats.draft_tokens > 1.5 * stats.verified
-    assert stats.verified > stats.accepted > 0
-    check_drafts(seen, heads)
-
-
 BEGINNING = f"{PROMPTS[0]}, {PROMPTS[1]}"
 
 
@@ -166,7 +59,7 @@ def test_prefix_hits(tiny: Pair, heads: FittedHeads, plain: PlainDecoding) -> No
     """On beginnings whose states were kept as their KV was; also a whole prompt but its last token, whose blocks hold
     the state that the first draft reads."""
     with (
-        watch_drafts(StateHeadsProposer) as seen,
+        watch_drafts(heads.proposer) as seen,
         open_llm(
             tiny.target,
             speculative_config=speculation(heads.path),
@@ -205,29 +98,6 @@ def test_a_model_that_holds_its_heads_itself(
         assert_same(llm.generate(PROMPTS[:3], params), plain.outputs(PROMPTS[:3], params))
         stats = llm.stats()
     assert stats.verified > 100
-    assert stats.proposer_faults == 0
-
-
-def test_heads_that_know_none_of_the_tokens_allowed(
-    tiny: Pair, fitted_state_heads: dict[str, FittedHeads], plain: PlainDecoding
-) -> None:
-    """They draft any of them, and say so."""
-    heads = fitted_state_heads["medusa"]
-    known = set(heads.ids.tolist())
-    allowed = tuple(token for token in range(320) if token not in known)[:4]
-    common: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True, "allowed_token_ids": allowed}
-    params = [
-        SamplingParams(temperature=0.0, **common),
-        SamplingParams(temperature=1.0, seed=3, **common),
-        SamplingParams(temperature=0.3, seed=4, repetition_penalty=1.2, **common),
-        SamplingParams(temperature=1.0, **common),
-    ]
-    with open_llm(tiny.target, speculative_config=speculation(heads.path), max_num_seqs=4) as llm:
-        outputs = llm.generate(PROMPTS[:4], params)
-        stats = llm.stats()
-    assert_same(outputs[:3], plain.outputs(PROMPTS[:3], params[:3]))
-    assert set(outputs[3].outputs[0].token_ids) <= set(allowed)
-    assert stats.verified > stats.accepted > 0
     assert stats.proposer_faults == 0
 
 

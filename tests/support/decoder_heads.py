@@ -10,15 +10,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
 
 from dynaspec.model.base import Model
+from dynaspec.model.decoder_heads.head import Head
+from dynaspec.model.decoder_heads.loader import load_head
 from dynaspec.model.loader import load_model
+from dynaspec.propose.autoregressive import AutoregressiveProposer
 
-from .head_passes import states_of
+from .head_passes import logits_of, states_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -45,8 +49,7 @@ class Layout:
     """How one project writes a head."""
 
     name: str
-    kind: str
-    """The method."""
+    method: str
     config: dict[str, Any] = field(default_factory=dict)
     """On top of what all have."""
     shape: Shape = field(default_factory=Shape)
@@ -229,13 +232,13 @@ def random_tensors(layout: Layout, seed: int = 0) -> Tensors:
         return (1 + torch.randn(width, generator=generator) * 0.1).bfloat16().float()
 
     found: Tensors = {}
-    if layout.kind == "eagle3":
+    if layout.method == "eagle3":
         found |= {"norm.weight": norm(s.hidden), "layers.0.hidden_norm.weight": norm(s.hidden)}
         if s.states != (3,):
             found["fc.weight"] = matrix(s.hidden, len(s.states) * s.target_hidden)
             if layout.bias:
                 found["fc.bias"] = matrix(s.hidden)
-    elif layout.kind == "eagle":
+    elif layout.method == "eagle":
         found["fc.weight"] = matrix(s.hidden, 2 * s.hidden) / 4  # no norm ends a pass: states would grow along a chain
         if layout.projection_bias:
             found["fc.bias"] = matrix(s.hidden)
@@ -246,7 +249,7 @@ def random_tensors(layout: Layout, seed: int = 0) -> Tensors:
         found |= {f"mtp_layers.0.{name}_layernorm.weight": norm(s.hidden) for name in ("token", "hidden", "final")}
     for index in range(s.layers):
         prefix = f"{_layers(layout)}.{index}."
-        width = s.hidden * (2 if index == 0 and layout.kind == "eagle3" else 1)
+        width = s.hidden * (2 if index == 0 and layout.method == "eagle3" else 1)
         for name, heads in (("q", s.heads), ("k", s.kv_heads), ("v", s.kv_heads)):
             found[f"{prefix}self_attn.{name}_proj.weight"] = matrix(heads * s.head_dim, width)
             if layout.bias:
@@ -255,7 +258,7 @@ def random_tensors(layout: Layout, seed: int = 0) -> Tensors:
         found[f"{prefix}mlp.gate_proj.weight"] = matrix(s.inner, s.hidden)
         found[f"{prefix}mlp.up_proj.weight"] = matrix(s.inner, s.hidden)
         found[f"{prefix}mlp.down_proj.weight"] = matrix(s.hidden, s.inner)
-        if index or layout.kind != "eagle":
+        if index or layout.method != "eagle":
             found[f"{prefix}input_layernorm.weight"] = norm(s.hidden)
         found[f"{prefix}post_attention_layernorm.weight"] = norm(s.hidden)
         if layout.qk_norm:
@@ -277,16 +280,16 @@ def random_tensors(layout: Layout, seed: int = 0) -> Tensors:
 
 
 def _layers(layout: Layout) -> str:
-    return "mtp_layers" if layout.kind == "mtp" else "layers"
+    return "mtp_layers" if layout.method == "mtp" else "layers"
 
 
 def config_of(layout: Layout) -> dict[str, Any]:
     """The head's config.json; a prediction layer's has the keys of its target, with as many layers as that has."""
     s = layout.shape
     decoder = {
-        "model_type": "qwen3" if layout.kind == "mtp" else "llama",
+        "model_type": "qwen3" if layout.method == "mtp" else "llama",
         "hidden_size": s.hidden,
-        "num_hidden_layers": 2 if layout.kind == "mtp" else s.layers,
+        "num_hidden_layers": 2 if layout.method == "mtp" else s.layers,
         "num_attention_heads": s.heads,
         "num_key_value_heads": s.kv_heads,
         "head_dim": s.head_dim,
@@ -296,7 +299,7 @@ def config_of(layout: Layout) -> dict[str, Any]:
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
     }
-    own = {"draft_vocab_size": s.draft_vocab} if layout.kind == "eagle3" else {}
+    own = {"draft_vocab_size": s.draft_vocab} if layout.method == "eagle3" else {}
     return own | ({"transformer_layer_config": decoder} if layout.nested else decoder) | layout.config
 
 
@@ -324,11 +327,21 @@ class FittedHead:
     """[vocabulary, hidden] the target's, as the next."""
     output: torch.Tensor
 
-    def logits(self, text: Sequence[int], drafted: Sequence[int]) -> torch.Tensor:
-        """[drafted + 1, draft vocabulary] what it should say after a text, and after each token drafted behind it."""
+    proposer = AutoregressiveProposer
+    tolerance = 1e-5
+
+    def chances(self, text: Sequence[int], drafted: Sequence[int]) -> np.ndarray:
+        """See ``seen_drafts.Fitted``: of its own passes, which the plain reference agrees with up to rounding."""
         states = states_of(self.target, list(text[:-1]), self.layout.shape.states)
-        found = reference(self.layout, self.tensors, self.embedding, self.output, text, states, drafted)
-        return found[len(text) - 2 :]
+        said = logits_of(self._own, states, list(text), list(drafted), len(text))
+        wanted = reference(self.layout, self.tensors, self.embedding, self.output, text, states, drafted)
+        chances, plain = (found[len(text) - 2 :].softmax(-1).numpy() for found in (said, wanted))
+        np.testing.assert_allclose(chances, plain, rtol=0.05, atol=0.01, err_msg=f"{text} {drafted}")
+        return np.asarray(chances)
+
+    @cached_property
+    def _own(self) -> Head:
+        return load_head(self.layout.method, self.path, self.target)
 
     @cached_property
     def ids(self) -> torch.Tensor:
@@ -396,7 +409,7 @@ def save_fitted(
             out = _outputs(layout, tensors, embedding, tokens, states)
             loss = loss + F.cross_entropy(out @ tensors.get("lm_head.weight", output).T, best)
             if (
-                layout.kind == "eagle"
+                layout.method == "eagle"
             ):  # as in its training: else states, which no norm bounds, would grow along a chain
                 loss = loss + 10 * F.smooth_l1_loss(out[:-1], states[1:])
         optimizer.zero_grad()
@@ -462,9 +475,9 @@ def _outputs(
         states = torch.cat([_rms(part, w[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)], 1)
     if "input_norm.weight" in w:
         states = _rms(states, w["input_norm.weight"])
-    fused = layout.kind == "eagle3" and "fc.weight" in w
+    fused = layout.method == "eagle3" and "fc.weight" in w
     hidden = states @ w["fc.weight"].T + w.get("fc.bias", 0.0) if fused else states
-    table = w.get("embed_tokens.weight", embedding) if layout.kind == "eagle3" else embedding
+    table = w.get("embed_tokens.weight", embedding) if layout.method == "eagle3" else embedding
     rows = list(tokens[1:])
     for done in range(len(drafted) + 1):
         out, fed_back = _pass(layout, w, table[torch.tensor(rows)], hidden)
@@ -476,9 +489,9 @@ def _outputs(
 
 def _pass(layout: Layout, w: Tensors, e: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What logits are made of, and what the next step reads, both [rows, hidden]."""
-    if layout.kind == "eagle":
+    if layout.method == "eagle":
         return _eagle_pass(layout, w, e, g)
-    return _mtp_pass(layout, w, e, g) if layout.kind == "mtp" else _eagle3_pass(layout, w, e, g)
+    return _mtp_pass(layout, w, e, g) if layout.method == "mtp" else _eagle3_pass(layout, w, e, g)
 
 
 def _eagle3_pass(layout: Layout, w: Tensors, e: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

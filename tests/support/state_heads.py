@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 
 from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
+from dynaspec.propose.state_heads import StateHeadsProposer
 
 from .head_passes import states_of
-from .seen_drafts import SeenDraft
 
 Tensors = dict[str, torch.Tensor]
 
@@ -218,11 +218,15 @@ class FittedHeads:
     tensors: Tensors
     target: Model
 
-    def logits(self, text: Sequence[int], drafted: Sequence[int]) -> torch.Tensor:
-        """[drafted + 1, drafted vocabulary] what they should say after a text, and each token drafted behind it."""
+    proposer = StateHeadsProposer
+    tolerance = 2e-3
+
+    def chances(self, text: Sequence[int], drafted: Sequence[int]) -> np.ndarray:
+        """See ``seen_drafts.Fitted``: of the plain reference on the state that the target has after the text."""
         last = self.target.config.num_layers + 1
         states = states_of(self.target, list(text[:-1]), (last,))
-        return reference(self.layout, self.tensors, states[-1], [text[-1], *drafted])
+        found = reference(self.layout, self.tensors, states[-1], [text[-1], *drafted])
+        return np.asarray(found.softmax(-1).numpy())
 
     @cached_property
     def ids(self) -> torch.Tensor:
@@ -277,17 +281,3 @@ def _logits(layout: Layout, w: Tensors, hidden: torch.Tensor, tokens: torch.Tens
     """``reference`` over the whole vocabulary, for tokens in a tensor."""
     whole = replace(layout, known=None)
     return reference(whole, w, hidden, [tokens[i] for i in range(layout.heads)])  # type: ignore[misc]
-
-
-def check_drafts(seen: Sequence[SeenDraft], heads: FittedHeads) -> None:
-    """Each draft has the confidences of a plain reference that has read the whole text; and its first choices, where
-    these are to be drafted."""
-    assert seen
-    for draft in seen:
-        chances = heads.logits(draft.text, draft.tokens[:-1]).softmax(-1).numpy()
-        drafted = np.where(heads.ids.numpy() == np.array(draft.tokens)[:, None], chances, 0.0).sum(-1)
-        best = chances.max(-1)
-        wanted = drafted if draft.of_drawn else best
-        np.testing.assert_allclose(draft.confidence, wanted, rtol=2e-3, atol=1e-5, err_msg=str(draft))
-        if draft.greedy:
-            np.testing.assert_allclose(drafted, best, rtol=2e-3, err_msg=str(draft))

@@ -50,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_a_head_computes_what_its_layout_says(layout: Layout, model: Model, tmp_path: Path) -> None:
     path = write(layout, tmp_path)
-    head, s = load_head(layout.kind, str(path), model), layout.shape
+    head, s = load_head(layout.method, str(path), model), layout.shape
     assert head.settings.states == s.states
     states, tensors = states_of(model, TEXT, s.states), random_tensors(layout)
     embedding, output = tiny.tensors()["model.embed_tokens.weight"], tiny.tensors()["lm_head.weight"]
@@ -63,12 +63,12 @@ def test_a_head_computes_what_its_layout_says(layout: Layout, model: Model, tmp_
     if ids is not None:
         assert head.vocabulary is not None
         assert head.vocabulary.tolist() == ids.tolist()
-    assert checkpoint_method(path) == (layout.kind if layout.says_so else "draft_model")
+    assert checkpoint_method(path) == (layout.method if layout.says_so else "draft_model")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_single_operations_compute_the_same(layout: Layout, model: Model, tmp_path: Path) -> None:
-    head = load_head(layout.kind, str(write(layout, tmp_path)), model)
+    head = load_head(layout.method, str(write(layout, tmp_path)), model)
     states = states_of(model, TEXT, layout.shape.states)
     whole = logits_of(head, states, TEXT, CHAIN, len(TEXT))
     head.compiled = None
@@ -83,13 +83,13 @@ class Desk:
 
     def __init__(self, model: Model, layout: Layout, path: Path, *, compiled: bool = True, most: int = 512) -> None:
         self.model = model
-        head = load_head(layout.kind, str(path), model)
+        head = load_head(layout.method, str(path), model)
         self.texts = [np.random.default_rng(i).integers(3, 50, size).tolist() for i, size in enumerate((20, 5, 33, 16))]
         self.tables, sampler = block_tables(size=BLOCK_SIZE), SamplerState(4, 50)
         self.arena = Arena.allocate(head.config.num_layers, head.kv_shapes(40), torch.float32, torch.device("cpu"))
         self.kv = Arena.allocate(2, model.kv_shapes(40), torch.float32, torch.device("cpu")).layers
         self.taps = Taps.allocate(head.settings.states, 40, 2, 32, torch.float32, torch.device("cpu"))
-        drafter = DecoderHeadDrafter(head, self.arena, self.taps, layout.kind)
+        drafter = DecoderHeadDrafter(head, self.arena, self.taps, layout.method)
         if not compiled:
             drafter.chain = None
         self.proposer = AutoregressiveProposer(drafter, self.tables, sampler, max_length=64, catch_up_tokens=most)

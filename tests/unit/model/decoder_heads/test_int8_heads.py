@@ -37,7 +37,7 @@ def is_int8(linear: Linear | None) -> bool:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_it_computes_with_the_widened_matrices(layout: Layout, model: Model, tmp_path: Path) -> None:
-    head, s = load_head(layout.kind, str(write(layout, tmp_path)), model, quantization="int8"), layout.shape
+    head, s = load_head(layout.method, str(write(layout, tmp_path)), model, quantization="int8"), layout.shape
     tensors = {
         name: rounded(tensor) if tensor.ndim == 2 and "embed" not in name else tensor
         for name, tensor in random_tensors(layout).items()
