@@ -100,6 +100,8 @@ def speculation(kind: str, drafter: str) -> dict[str, Any]:
         }
     if kind == "suffix":
         return {"method": "suffix", "policy": "constant", "num_speculative_tokens": DEPTH}
+    if kind == "early exit":
+        return {"assistant_early_exit": 1, "policy": "constant", "num_speculative_tokens": DEPTH}
     config = {"model": drafter, "num_speculative_tokens": DEPTH}
     if kind in ("auto", "varying"):  # with lookup beside
         return config | {"policy": "auto", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
@@ -134,7 +136,10 @@ BOTH = [
 
 @pytest.mark.parametrize(
     ("kind", "scheduling"),
-    [*BOTH, ("greedy", "async"), ("auto", "serial"), ("varying", "async"), ("gated", "serial")],
+    [
+        *BOTH,
+        *(("greedy", "async"), ("auto", "serial"), ("varying", "async"), ("gated", "serial"), ("early exit", "async")),
+    ],
 )
 def test_unseeded_output_follows_the_targets_law(
     kind: str, scheduling: str, tiny: Pair, law: dict[tuple[int, ...], float]

@@ -1,7 +1,7 @@
 """Drafting token by token, by whatever runs a pass (``Drafter``): a small model, or a head on hidden states.
 
-It keeps its own KV in its own arena, under the target's block tables. Its first pass ingests whatever committed
-tokens it lacks; each further pass one draft token a row. Rows that stop leave the batch.
+It keeps its own KV in its own arena, under the target's block tables, or shares the target's. Its first pass ingests
+whatever committed tokens it lacks; each further pass one draft token a row. Rows that stop leave the batch.
 
 For a probe it may be asked to read the latest tokens of a request only (``SpecPlan.probe_context``), as if the text
 began with them, and to draft one token. Their KV lies behind the watermark, where it counts for nothing.
@@ -77,6 +77,8 @@ class AutoregressiveProposer:
         self._chain: Chain | None = drafter.chain
 
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
+        if self._drafter.targets_kv:
+            return (0,) * len(batch.ids)
         # A request that has just taken a lane over is known here from the step on: until then it is its predecessor's.
         return tuple(np.maximum(batch.lengths - 1 - self._marks.seen[batch.lanes], 0).tolist())
 
@@ -99,6 +101,8 @@ class AutoregressiveProposer:
         wanted = np.array(plan.depth, dtype=np.int64)
         depth = np.maximum(np.minimum(self._max_length - batch.lengths, wanted), 0)
         depth[batch.lengths <= self._drafter.unread] = 0
+        if self._drafter.targets_kv:
+            self._marks.seen[batch.lanes] = batch.lengths - 1
         read = seen = self._marks.seen[batch.lanes]
         if plan.probe_context:
             read = probe_from(batch, depth > 0, seen, self._tables, plan.probe_context)

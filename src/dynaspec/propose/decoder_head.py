@@ -24,6 +24,7 @@ class DecoderHeadDrafter:
 
     unread = 1
     reads_again = True
+    targets_kv = False
 
     def __init__(self, head: Head, arena: Arena, taps: Taps, method: str) -> None:
         """

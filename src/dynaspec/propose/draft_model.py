@@ -1,4 +1,5 @@
-"""A small model of the target's vocabulary drafts (Leviathan et al., 2211.17192; Chen et al., 2302.01318)."""
+"""A model drafts: a small one (Leviathan et al., 2211.17192; Chen et al., 2302.01318), or the target's own first layers
+(LayerSkip: Elhoushi et al., 2404.16710)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import torch
 
 from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import Ints
+from dynaspec.contract.step import ProposerTraits
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
@@ -17,13 +19,25 @@ from .drafter import Chain
 class DraftModel:
     """See ``Drafter``."""
 
-    traits = METHODS["draft_model"].traits
     taps: tuple[int, ...] = ()
     unread = 0
     reads_again = False
     vocabulary: Ints | None = None
 
-    def __init__(self, model: Model, arena: Arena) -> None:
+    def __init__(
+        self,
+        model: Model,
+        arena: Arena,
+        *,
+        traits: ProposerTraits = METHODS["draft_model"].traits,
+        targets_kv: bool = False,
+    ) -> None:
+        """
+        Args:
+            targets_kv: see ``Drafter``; the arena is the target's, or the part of it that the model has layers for.
+        """
+        self.traits = traits
+        self.targets_kv = targets_kv
         self._model = model
         self._arena = arena
         self.vocab_size = model.config.vocab_size

@@ -18,8 +18,8 @@ Chain = Callable[..., tuple[Ints, Ints, Ints]]
 
 
 class Drafter(Protocol):
-    """Runs passes on KV of its own. What a pass returns for a row, [hidden], gives the next token's logits, and goes
-    into the pass over that token."""
+    """Runs passes on KV of its own, or on the target's. What a pass returns for a row, [hidden], gives the next token's
+    logits, and goes into the pass over that token."""
 
     traits: ProposerTraits
     taps: tuple[int, ...]
@@ -28,6 +28,9 @@ class Drafter(Protocol):
     """Tokens at the beginning of every text that it never reads."""
     reads_again: bool
     """It reads accepted drafts again, since the target knows more about them than it did."""
+    targets_kv: bool
+    """Its KV is the target's, which is there for every committed token but the last. What it writes for that one and
+    for drafted ones, the target's pass writes over."""
     vocab_size: int
     """The target's."""
     vocabulary: Ints | None

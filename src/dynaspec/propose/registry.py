@@ -22,6 +22,7 @@ from dynaspec.kv.tables import BlockTables
 from dynaspec.model.attention.base import Shape
 from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
+from dynaspec.model.decoder import Decoder
 from dynaspec.model.decoder_heads.head import Head
 from dynaspec.model.decoder_heads.loader import load_head
 from dynaspec.model.quantization import Quantization
@@ -65,7 +66,7 @@ class Loaded(Protocol):
     def drafter(self, arena: Arena, taps: Taps | None) -> Drafter | StateHeadsDrafter:
         """
         Args:
-            arena: of the KV of ``weights``; not read where there are none.
+            arena: of the KV of ``weights``; where there are none, the target's.
             taps: where the target keeps ``taps``; None if it reads none.
         """
         ...
@@ -150,6 +151,36 @@ class LoadedModel:
         return DraftModel(self.weights, arena)
 
 
+class LoadedEarlyExit:
+    """See ``Loaded``: the target's first layers, on the target's KV."""
+
+    weights: Weights | None = None
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, source: Source) -> None:
+        """
+        Raises:
+            ConfigError: the target has not so many layers, or cannot be run in part.
+        """
+        target, layers = source.target, source.config.assistant_early_exit or 0
+        self._traits = METHODS[source.config.method].traits
+        if not isinstance(target, Decoder):
+            raise ConfigError(
+                f"method is {source.config.method!r} but {source.target_name} does not run on this engine's own layers"
+                "; expected a model of a supported family"
+            )
+        if layers >= target.config.num_layers:
+            raise ConfigError(
+                f"assistant_early_exit is {layers} but {source.target_name} has {target.config.num_layers} layers; "
+                "expected fewer than that"
+            )
+        self._model = target.first_layers(layers)
+
+    def drafter(self, arena: Arena, taps: Taps | None) -> Drafter:
+        own = Arena(arena.layers[: self._model.config.num_layers])
+        return DraftModel(self._model, own, traits=self._traits, targets_kv=True)
+
+
 class LoadedDecoderHead:
     """See ``Loaded``."""
 
@@ -231,13 +262,14 @@ def _given(taps: Taps | None) -> Taps:
 
 _LOADERS: Mapping[str, Callable[[Source], Loaded]] = {
     "draft_model": LoadedModel,
+    "early_exit": LoadedEarlyExit,
     "eagle": LoadedDecoderHead,
     "eagle3": LoadedDecoderHead,
     "medusa": partial(LoadedStateHeads, load=load_medusa),
     "mlp_speculator": partial(LoadedStateHeads, load=load_mlp_speculator),
     "mtp": LoadedDecoderHead,
 }
-"""Of the methods with a checkpoint."""
+"""Of the methods that draft by passes."""
 
 
 def load_drafter(source: Source) -> Loaded | None:

@@ -92,6 +92,17 @@ def test_drafts_and_kv_are_those_of_single_passes(model: Model, rule: StopRule |
         assert torch.equal(mine[1], other[1])
 
 
+def test_on_the_targets_kv_nothing_is_read_but_the_newest_token(model: Model) -> None:
+    desk = Desk(model)
+    drafter = DraftModel(model, desk.arena, targets_kv=True)
+    desk.proposer = AutoregressiveProposer(drafter, desk.tables, SamplerState(len(SIZES), 50), max_length=64)
+    assert desk.proposer.lag(batch(*desk.texts, tables=desk.tables)) == (0, 0, 0, 0)
+    drafts = desk.step((2, 2, 0, 2), None, (1, 0, 0, 2))
+    assert drafts.rows_per_pass == (3, 3)
+    drafts = desk.step((1, 1, 3, 1), None, (0, 0, 0, 0))
+    assert drafts.rows_per_pass == (4, 1, 1)
+
+
 def test_only_what_python_need_not_look_at_is_one_call(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     desk = Desk(model, most=16)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.methods import OF_TOKENS
+from dynaspec.contract.methods import METHODS, OF_TOKENS
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.environment import fill_in
 from dynaspec.control.keys import ALIASES, canonical
@@ -99,9 +99,21 @@ def divide(value: Any, environ: Mapping[str, str], vllms: Collection[str] = ()) 
             f"quantization is {named['quantization']!r}, which vLLM's drafters do not have; expected one of vLLM's "
             "own, or drafter_backend 'dynaspec' on a CPU"
         )
-    if infer_method(named) in OF_TOKENS:
+    method = infer_method(named)
+    check_method(method)
+    if method in OF_TOKENS:
         return _own_method(named, passed)
     return _divided(named, passed, policy=infer_policy(named))
+
+
+def check_method(method: Any) -> None:
+    """
+    Raises:
+        ConfigError: a method that drafts inside of dynaspec's own engine only.
+    """
+    known = METHODS.get(method) if isinstance(method, str) else None
+    if known is not None and known.in_target and not known.reads_target:
+        raise ConfigError(f"method is {method!r}, which vLLM does not have; expected dynaspec's own engine, or another")
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
