@@ -68,6 +68,10 @@ Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     Expected("'auto', 'float32', 'bfloat16' or 'float16'"),
 ]
+OwnVocabulary = Annotated[
+    Annotated[bool, Field(strict=True)] | Literal["tli", "slem"],
+    Expected("true, false, 'tli' or 'slem'"),
+]
 Quantization = Annotated[Literal["int8"] | None, Expected("'int8', or no quantization")]
 
 
@@ -95,6 +99,13 @@ class SpeculativeConfig(BaseModel):
     """The drafter's dtype; ``auto`` = the target's."""
     quantization: Quantization = None
     """Of the drafter's weights when they are loaded; None = as the target's."""
+    use_heterogeneous_vocab: OwnVocabulary = False
+    """The draft model has another tokenizer than the target. ``tli``, or true: it drafts the tokens that both have;
+    ``slem``: any, whose text the target's tokenizer encodes."""
+    assistant_lookbehind: Count = None
+    """Of the draft model's tokens, how many are encoded anew with the text that follows them."""
+    target_lookbehind: Count = None
+    """The same of the target's, where drafted text is encoded."""
     assistant_early_exit: Count = None
     """For ``early_exit``: layers of the target that draft."""
     draft_sample_method: SampleMethod

@@ -53,9 +53,12 @@ STOPPING_POLICIES = ("confidence", "schedule", "goodput", "elastic")
 _ALIASES = {alias: method.name for method in METHODS.values() for alias in (method.name, *method.aliases)}
 _NGRAM_NAMES = ("ngram", *METHODS["ngram"].aliases)
 _CHECKPOINT_ONLY = ("model", "revision", "dtype", "quantization")
+_OWN_VOCABULARY = ("assistant_lookbehind", "target_lookbehind")
+DEFAULT_LOOKBEHIND = 10
+"""Tokens; Transformers' default."""
 _PASSES_ONLY = ("max_model_len", "kv_write_gating_threshold")
 _LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
-_HARMLESS = (("dtype", "auto"), ("kv_write_gating_threshold", 0))
+_HARMLESS = (("dtype", "auto"), ("kv_write_gating_threshold", 0), ("use_heterogeneous_vocab", False))
 
 
 def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,6 +140,7 @@ def _check_method(values: Mapping[str, Any]) -> None:
                 f"{owner.key} is {values[owner.key]!r} but method is {method!r}; expected no {owner.key}, or method "
                 f"{owner.name!r}"
             )
+    _check_vocabulary(values)
     key, checkpoint = METHODS[method].key, METHODS[method].checkpoint
     if key is not None and key not in values:
         raise ConfigError(f"method is {method!r} but there is no {key}; expected one")
@@ -165,12 +169,24 @@ def _check_method(values: Mapping[str, Any]) -> None:
         )
 
 
+def _check_vocabulary(values: Mapping[str, Any]) -> None:
+    _refuse_keys_of(("use_heterogeneous_vocab", *_OWN_VOCABULARY), ("draft_model",), values)
+    how = values.get("use_heterogeneous_vocab", False)
+    for name in _OWN_VOCABULARY:
+        if name in values and (how is False or (name == "target_lookbehind" and how != "slem")):
+            expected = "'slem'" if name == "target_lookbehind" else "true"
+            raise ConfigError(
+                f"{name} is {values[name]!r} but use_heterogeneous_vocab is {how!r}; expected no {name}, or "
+                f"use_heterogeneous_vocab {expected}"
+            )
+
+
 def _refuse_keys_of(names: tuple[str, ...], methods: tuple[str, ...], values: Mapping[str, Any]) -> None:
     """
     Raises:
         ConfigError: a key that only these methods have.
     """
-    for name in names:
+    for name in names if values["method"] not in methods else ():
         if name in values and (name, values[name]) not in _HARMLESS:
             raise ConfigError(
                 f"{name} is {values[name]!r} but method is {values['method']!r}; expected no {name}, or method "
