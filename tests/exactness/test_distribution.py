@@ -192,6 +192,23 @@ def test_unseeded_output_follows_it_with_heads_without_kv(
     assert stats.verified > stats.accepted > 0
 
 
+@pytest.mark.parametrize("kind", ["probabilistic", "greedy", "auto"])
+def test_unseeded_output_follows_it_with_another_vocabulary(
+    kind: str, tiny: Pair, tiny_other: str, law: dict[tuple[int, ...], float]
+) -> None:
+    with open_llm(
+        tiny.target,
+        ticking=kind == "auto",
+        speculative_config={**speculation(kind, tiny_other), "use_heterogeneous_vocab": True},
+        max_model_len=64,
+        max_num_seqs=250,
+    ) as llm:
+        assert p_value(llm, law) > 1e-4
+        stats = llm.stats()
+    assert stats.verified > stats.accepted > 0
+    assert stats.proposer_faults == 0
+
+
 def test_certain_drafts_of_a_poor_proposer_follow_it_too(tiny: Pair, law: dict[tuple[int, ...], float]) -> None:
     with open_llm(
         tiny.target,

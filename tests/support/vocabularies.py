@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def _own_merges(rows: dict[str, list[int]], known: set[str], kept: list[Any]) ->
     for word in WORDS.split():
         parts = list("Ġ" + word)
         while len(parts) > 1:
-            rank, place = min((ranks.get((a, b), len(ranks)), i) for i, (a, b) in enumerate(zip(parts, parts[1:])))
+            rank, place = min((ranks.get((a, b), len(ranks)), i) for i, (a, b) in enumerate(pairwise(parts)))
             if rank == len(ranks):
                 break
             parts[place : place + 2] = [parts[place] + parts[place + 1]]

@@ -166,13 +166,13 @@ class OwnTexts:
         self._starts[lane, keep:length] = [*starts, *(len(state.text) for _ in tail)]
         state.length, self._lengths[lane], self._followed[lane] = keep + len(new), length, len(target)
         marks.rewind(lane, min(ingested, same, length - 1))
-        return None if self._reserve(lane, state, min(length + wanted, self._max_length), marks) else "no_room"
+        return None if self._reserve(lane, state, min(length + wanted, self._max_length), marks) else "no_blocks"
 
     def _reserve(self, lane: int, state: _Lane, tokens: int, marks: Watermarks) -> bool:
         """Blocks for so many own tokens; the first time, those that others have left with the same beginning."""
         if state.open:
             return self.tables.try_grow(lane, tokens)
-        cached = self.tables.match(self._tokens[lane, : self._settled(state)], state.cache_salt)
+        cached = self.tables.match(self._tokens[lane, : self._settled(state) + 1], state.cache_salt)
         state.open = self.tables.try_open(lane, cached, tokens, state.cache_salt)
         if state.open:
             marks.admit(lane, cached)

@@ -34,11 +34,15 @@ _LENGTH_POLICIES = ("auto", "constant", "heuristic", "heuristic_transient", "con
 _DEFAULT_LENGTH = 20
 _DEFAULT_THRESHOLD = 0.4
 _ASSISTANT_GIVEN = "the assistant is the model given as assistant_model"
+_TOKENIZERS_GIVEN = "another tokenizer, and what goes with it, is among the arguments of generate"
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "revision": ((), _ASSISTANT_GIVEN),
     "dtype": (("auto",), _ASSISTANT_GIVEN),
     "quantization": ((), _ASSISTANT_GIVEN),
     "max_model_len": ((), _ASSISTANT_GIVEN),
+    "use_heterogeneous_vocab": ((False,), _TOKENIZERS_GIVEN),
+    "assistant_lookbehind": ((), _TOKENIZERS_GIVEN),
+    "target_lookbehind": ((), _TOKENIZERS_GIVEN),
     "rejection_sample_method": (("standard",), "Transformers verifies drafts itself"),
     "kv_write_gating_threshold": ((0, 0.0), "Transformers' caches keep every token"),
 }

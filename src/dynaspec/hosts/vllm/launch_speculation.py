@@ -60,6 +60,7 @@ VLLM_KEYS = frozenset(
 """Keys that only vLLM honours. Where it is installed, whatever else it knows passes too."""
 
 KEYS = frozenset({*SpeculativeConfig.model_fields, SCHEDULE_KEY})
+_OWN_VOCABULARY = ("use_heterogeneous_vocab", "assistant_lookbehind", "target_lookbehind")
 _LOOKUP = frozenset(("prompt_lookup_max", "prompt_lookup_min"))
 
 
@@ -100,17 +101,23 @@ def divide(value: Any, environ: Mapping[str, str], vllms: Collection[str] = ()) 
             "own, or drafter_backend 'dynaspec' on a CPU"
         )
     method = infer_method(named)
-    check_method(method)
+    check_method(method, named)
     if method in OF_TOKENS:
         return _own_method(named, passed)
     return _divided(named, passed, policy=infer_policy(named))
 
 
-def check_method(method: Any) -> None:
+def check_method(method: Any, named: Mapping[str, Any]) -> None:
     """
     Raises:
-        ConfigError: a method that drafts inside of dynaspec's own engine only.
+        ConfigError: a method, or a way of it, that drafts inside of dynaspec's own engine only.
     """
+    for name in _OWN_VOCABULARY:
+        if named.get(name, False) is not False:
+            raise ConfigError(
+                f"{name} is {named[name]!r}, which vLLM does not have; expected use_heterogeneous_vocab true, or "
+                "dynaspec's own engine"
+            )
     known = METHODS.get(method) if isinstance(method, str) else None
     if known is not None and known.in_target and not known.reads_target:
         raise ConfigError(f"method is {method!r}, which vLLM does not have; expected dynaspec's own engine, or another")
@@ -158,6 +165,8 @@ def split(given: Mapping[str, Any], vllms: Collection[str]) -> tuple[dict[str, A
 
 def _is_vllms(name: str, value: Any) -> bool:
     """Whether only vLLM has this value of a key that dynaspec has too."""
+    if name == "use_heterogeneous_vocab":
+        return value is True
     return (name, value) == ("rejection_sample_method", "block") or (name == "quantization" and value != "int8")
 
 

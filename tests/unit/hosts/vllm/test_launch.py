@@ -152,6 +152,11 @@ def test_options_under_other_names() -> None:
         (3, {}, "expected a mapping"),
         ({"model": "d", "prompt_lookup_max": 3}, {}, "vLLM has one drafter"),
         ({"model": "d", "dtype": "float16"}, {}, "expected 'auto', as vLLM's drafter has the target's dtype"),
+        (
+            {"model": "d", "use_heterogeneous_vocab": "slem"},
+            {},
+            "use_heterogeneous_vocab is 'slem', which vLLM does not",
+        ),
         ({"assistant_early_exit": 2}, {}, "method is 'early_exit', which vLLM does not have"),
         ({"model": "d", "num_speculative_tokens": 0}, {}, "num_speculative_tokens is 0"),
         ({"model": "d", "policy": "heuristc"}, {}, "policy is 'heuristc'"),
