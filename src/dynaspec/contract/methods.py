@@ -34,7 +34,7 @@ class Method:
 _ALL = (
     Method(
         "draft_model",
-        "a small model of the target's vocabulary",
+        "a small model, of the target's vocabulary or another",
         ProposerTraits("draft_model", probe_context=True),
         checkpoint="a draft model's checkpoint",
     ),

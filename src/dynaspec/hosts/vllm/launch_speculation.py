@@ -53,7 +53,6 @@ VLLM_KEYS = frozenset(
         "kv_cache_dtype",
         "moe_backend",
         "parallel_drafting",
-        "use_heterogeneous_vocab",
         "use_local_argmax_reduction",
     }
 )
@@ -180,7 +179,8 @@ def _own_method(named: Mapping[str, Any], passed: Mapping[str, Any]) -> Speculat
         )
     if config.dtype != "auto":
         raise ConfigError(f"dtype is {config.dtype!r}; expected 'auto', as vLLM's drafter has the target's dtype")
-    told = {name: value for name, value in named.items() if name not in ("dtype", *SUFFIX_ONLY_HERE)}
+    here = ("dtype", *_OWN_VOCABULARY, *SUFFIX_ONLY_HERE)
+    told = {name: value for name, value in named.items() if name not in here}
     if config.method == "draft_model":
         told.pop("prompt_lookup_max", None)  # 0: no lookup
     if config.method == "ngram":  # which may be named in a model's place, or not at all

@@ -102,6 +102,12 @@ def test_heuristics_start_where_they_are_told_and_may_grow() -> None:
     assert told["additional_config"]["dynaspec"] == {"policy": "heuristic", "num_speculative_tokens": 4}
 
 
+@pytest.mark.parametrize(("asked", "told"), [(True, {"use_heterogeneous_vocab": True}), (False, {})])
+def test_another_vocabulary_is_vllm_s_to_translate(asked: bool, told: dict[str, bool]) -> None:
+    found = arguments({"model": "d", "use_heterogeneous_vocab": asked})["speculative_config"]
+    assert {key: value for key, value in found.items() if "vocab" in key} == told
+
+
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "deepseek_mtp", "medusa", "dflash"])
 def test_methods_that_vllm_alone_has(method: str) -> None:
     told = arguments({"method": method, "model": "d", "num_speculative_tokens": 3, "parallel_drafting": False})
