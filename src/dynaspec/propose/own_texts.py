@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +23,13 @@ from .router import Part
 from .shared_vocabulary import TextTokenizer, Translation
 from .watermark import Watermarks
 
+Int32 = npt.NDArray[np.int32]
+
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CONTEXT = 6
 """Tokens decoded along, as a token's text may depend on what stands before it."""
+_JOIN = 4
+"""Own tokens before those encoded anew: the first of a piece of text may be others than within it."""
 _CHARACTER = 4
 """Tokens that a character may be cut into: its bytes."""
 
@@ -101,7 +104,7 @@ class OwnTexts:
         reasons: dict[str, str] = {}
         for i in np.flatnonzero(wanted).tolist():
             lane, length = int(batch.lanes[i]), int(batch.lengths[i])
-            reason = self._follow(lane, batch.tokens[lane, :length].tolist(), int(wanted[i]), marks)
+            reason = self._follow(lane, batch.tokens[lane, :length], int(wanted[i]), marks)
             if reason is not None:
                 reasons[batch.ids[i]] = reason
         return Part(batch.ids, batch.lanes, self._lengths[batch.lanes], self._tokens, self.tables.array), reasons
@@ -144,7 +147,7 @@ class OwnTexts:
             confidence[i, :kept] = products[:kept]
         return replace(drafts, tokens=tokens, lens=lens, confidence=confidence, signal=None, repeat_bonus=None)
 
-    def _follow(self, lane: int, target: list[int], wanted: int, marks: Watermarks) -> str | None:
+    def _follow(self, lane: int, target: Int32, wanted: int, marks: Watermarks) -> str | None:
         """See ``follow``; the reason, if there is one."""
         state = self._lanes[lane]
         if state.too_long:
@@ -152,17 +155,19 @@ class OwnTexts:
         ingested = marks.ingested(lane)
         self._take_text(state, target)
         keep, new, starts = self._encode(lane, state)
-        tail = self._own_parts(target[state.taken :])
+        tail = self._own_parts(target[state.taken :].tolist())
         if tail is None:
             return "between_characters"
         length = keep + len(new) + len(tail)
         if length >= self._max_length:
             state.too_long = True
             return "drafter_length"
-        known = self._tokens[lane, keep:length]
-        fresh = np.array([*new, *tail], np.int32)
-        same = keep + int(np.cumprod(known == fresh).sum())
-        known[:] = fresh
+        fresh = [*new, *tail]
+        known = self._tokens[lane, keep:length].tolist()
+        same = keep + next(
+            (i for i, pair in enumerate(zip(known, fresh, strict=True)) if pair[0] != pair[1]), len(fresh)
+        )
+        self._tokens[lane, keep:length] = fresh
         self._starts[lane, keep:length] = [*starts, *(len(state.text) for _ in tail)]
         state.length, self._lengths[lane], self._followed[lane] = keep + len(new), length, len(target)
         marks.rewind(lane, min(ingested, same, length - 1))
@@ -180,17 +185,18 @@ class OwnTexts:
 
     def _settled(self, state: _Lane) -> int:
         """Own tokens that no text to come changes: blocks of these alone are shared."""
-        return max(0, state.length - 2 * self._by.own_lookbehind)
+        return max(0, state.length - self._by.own_lookbehind - _JOIN)
 
-    def _take_text(self, state: _Lane, target: list[int]) -> None:
+    def _take_text(self, state: _Lane, target: Int32) -> None:
         """Adds to the text what whole characters the tokens since have brought."""
         beginning = self._by.target.beginning
-        if state.taken == 0 and beginning and tuple(target[: len(beginning)]) == beginning:
+        if state.taken == 0 and beginning and tuple(target[: len(beginning)].tolist()) == beginning:
             state.taken = len(beginning)
-        before = target[max(0, state.taken - _CONTEXT) : state.taken]
-        shown = self._decode(self._by.target, before).rstrip(_REPLACEMENT)
+        first = max(0, state.taken - _CONTEXT)
+        tokens = target[first:].tolist()
+        shown = self._decode(self._by.target, tokens[: state.taken - first]).rstrip(_REPLACEMENT)
         for end in range(len(target), max(state.taken, len(target) - _CHARACTER), -1):
-            decoded = self._decode(self._by.target, before + target[state.taken : end])
+            decoded = self._decode(self._by.target, tokens[: end - first])
             if not decoded.endswith(_REPLACEMENT):
                 state.text += decoded[len(shown) :]
                 state.taken = end
@@ -199,7 +205,7 @@ class OwnTexts:
     def _encode(self, lane: int, state: _Lane) -> tuple[int, Sequence[int], list[int]]:
         """Own tokens of what is new in the text, and of the end of what was there.
 
-        They are encoded with as many again before them, and joined where both ways of cutting have the same border.
+        They are encoded with a few more before them, and joined where both ways of cutting have the same border.
 
         Returns:
             How many own tokens stay; those that follow; where they begin.
@@ -208,19 +214,18 @@ class OwnTexts:
         if not state.length:
             tokens, starts = self._by.own.encode_at(state.text)
             return 0, [*self._by.own.beginning, *tokens], [*(0 for _ in range(first)), *starts]
-        begin = max(first, state.length - 2 * again)
+        begin = max(first, self._settled(state))
         at = int(self._starts[lane, begin]) if begin < state.length else 0
         tokens, found = self._by.own.encode_at(state.text[at:])
         starts = [at + start for start in found]
         places: dict[int, int] = {}
         for place, start in enumerate(starts):
             places.setdefault(start, place)
-        known = self._starts[lane, begin : state.length].tolist()
-        borders = [begin + 1 + i for i, (before, start) in enumerate(pairwise(known)) if start > before]
-        for keep in reversed(borders):
-            border = places.get(known[keep - begin])
-            if keep <= state.length - again and border is not None:
-                return keep, tokens[border:], starts[border:]
+        known = self._starts[lane, begin : max(begin, state.length - again) + 1].tolist()
+        for place in range(len(known) - 1, 0, -1):
+            border = places.get(known[place]) if known[place] > known[place - 1] else None
+            if border is not None:
+                return begin + place, tokens[border:], starts[border:]
         return begin, tokens, starts
 
     def _own_parts(self, parts: list[int]) -> list[int] | None:
@@ -245,7 +250,7 @@ class OwnTexts:
             begins.append(len(text))
         return text, [begin for begin in begins[:-1] if begin < len(text)]
 
-    def _as_target(self, committed: npt.NDArray[np.int32], text: str) -> tuple[Sequence[int], Sequence[int]]:
+    def _as_target(self, committed: Int32, text: str) -> tuple[Sequence[int], Sequence[int]]:
         """Target tokens of a text that is to follow, and where in it they begin.
 
         It is encoded with the latest tokens before it. If it is not cut where these end, they would have been others;
