@@ -280,6 +280,12 @@ def test_a_faulty_sampler_is_seen(
     check_fault(fault, drafter, tiny, law, monkeypatch)
 
 
+def test_a_faulty_sampler_is_seen_with_another_vocabulary(
+    tiny_other: str, tiny: Pair, law: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_fault(flattens_q, tiny_other, tiny, law, monkeypatch, use_heterogeneous_vocab=True)
+
+
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
 @pytest.mark.parametrize("fault", [flattens_q, forgets_the_residual, takes_what_is_possible])
 def test_a_faulty_sampler_is_seen_with_heads_without_kv(
@@ -306,11 +312,12 @@ def check_fault(
     tiny: Pair,
     law: dict[tuple[int, ...], float],
     monkeypatch: pytest.MonkeyPatch,
+    **options: Any,
 ) -> None:
     fault(monkeypatch)
     with open_llm(
         tiny.target,
-        speculative_config=speculation("probabilistic", drafter),
+        speculative_config={**speculation("probabilistic", drafter), **options},
         max_model_len=64,
         max_num_seqs=250,
     ) as llm:
