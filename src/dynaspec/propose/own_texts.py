@@ -159,8 +159,8 @@ class OwnTexts:
         if tail is None:
             return "between_characters"
         length = keep + len(new) + len(tail)
-        if length >= self._max_length:
-            state.too_long = True
+        if length >= self._max_length or not length:
+            state.too_long = length > 0
             return "drafter_length"
         fresh = [*new, *tail]
         known = self._tokens[lane, keep:length].tolist()

@@ -141,6 +141,15 @@ def test_texts_without_room_are_not_drafted_for() -> None:
     assert len(desk.own.encoded) == 1
 
 
+def test_there_may_be_nothing_to_read_yet() -> None:
+    desk = Desk(target=Bytes(beginning=(7,)))
+    assert desk.follow(b"\x07")[2] == {"a": "drafter_length"}
+    assert desk.follow(b"\x07a") == ("a", 0, {})
+    desk = Desk(own=words("<s>"), target=Bytes(beginning=(7,)))
+    assert desk.follow(b"\x07") == ("<s>", 0, {})
+    assert desk.follow(b"\x07a") == ("<s>|a", 0, {})
+
+
 def test_beginnings_are_shared_where_they_are_settled() -> None:
     desk = Desk()
     text = b"abcdefghijklmn"
