@@ -29,7 +29,7 @@ from dynaspec.propose import own_texts
 from dynaspec.propose.own_texts import OwnTexts
 from dynaspec.propose.shared_vocabulary import SharedVocabulary
 from dynaspec.propose.watermark import Watermarks
-from support.checkpoints import Pair
+from support.checkpoints import VOCAB, Pair
 from support.controllers import VaryingController
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm
 from support.head_passes import rows
@@ -195,6 +195,26 @@ def test_with_the_targets_tokenizer_nothing_changes(tiny: Pair, plain: PlainDeco
         found.append((stats.verified, stats.accepted))
         assert not seen
     assert found[0] == found[1]
+
+
+def test_a_drafter_that_shares_none_of_the_tokens_allowed(tiny: Pair, tiny_other: str, plain: PlainDecoding) -> None:
+    """It drafts any of them, reads them as others, and says nothing that changes the output."""
+    allowed = (305, 310, 315, 318)
+    own, target = Tokenizer(tiny_other).spellings(), Tokenizer(tiny.target).spellings()
+    assert (SharedVocabulary.of(own, target, len(own), VOCAB).own_of[list(allowed)] == -1).all()
+    common: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True, "allowed_token_ids": allowed}
+    params = [
+        SamplingParams(temperature=0.0, **common),
+        SamplingParams(temperature=1.0, seed=3, **common),
+        SamplingParams(temperature=1.0, **common),
+    ]
+    with open_llm(tiny.target, speculative_config=speculation(tiny_other, True), max_num_seqs=4) as llm:
+        outputs = llm.generate(PROMPTS[:3], params)
+        stats = llm.stats()
+    assert_same(outputs[:2], plain.outputs(PROMPTS[:2], params[:2]))
+    assert set(outputs[2].outputs[0].token_ids) <= set(allowed)
+    assert stats.verified > stats.accepted > 0
+    assert stats.proposer_faults == 0
 
 
 @BOTH
