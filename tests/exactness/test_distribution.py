@@ -100,6 +100,8 @@ def speculation(kind: str, drafter: str) -> dict[str, Any]:
         }
     if kind == "suffix":
         return {"method": "suffix", "policy": "constant", "num_speculative_tokens": DEPTH}
+    if kind == "early exit":
+        return {"assistant_early_exit": 1, "policy": "constant", "num_speculative_tokens": DEPTH}
     config = {"model": drafter, "num_speculative_tokens": DEPTH}
     if kind in ("auto", "varying"):  # with lookup beside
         return config | {"policy": "auto", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
@@ -140,7 +142,7 @@ BOTH = [
     ("kind", "scheduling"),
     [
         *BOTH,
-        *(("greedy", "async"), ("auto", "serial"), ("varying", "async"), ("gated", "serial")),
+        *(("greedy", "async"), ("auto", "serial"), ("varying", "async"), ("gated", "serial"), ("early exit", "async")),
         *(("blocks", "serial"), ("blocks", "async"), ("blocks with auto", "serial")),
     ],
 )
@@ -193,6 +195,23 @@ def test_unseeded_output_follows_it_with_heads_without_kv(
         assert p_value(llm, law) > 1e-4
         stats = llm.stats()
     assert stats.verified > stats.accepted > 0
+
+
+@pytest.mark.parametrize("kind", ["probabilistic", "greedy", "auto"])
+def test_unseeded_output_follows_it_with_another_vocabulary(
+    kind: str, tiny: Pair, tiny_other: str, law: dict[tuple[int, ...], float]
+) -> None:
+    with open_llm(
+        tiny.target,
+        ticking=kind == "auto",
+        speculative_config={**speculation(kind, tiny_other), "use_heterogeneous_vocab": True},
+        max_model_len=64,
+        max_num_seqs=250,
+    ) as llm:
+        assert p_value(llm, law) > 1e-4
+        stats = llm.stats()
+    assert stats.verified > stats.accepted > 0
+    assert stats.proposer_faults == 0
 
 
 def test_certain_drafts_of_a_poor_proposer_follow_it_too(tiny: Pair, law: dict[tuple[int, ...], float]) -> None:
@@ -266,6 +285,12 @@ def test_a_faulty_sampler_is_seen(
     check_fault(fault, drafter, tiny, law, monkeypatch)
 
 
+def test_a_faulty_sampler_is_seen_with_another_vocabulary(
+    tiny_other: str, tiny: Pair, law: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_fault(flattens_q, tiny_other, tiny, law, monkeypatch, use_heterogeneous_vocab=True)
+
+
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
 @pytest.mark.parametrize("fault", [flattens_q, forgets_the_residual, takes_what_is_possible])
 def test_a_faulty_sampler_is_seen_with_heads_without_kv(
@@ -292,11 +317,12 @@ def check_fault(
     tiny: Pair,
     law: dict[tuple[int, ...], float],
     monkeypatch: pytest.MonkeyPatch,
+    **options: Any,
 ) -> None:
     fault(monkeypatch)
     with open_llm(
         tiny.target,
-        speculative_config=speculation("probabilistic", drafter),
+        speculative_config={**speculation("probabilistic", drafter), **options},
         max_model_len=64,
         max_num_seqs=250,
     ) as llm:

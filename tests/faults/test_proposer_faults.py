@@ -263,7 +263,7 @@ def test_a_drafter_whose_logits_go_bad(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def spoilt(honest: Callable[..., Drafter]) -> Callable[..., Drafter]:
-        return lambda weights, *rest: honest(SpoiltModel(weights, first=10, rows=rows), *rest)
+        return lambda weights, *rest, **options: honest(SpoiltModel(weights, first=10, rows=rows), *rest, **options)
 
     monkeypatch.setattr(registry, "DraftModel", spoilt(DraftModel))
     monkeypatch.setattr(registry, "DecoderHeadDrafter", spoilt(DecoderHeadDrafter))

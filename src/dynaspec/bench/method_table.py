@@ -58,7 +58,9 @@ def write(path: Path) -> None:
 
 
 def _row(method: Method) -> Row:
-    config = {"method": method.name} | ({} if method.checkpoint is None else {"model": "drafter"})
+    config: dict[str, Any] = {"method": method.name}
+    config |= {} if method.checkpoint is None else {"model": "drafter"}
+    config |= {} if method.key is None else {method.key: 1}
     return (
         ", ".join(f"`{name}`" for name in (method.name, *method.aliases)),
         method.what,

@@ -93,10 +93,9 @@ def find_ways(
         elif drafters[name.partition(":")[0]]:
             ways += _of_method(name, drafters[name.partition(":")[0]], length)
         elif asked is None:
-            left_out[name] = f"it needs {METHODS[name].checkpoint}, which is not given; expected --speculative-model"
+            left_out[name] = f"it needs {_needed(name)}"
         else:
-            needed = METHODS[name.partition(":")[0]].checkpoint
-            raise ConfigError(f"the method {name!r} needs {needed}, which is not given; expected --speculative-model")
+            raise ConfigError(f"the method {name!r} needs {_needed(name)}")
     _check_used(checkpoints, ways)
     return Ways(model, tuple(ways), left_out)
 
@@ -146,9 +145,17 @@ def _by_method(checkpoints: Sequence[str], known: Sequence[str]) -> Drafters:
         if checkpoint_method(checkpoint) not in given:
             found[checkpoint_method(checkpoint)].append(checkpoint)
     for name, method in METHODS.items():
-        if not found[name] and (method.checkpoint is None or method.in_target):
+        if not found[name] and method.key is None and (method.checkpoint is None or method.in_target):
             found[name].append(None)
     return found
+
+
+def _needed(name: str) -> str:
+    """What a method that is left out lacks."""
+    method = METHODS[name.partition(":")[0]]
+    if method.key is not None:
+        return f"{method.key}, which is chosen for a target; expected a speculative_config, as generate takes it"
+    return f"{method.checkpoint}, which is not given; expected --speculative-model"
 
 
 def _names(asked: str) -> list[str]:
@@ -187,7 +194,7 @@ def _autos(drafters: Drafters) -> Iterator[Way]:
     for name, found in drafters.items():
         if METHODS[name].in_target and None in found:
             yield Way(f"{AUTO} {name}", {"method": name, "policy": AUTO})
-    alone = [] if trained else [name for name in drafters if METHODS[name].checkpoint is None]
+    alone = [] if trained else [name for name, found in drafters.items() if found and METHODS[name].checkpoint is None]
     for name in alone:
         yield Way(AUTO if len(alone) == 1 else f"{AUTO} {name}", {"method": name, "policy": AUTO})
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.methods import METHODS, WITH_MODEL
+from dynaspec.contract.methods import BY_PASSES, METHODS
 from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.resolve import DEFAULT_LOOKUP_BESIDE
@@ -97,7 +97,7 @@ def policy_options(name: str, draft_model: str | None) -> Options:
         options |= _LOOKUP
     elif head == "all":
         options |= DEFAULTS
-    elif head in WITH_MODEL:
+    elif head in BY_PASSES:
         options["prompt_lookup_max"] = 0
     return options
 

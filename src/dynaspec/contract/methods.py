@@ -27,14 +27,23 @@ class Method:
     """It reads the target's hidden states, so it needs a host that keeps them."""
     in_target: bool = False
     """Without a ``model``, what drafts is in the target's own checkpoint."""
+    key: str | None = None
+    """The key of ``speculative_config`` without which it cannot draft, and which no other method has."""
 
 
 _ALL = (
     Method(
         "draft_model",
-        "a small model of the target's vocabulary",
+        "a small model, of the target's vocabulary or another",
         ProposerTraits("draft_model", probe_context=True),
         checkpoint="a draft model's checkpoint",
+    ),
+    Method(
+        "early_exit",
+        "the target's own first layers, with its final norm and its output layer",
+        ProposerTraits("early_exit"),
+        in_target=True,
+        key="assistant_early_exit",
     ),
     Method(
         "eagle",
@@ -86,6 +95,8 @@ _ALL = (
 )
 METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
 WITH_MODEL = tuple(method.name for method in _ALL if method.checkpoint is not None)
-OF_TOKENS = tuple(method.name for method in _ALL if not method.reads_target)
+BY_PASSES = tuple(method.name for method in _ALL if method.traits.passes_per_draft != "none")
+"""Methods that draft by a model's passes; the others look drafts up."""
+OF_TOKENS = tuple(method.name for method in _ALL if not (method.reads_target or method.in_target))
 """Methods that draft whoever runs the target."""
 WITH_CONFIDENCE = tuple(method.name for method in _ALL if method.traits.has_confidence)

@@ -97,7 +97,7 @@ class ProposerNeeds:
     taps: tuple[int, ...] = ()
     """Hidden states of the target that it reads, see ``model.taps``."""
     kv: bool = False
-    """Keeps its own KV under the target's block tables."""
+    """Drafts by passes over KV, its own or the target's."""
     text: bool = False
     """Is told of all output (``Proposer.commit``)."""
 

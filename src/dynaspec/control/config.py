@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.methods import METHODS, WITH_MODEL
+from dynaspec.contract.methods import BY_PASSES, METHODS
 
 from .environment import fill_in
 from .keys import canonical
@@ -68,6 +68,10 @@ Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     Expected("'auto', 'float32', 'bfloat16' or 'float16'"),
 ]
+OwnVocabulary = Annotated[
+    Annotated[bool, Field(strict=True)] | Literal["tli", "slem"],
+    Expected("true, false, 'tli' or 'slem'"),
+]
 Quantization = Annotated[Literal["int8"] | None, Expected("'int8', or no quantization")]
 
 
@@ -95,6 +99,15 @@ class SpeculativeConfig(BaseModel):
     """The drafter's dtype; ``auto`` = the target's."""
     quantization: Quantization = None
     """Of the drafter's weights when they are loaded; None = as the target's."""
+    use_heterogeneous_vocab: OwnVocabulary = False
+    """The draft model has another tokenizer than the target. ``tli``, or true: it drafts the tokens that both have;
+    ``slem``: any, whose text the target's tokenizer encodes."""
+    assistant_lookbehind: Count = None
+    """Of the draft model's tokens, how many are encoded anew with the text that follows them."""
+    target_lookbehind: Count = None
+    """The same of the target's, where drafted text is encoded."""
+    assistant_early_exit: Count = None
+    """For ``early_exit``: layers of the target that draft."""
     draft_sample_method: SampleMethod
     """``greedy``: drafts are the drafter's most probable tokens; ``probabilistic``: sampled from it."""
     prompt_lookup_max: CountOrZero = None
@@ -212,8 +225,8 @@ class SpeculativeConfig(BaseModel):
 
     @property
     def lookup_beside(self) -> bool:
-        """A lookup drafts beside the draft model or head."""
-        return self.method in WITH_MODEL and (self.lookup is not None or self.suffix is not None)
+        """A lookup drafts beside what drafts by passes."""
+        return self.method in BY_PASSES and (self.lookup is not None or self.suffix is not None)
 
     @property
     def synthetic_rates(self) -> tuple[float, ...] | None:

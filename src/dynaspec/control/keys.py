@@ -49,7 +49,6 @@ class Refusal(NamedTuple):
 
 _ONE_DEVICE = "the drafter runs on one device, without tensor parallelism"
 _PLANNED = "it is not available in this version"
-_ONE_VOCABULARY = "drafter and target must share one vocabulary in this version"
 _INTERNAL = "vLLM fills it in itself"
 _EXACT_ONLY = "acceptance is always exact here"
 _SAME_ATTENTION = "the drafter shares the target's attention backend"
@@ -70,7 +69,6 @@ REFUSED: Mapping[str, Refusal] = {
     "disable_eagle_block_drop": Refusal((True, False), "expected a boolean"),
     "dspark_draft_topk": Refusal((), "method 'dspark' is not available in this version"),
     "use_local_argmax_reduction": Refusal((False,), _ONE_DEVICE),
-    "use_heterogeneous_vocab": Refusal((False,), _ONE_VOCABULARY),
     "parallel_drafting": Refusal((False,), _PLANNED),
     "speculative_token_tree": Refusal((), "drafts are chains in this version"),
     "enable_adaptive_verification": Refusal((False,), _PLANNED),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.methods import METHODS, WITH_CONFIDENCE, WITH_MODEL
+from dynaspec.contract.methods import BY_PASSES, METHODS, WITH_CONFIDENCE, WITH_MODEL
 
 from . import elastic, schedule, suffix
 from .checkpoint import checkpoint_length, checkpoint_method
@@ -52,9 +52,13 @@ STOPPING_POLICIES = ("confidence", "schedule", "goodput", "elastic")
 
 _ALIASES = {alias: method.name for method in METHODS.values() for alias in (method.name, *method.aliases)}
 _NGRAM_NAMES = ("ngram", *METHODS["ngram"].aliases)
-_MODEL_ONLY = ("model", "revision", "max_model_len", "dtype", "quantization", "kv_write_gating_threshold")
+_CHECKPOINT_ONLY = ("model", "revision", "dtype", "quantization")
+_OWN_VOCABULARY = ("assistant_lookbehind", "target_lookbehind")
+DEFAULT_LOOKBEHIND = 10
+"""Tokens; Transformers' default."""
+_PASSES_ONLY = ("max_model_len", "kv_write_gating_threshold")
 _LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
-_HARMLESS = (("dtype", "auto"), ("kv_write_gating_threshold", 0))
+_HARMLESS = (("dtype", "auto"), ("kv_write_gating_threshold", 0), ("use_heterogeneous_vocab", False))
 
 
 def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,6 +97,9 @@ def infer_method(given: Mapping[str, Any]) -> Any:
         return "ngram"
     if model is not None:
         return checkpoint_method(model)
+    own = next((name for name, one in METHODS.items() if one.key in given), None)
+    if own is not None:
+        return own
     if any(name in given for name in _LOOKUP):
         return "ngram"
     if any(name in given for name in suffix.KEYS):
@@ -127,13 +134,26 @@ def _check_method(values: Mapping[str, Any]) -> None:
         )
     if method not in METHODS:
         raise ConfigError(f"method is {method!r}; expected {either(tuple(METHODS))}")
-    checkpoint = METHODS[method].checkpoint
+    for owner in METHODS.values():
+        if owner.key is not None and owner.key in values and owner.name != method:
+            raise ConfigError(
+                f"{owner.key} is {values[owner.key]!r} but method is {method!r}; expected no {owner.key}, or method "
+                f"{owner.name!r}"
+            )
+    _check_vocabulary(values)
+    key, checkpoint = METHODS[method].key, METHODS[method].checkpoint
+    if key is not None and key not in values:
+        raise ConfigError(f"method is {method!r} but there is no {key}; expected one")
     if checkpoint is not None:
         if model in _NGRAM_NAMES or (model is None and not METHODS[method].in_target):
             raise ConfigError(f"method is {method!r} but model is {model!r}; expected {checkpoint}")
         if model is None and "revision" in values:
             raise ConfigError(f"revision is {values['revision']!r} but no model is given; expected both or neither")
         return
+    _refuse_keys_of(_CHECKPOINT_ONLY, WITH_MODEL, values)
+    if method in BY_PASSES:
+        return
+    _refuse_keys_of(_PASSES_ONLY, BY_PASSES, values)
     if method == "ngram" and values.get("prompt_lookup_max") == 0:
         raise ConfigError(f"prompt_lookup_max is 0; expected an integer of at least 1 with method {method!r}")
     for other, names in (("ngram", _LOOKUP), ("suffix", suffix.KEYS)):
@@ -142,17 +162,36 @@ def _check_method(values: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{found} is {values[found]!r} but method is {method!r}; expected no {found}, or method {other!r}"
             )
-    for name in _MODEL_ONLY:
-        if name in values and (name, values[name]) not in _HARMLESS:
-            raise ConfigError(
-                f"{name} is {values[name]!r} but method is {method!r}; expected no {name}, or method "
-                f"{either(WITH_MODEL)}"
-            )
     if values.get("draft_sample_method") == "probabilistic":
         raise ConfigError(
             f"draft_sample_method is 'probabilistic' but method is {method!r}; expected 'greedy', as a looked-up "
             "draft is certain"
         )
+
+
+def _check_vocabulary(values: Mapping[str, Any]) -> None:
+    _refuse_keys_of(("use_heterogeneous_vocab", *_OWN_VOCABULARY), ("draft_model",), values)
+    how = values.get("use_heterogeneous_vocab", False)
+    for name in _OWN_VOCABULARY:
+        if name in values and (how is False or (name == "target_lookbehind" and how != "slem")):
+            expected = "'slem'" if name == "target_lookbehind" else "true"
+            raise ConfigError(
+                f"{name} is {values[name]!r} but use_heterogeneous_vocab is {how!r}; expected no {name}, or "
+                f"use_heterogeneous_vocab {expected}"
+            )
+
+
+def _refuse_keys_of(names: tuple[str, ...], methods: tuple[str, ...], values: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: a key that only these methods have.
+    """
+    for name in names if values["method"] not in methods else ():
+        if name in values and (name, values[name]) not in _HARMLESS:
+            raise ConfigError(
+                f"{name} is {values[name]!r} but method is {values['method']!r}; expected no {name}, or method "
+                f"{either(methods)}"
+            )
 
 
 def _check_policy(values: Mapping[str, Any]) -> None:
@@ -169,7 +208,7 @@ def _check_policy(values: Mapping[str, Any]) -> None:
             )
         if policy == owners[0] and policy != "elastic" and key not in values:
             raise ConfigError(f"policy is {policy!r} but there is no {key}; expected one")
-    if values["method"] in WITH_MODEL and policy != "auto":
+    if values["method"] in BY_PASSES and policy != "auto":
         for name in (*_LOOKUP, *suffix.KEYS):
             if values.get(name, 0) != 0:
                 lookup = "ngram" if name in _LOOKUP else "suffix"
@@ -242,7 +281,7 @@ def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
 def _looks_up_beside(values: Mapping[str, Any]) -> bool:
     """Whether an n-gram lookup joins the draft model without being asked for; synthetic rates are one drafter's."""
     asked = any(name in values for name in (*_LOOKUP, *suffix.KEYS))
-    alone = values["method"] not in WITH_MODEL or values["policy"] != "auto" or asked
+    alone = values["method"] not in BY_PASSES or values["policy"] != "auto" or asked
     return not alone and values.get("rejection_sample_method") != "synthetic"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 
 import torch
 
@@ -79,7 +80,7 @@ def build_engine(
         config.tokenizer or config.model, revision=config.revision, trust_remote_code=config.trust_remote_code
     )
     max_model_len = _max_model_len(config, target)
-    loaded = None if speculation is None else load_drafter(_source(config, speculation, target, load))
+    loaded = None if speculation is None else load_drafter(_source(config, speculation, target, tokenizer, load))
     tables, arenas, taps = _kv_cache(config, target, loaded, max_model_len)
     sampler = SamplerState(config.max_num_seqs, target.config.vocab_size, device)
     drafter = None if loaded is None else loaded.drafter(arenas[-1], taps)
@@ -158,7 +159,13 @@ def _max_model_len(config: EngineConfig, target: Model) -> int:
     return config.max_model_len or limit
 
 
-def _source(config: EngineConfig, speculation: SpeculativeConfig, target: Model, load: Callable[..., Model]) -> Source:
+def _source(
+    config: EngineConfig,
+    speculation: SpeculativeConfig,
+    target: Model,
+    tokenizer: Tokenizer,
+    load: Callable[..., Model],
+) -> Source:
     return Source(
         config=speculation,
         target=target,
@@ -170,6 +177,8 @@ def _source(config: EngineConfig, speculation: SpeculativeConfig, target: Model,
         trust_remote_code=config.trust_remote_code,
         target_checkpoint=(config.model, config.revision),
         quantization=config.quantization,
+        tokenizer=tokenizer,
+        load_tokenizer=partial(Tokenizer, trust_remote_code=config.trust_remote_code),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -33,6 +33,23 @@ def bytes_of_token(spelling: str) -> bytes | None:
     return bytes(known[symbol] for symbol in spelling) if known.keys() >= set(spelling) else None
 
 
+def speller(tokenizer: Mapping[str, Any]) -> Callable[[str], bytes]:
+    """How a vocabulary spells bytes: one symbol each, or as text with ▁ for spaces and bytes as ``<0xE6>``.
+
+    Args:
+        tokenizer: the contents of a ``tokenizer.json``.
+    """
+    if any(piece["type"] == "ByteLevel" for piece in _pieces(tokenizer["decoder"], "decoders")):
+        known = _bytes_by_symbol()
+        return lambda name: b"".join(bytes([known[c]]) if c in known else c.encode() for c in name)
+
+    def spelled(name: str) -> bytes:
+        byte = _SINGLE_BYTE.fullmatch(name)
+        return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode() if byte is None else bytes.fromhex(byte[1])
+
+    return spelled
+
+
 def longest_token(tokenizer: Mapping[str, Any]) -> int | None:
     """Most characters of a text that one token can stand for.
 
@@ -43,7 +60,7 @@ def longest_token(tokenizer: Mapping[str, Any]) -> int | None:
         None where nothing bounds it: only byte-level BPE without a normalizer is known to lose no character.
     """
     model, added = tokenizer["model"], tokenizer["added_tokens"]
-    pieces = list(_pre_tokenizers(tokenizer["pre_tokenizer"]))
+    pieces = list(_pieces(tokenizer["pre_tokenizer"], "pretokenizers"))
     lossless = (
         tokenizer["normalizer"] is None
         and any(piece["type"] == "ByteLevel" for piece in pieces)
@@ -55,12 +72,12 @@ def longest_token(tokenizer: Mapping[str, Any]) -> int | None:
     return max(map(len, [*model["vocab"], *(token["content"] for token in added)])) if lossless else None
 
 
-def _pre_tokenizers(one: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """A pre-tokenizer, or those of a sequence."""
+def _pieces(one: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, Any]]:
+    """A pre-tokenizer or decoder, or those of a sequence, which has them as ``parts``."""
     if one is None:
         return
     if one["type"] == "Sequence":
-        for part in one["pretokenizers"]:
-            yield from _pre_tokenizers(part)
+        for part in one[parts]:
+            yield from _pieces(part, parts)
     else:
         yield one

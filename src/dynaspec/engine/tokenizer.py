@@ -12,7 +12,7 @@ from typing import Any
 from dynaspec.contract.errors import CheckpointError, RequestError
 from dynaspec.model.weights import is_gguf
 
-from .byte_level import bytes_of_token, longest_token
+from .byte_level import bytes_of_token, longest_token, speller
 
 Message = Mapping[str, Any]
 _NO_LIMIT = 10**30
@@ -58,6 +58,33 @@ class Tokenizer:
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+
+    @cached_property
+    def beginning(self) -> tuple[int, ...]:
+        """Tokens that are put before every text."""
+        found = self._backend.encode("a", add_special_tokens=True)
+        return tuple(found.ids[: next(i for i, special in enumerate(found.special_tokens_mask) if not special)])
+
+    def encode_at(self, text: str) -> tuple[list[int], list[int]]:
+        """Tokens of a piece of text, without any before or behind it, and the character at which each begins."""
+        found = self._bare.encode(text, add_special_tokens=False)
+        return found.ids, [start for start, _ in found.offsets]
+
+    def spellings(self) -> dict[int, tuple[bool, bytes]]:
+        """What each token stands for: whether it is special, and the bytes that it adds to a text."""
+        added = self._tokenizer.added_tokens_decoder
+        plain = speller(json.loads(self._backend.to_str()))
+        return {
+            token: (added[token].special, added[token].content.encode()) if token in added else (False, plain(name))
+            for name, token in self._tokenizer.get_vocab().items()
+        }
+
+    @cached_property
+    def _bare(self) -> Any:
+        """The backend, cutting and padding nothing, and leaving spaces to the tokens that have them."""
+        from tokenizers import Tokenizer as Backend
+
+        return Backend.from_str(json.dumps(json.loads(self.to_json()) | {"post_processor": None}))
 
     def spell(self, token: int) -> str:
         """The vocabulary's own name of a token; empty if it has none."""

@@ -21,6 +21,10 @@ class CompiledPasses:
         self.decoder = decoder
         self._caches = CacheAddresses()
 
+    def of_first_layers(self, count: int) -> CompiledPasses:
+        """See ``Passes``."""
+        return CompiledPasses(self.decoder._replace(layers=self.decoder.layers[:count]))
+
     def run(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None = None) -> torch.Tensor:
         """[R, hidden] after the final norm; writes the rows' KV and the hidden states that ``taps`` wants."""
         return torch.from_numpy(decode(*self._arguments(batch, kv, taps)))

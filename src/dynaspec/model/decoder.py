@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -23,6 +24,10 @@ class Passes(Protocol):
     """Whole passes over chains of rows, see ``cpu_passes``."""
 
     decoder: CompiledDecoder
+
+    def of_first_layers(self, count: int) -> Passes:
+        """Of the same decoder, with so many of its layers."""
+        ...
 
     def run(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None = None) -> torch.Tensor: ...
 
@@ -97,6 +102,19 @@ class Decoder:
         if taps is not None:
             taps.keep(layers + 1, hidden, meta.slots)
         return hidden
+
+    def first_layers(self, count: int) -> Decoder:
+        """The same decoder without the layers behind the first ``count``; it shares weights, and takes the same KV."""
+        return Decoder(
+            replace(self.config, num_layers=count),
+            replace(self._weights, layers=self._weights.layers[:count]),
+            self.attention,
+            self._stack,
+            self._ops,
+            self.device,
+            self.dtype,
+            None if self._passes is None else self._passes.of_first_layers(count),
+        )
 
     @property
     def embedding(self) -> torch.Tensor:

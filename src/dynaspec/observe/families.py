@@ -15,7 +15,7 @@ Families = tuple[Family[EngineSnapshot], ...]
 
 SKIP_REASONS = (
     *("policy", "requested_off", "no_room", "no_rows", "no_blocks"),
-    *("catching_up", "drafter_length", "no_match", "proposer_fault", "other"),
+    *("catching_up", "drafter_length", "between_characters", "no_match", "proposer_fault", "other"),
 )
 FAULTS = ("raised", "nonsense", "overrun", "other")
 

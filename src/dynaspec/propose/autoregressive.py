@@ -1,7 +1,8 @@
 """Drafting token by token, by whatever runs a pass (``Drafter``): a small model, or a head on hidden states.
 
-It keeps its own KV in its own arena, under the target's block tables. Its first pass ingests whatever committed
-tokens it lacks; each further pass one draft token a row. Rows that stop leave the batch.
+It keeps its own KV in its own arena, under the target's block tables, or shares the target's. If its tokens are not the
+target's, it reads texts of its own under block tables of its own, see ``own_texts.py``. Its first pass ingests
+whatever committed tokens it lacks; each further pass one draft token a row. Rows that stop leave the batch.
 
 For a probe it may be asked to read the latest tokens of a request only (``SpecPlan.probe_context``), as if the text
 began with them, and to draft one token. Their KV lies behind the watermark, where it counts for nothing.
@@ -29,6 +30,7 @@ from .drafter import Chain, Drafter
 from .first_choice import Choices
 from .gating import WriteGate
 from .none import no_drafts
+from .own_texts import OwnTexts
 from .passes import DraftPasses, draft_passes
 from .probe_context import leave_out, probe_from
 from .unread import slots_before, unread_rows
@@ -57,6 +59,7 @@ class AutoregressiveProposer:
         max_length: int,
         probabilistic: bool = True,
         catch_up_tokens: int = 512,
+        texts: OwnTexts | None = None,
     ) -> None:
         """
         Args:
@@ -64,11 +67,13 @@ class AutoregressiveProposer:
             probabilistic: draw drafts from the drafter's processed distribution; else take its most probable token.
             catch_up_tokens: rows a request may ingest in one step. One that lags further drafts nothing until
                 it has caught up, in chunks of this size.
+            texts: of a drafter with tokens of its own (``Drafter.translation``).
         """
         self.traits: ProposerTraits = drafter.traits
         self.needs = ProposerNeeds(taps=drafter.taps, kv=True)
         self._drafter = drafter
-        self._tables = tables
+        self._texts = texts
+        self._tables = tables = tables if texts is None else texts.tables
         self._sampler = sampler
         self._max_length = max_length
         self._probabilistic = probabilistic
@@ -77,6 +82,10 @@ class AutoregressiveProposer:
         self._chain: Chain | None = drafter.chain
 
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
+        if self._drafter.targets_kv:
+            return (0,) * len(batch.ids)
+        if self._texts is not None:
+            return tuple(self._texts.lag(batch, self._marks.seen[batch.lanes]).tolist())
         # A request that has just taken a lane over is known here from the step on: until then it is its predecessor's.
         return tuple(np.maximum(batch.lengths - 1 - self._marks.seen[batch.lanes], 0).tolist())
 
@@ -87,43 +96,71 @@ class AutoregressiveProposer:
         """Nothing to keep: it reads what is new when it drafts."""
 
     def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
-        self._marks.admit(lane, cached_blocks)
+        if self._texts is not None:
+            self._texts.admit(lane, cache_salt)
+        self._marks.admit(lane, cached_blocks if self._texts is None else ())
 
     def evict(self, lane: int) -> None:
-        self._marks.admit(lane, ())
+        self.admit(lane, (), "")
 
     def advance(self, step: TargetStep) -> None:
-        self._marks.settle(step.lanes, step.lengths, step.accepted)
+        if self._texts is None:  # else it is for the next draft to see which tokens have remained
+            self._marks.settle(step.lanes, step.lengths, step.accepted)
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         wanted = np.array(plan.depth, dtype=np.int64)
-        depth = np.maximum(np.minimum(self._max_length - batch.lengths, wanted), 0)
-        depth[batch.lengths <= self._drafter.unread] = 0
+        text, skipped = self._text(batch, wanted)
+        depth = np.maximum(np.minimum(self._max_length - text.lengths, wanted), 0)
+        depth[text.lengths <= self._drafter.unread] = 0
+        if self._drafter.targets_kv:
+            self._marks.seen[batch.lanes] = batch.lengths - 1
         read = seen = self._marks.seen[batch.lanes]
         if plan.probe_context:
-            read = probe_from(batch, depth > 0, seen, self._tables, plan.probe_context)
+            read = probe_from(text, depth > 0, seen, self._tables, plan.probe_context)
             depth = np.where(read > seen, np.minimum(depth, 1), depth)
-        lagging = batch.lengths - read > self._catch_up
+        lagging = text.lengths - read > self._catch_up
         drafting = ((depth > 0) & ~lagging).nonzero()[0]
         catching_up = ((depth > 0) & lagging).nonzero()[0]
         if drafting.size or catching_up.size:
-            drafts = self._draft(batch, plan, depth, read, drafting, catching_up)
+            drafts = self._draft(batch, text, plan, depth, read, drafting, catching_up)
         else:
             drafts = no_drafts(len(wanted))
         too_long = ((wanted > 0) & (depth == 0)).nonzero()[0]
-        drafts.skipped = _reasons(batch, catching_up, "catching_up") | _reasons(batch, too_long, "drafter_length")
+        skipped |= _reasons(batch, catching_up, "catching_up") | _reasons(batch, too_long, "drafter_length")
+        drafts.skipped = skipped
         return drafts
 
+    def _text(self, batch: DecodeBatch, wanted: Ints) -> tuple[DecodeBatch, dict[str, str]]:
+        """The batch in the tokens that the drafter reads, and which requests it cannot draft for, whose ``wanted`` [B]
+        become 0."""
+        if self._texts is None:
+            return batch, {}
+        text, skipped = self._texts.follow(batch, wanted, self._marks)
+        wanted[[request in skipped for request in batch.ids]] = 0
+        return text, skipped
+
     def _draft(
-        self, batch: DecodeBatch, plan: SpecPlan, depth: Ints, read: Ints, index: Ints, catching_up: Ints
+        self,
+        batch: DecodeBatch,
+        text: DecodeBatch,
+        plan: SpecPlan,
+        depth: Ints,
+        read: Ints,
+        index: Ints,
+        catching_up: Ints,
     ) -> Drafts:
-        """Requests ``index`` draft up to ``depth`` tokens; ``catching_up`` only ingest. ``read``: see ``_ingest``."""
+        """Requests ``index`` draft up to ``depth`` tokens; ``catching_up`` only ingest. ``read``: see ``_ingest``.
+
+        Args:
+            text: the batch in the tokens that the drafter reads.
+        """
+        drafts_text = self._texts is not None and self._texts.drafts_text
         granted = depth[index]
         everyone = index.size == len(plan.depth)
         rule = plan.stop if plan.stop is None or everyone else plan.stop.select(index.tolist())
         passes = draft_passes(
             self._sampler,
-            batch,
+            text if drafts_text else batch,
             index,
             granted,
             rule,
@@ -131,25 +168,30 @@ class AutoregressiveProposer:
             self._drafter.device,
             self._drafter.vocabulary,
             probabilistic=self._probabilistic,
+            raw=drafts_text,
         )
         gate = WriteGate(plan.gate_kv_below, index.size) if plan.gate_kv_below > 0.0 else None
         plain = gate is None and not plan.probe_context and not catching_up.size
         if plain and passes.choices is not None and self._chain is not None:
-            ran = self._run_compiled(self._chain, batch, passes.choices, read)
+            ran = self._run_compiled(self._chain, text, passes.choices, read)
         else:
-            ran = self._run(batch, passes, read, index, catching_up, gate, int(granted.max(initial=0)))
+            ran = self._run(text, passes, read, index, catching_up, gate, int(granted.max(initial=0)))
         if not self._drafter.reads_again:
             in_place = ran.processed if gate is None else gate.in_place
             self._marks.ingest_drafts(batch.lanes[index], ran.processed, in_place)
         drafts = passes.finish(depth)
         drafts.rows_per_pass = ran.rows_per_pass
         drafts.kv_skipped, drafts.kv_redone = 0 if gate is None else gate.skipped, ran.redone
+        if self._texts is not None:
+            self._texts.remember(batch.lanes[index], drafts.tokens[index], self._marks)
+        if self._texts is not None and self._texts.drafts_text:
+            drafts = self._texts.to_target(batch, drafts, depth)
         return drafts
 
     def _run_compiled(self, chain: Chain, batch: DecodeBatch, choices: Choices, read: Ints) -> _Ran:
         """``_run`` in one call, where nothing has to be done between passes but to take first choices."""
         rows_per_pass, end, processed = chain(
-            batch.block_tables, self._tables.block_size, read, self._catch_up, choices
+            batch.tokens, batch.lengths, batch.block_tables, self._tables.block_size, read, self._catch_up, choices
         )
         redone = self._marks.ingest(batch.lanes[choices.requests], end)
         return _Ran(tuple(rows_per_pass.tolist()), processed, redone)

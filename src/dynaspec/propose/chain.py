@@ -8,6 +8,8 @@ The drafter is a model, or a head on hidden states of any kind (``model.decoder_
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,27 +24,47 @@ from dynaspec.sampling.compiled import kernel
 
 from .drafter import Chain
 from .first_choice import Choices, take_first
-from .unread import rows_at, slots_before, unread_rows
+from .shared_vocabulary import SharedVocabulary
+from .unread import columns_of, rows_at, slots_before, unread_rows
 from .warm_up import nobody
 
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 
+class Known(NamedTuple):
+    """Tokens that a drafter with a vocabulary of its own shares with its target; both empty = it has the target's."""
+
+    own: Ints = np.empty(0, np.int64)
+    """[S] its ids of the tokens that are drafted."""
+    own_of: Ints = np.empty(0, np.int64)
+    """[the target's vocabulary] its ids; of tokens that it does not have, any."""
+
+
 def chain_of(
-    model: CompiledDecoder, arena: Arena, head: CompiledHead | None = None, states: Floats = NO_TAPS.arena
+    model: CompiledDecoder,
+    arena: Arena,
+    head: CompiledHead | None = None,
+    states: Floats = NO_TAPS.arena,
+    shared: SharedVocabulary | None = None,
 ) -> Chain:
     """Drafts on KV in ``arena``. They are compiled, or loaded, here: else the first one would take seconds.
 
     Args:
         head: None = the model drafts; else this head, which it is the decoder of, from ``states``.
         states: [KV slots, …] the target's, see ``taps.Taps.arena``.
+        shared: the tokens to draft of a model with a vocabulary of its own.
     """
+    known = Known() if shared is None else Known(shared.own, np.maximum(shared.own_of, 0))
     addresses, blocks = CacheAddresses(), len(arena.layers[0][0])
 
-    def chain(tables: Int32, block_size: int, read: Ints, most: int, choices: Choices) -> tuple[Ints, Ints, Ints]:
+    def chain(
+        texts: Int32, lengths: Ints, tables: Int32, block_size: int, read: Ints, most: int, choices: Choices
+    ) -> tuple[Ints, Ints, Ints]:
         caches = addresses.of(arena.layers)
-        return draft_chain(model, head, states, caches, blocks, tables, block_size, read, most, choices)
+        return draft_chain(
+            model, head, states, known, caches, blocks, texts, lengths, tables, block_size, read, most, choices
+        )
 
     chain(*nobody())
     return chain
@@ -53,8 +75,11 @@ def draft_chain(
     model: CompiledDecoder,
     head: CompiledHead | None,
     states: Floats,
+    known: Known,
     caches: Ints,
     blocks: int,
+    texts: Int32,
+    lengths: Ints,
     tables: Int32,
     block_size: int,
     read: Ints,
@@ -66,6 +91,7 @@ def draft_chain(
     Args:
         model, head, states: see ``chain_of``. numba compiles no branch for a head where there is none.
         caches: see ``model.compiled.CacheAddresses``; of so many ``blocks``.
+        texts, lengths: [B] as the drafter reads them; those in ``choices`` are the target's.
         tables, block_size, read, most: see ``unread_rows``.
 
     Returns:
@@ -73,7 +99,7 @@ def draft_chain(
         each [A].
     """
     lanes, context, end, tokens, fields = unread_rows(
-        choices.texts, tables, block_size, choices.lanes, choices.lengths, read, choices.requests, most
+        texts, tables, block_size, choices.lanes, lengths, read, choices.requests, most
     )
     query_start, row_lanes, positions, slots, block_tables = fields
     rows = PassRows(tokens, query_start, context, block_tables, slots, positions)
@@ -89,13 +115,16 @@ def draft_chain(
     rows_per_pass[0] = slots.size
     for done in range(1, longest + 1):
         scores = logits(model, hidden) if head is None else head_logits(head, hidden)
+        if known.own.size:
+            scores = columns_of(scores, known.own)
         ran, running = running, take_first(scores, running, done, choices)
         if not running.size:
             return rows_per_pass[:done], end, processed
         places = choices.requests[running]
-        start, tokens = choices.lengths[places] + (done - 1), np.empty(running.size, np.int64)
+        start, tokens = lengths[places] + (done - 1), np.empty(running.size, np.int64)
         for i in range(running.size):
-            tokens[i] = choices.tokens[places[i], done - 1]
+            token = choices.tokens[places[i], done - 1]
+            tokens[i] = known.own_of[token] if known.own_of.size else token
         query_start, _, positions, slots, block_tables = fill_rows(
             tables, block_size, lanes[running], start, np.ones_like(start)
         )

@@ -17,6 +17,7 @@ from dynaspec.model.taps import Taps
 
 from .calibrate import Runner
 from .drafter import Chain
+from .shared_vocabulary import Translation
 
 
 class DecoderHeadDrafter:
@@ -24,6 +25,8 @@ class DecoderHeadDrafter:
 
     unread = 1
     reads_again = True
+    targets_kv = False
+    translation: Translation | None = None
 
     def __init__(self, head: Head, arena: Arena, taps: Taps, method: str) -> None:
         """

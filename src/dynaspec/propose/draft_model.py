@@ -1,32 +1,60 @@
-"""A small model of the target's vocabulary drafts (Leviathan et al., 2211.17192; Chen et al., 2302.01318)."""
+"""A model drafts: a small one (Leviathan et al., 2211.17192; Chen et al., 2302.01318), or the target's own first layers
+(LayerSkip: Elhoushi et al., 2404.16710)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import torch
 
 from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import Ints
+from dynaspec.contract.step import ProposerTraits
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
 
 from .calibrate import Runner
 from .drafter import Chain
+from .shared_vocabulary import Translation
 
 
 class DraftModel:
     """See ``Drafter``."""
 
-    traits = METHODS["draft_model"].traits
     taps: tuple[int, ...] = ()
     unread = 0
     reads_again = False
-    vocabulary: Ints | None = None
 
-    def __init__(self, model: Model, arena: Arena) -> None:
+    def __init__(
+        self,
+        model: Model,
+        arena: Arena,
+        *,
+        traits: ProposerTraits = METHODS["draft_model"].traits,
+        targets_kv: bool = False,
+        translation: Translation | None = None,
+    ) -> None:
+        """
+        Args:
+            targets_kv: see ``Drafter``; the arena is the target's, or the part of it that the model has layers for.
+            translation: see ``Drafter``.
+        """
+        self.traits = traits
+        self.targets_kv = targets_kv
+        self.translation = translation
+        shared = None if translation is None else translation.shared
+        self.vocabulary: Ints | None = None if shared is None else shared.target
+        self._columns: torch.Tensor | None = None
+        self._own_of: torch.Tensor | None = None
+        if shared is not None:
+            self._columns = torch.from_numpy(shared.own).to(model.device)
+            # Where nothing shared is allowed, any token may have been drafted: it is read as another.
+            self._own_of = torch.from_numpy(np.maximum(shared.own_of, 0)).to(model.device)
         self._model = model
         self._arena = arena
-        self.vocab_size = model.config.vocab_size
+        self.vocab_size = model.config.vocab_size if shared is None else shared.own_of.size
         self.max_position = model.config.max_position
         self.device = model.device
         self.runner = Runner(model, arena)
@@ -34,13 +62,16 @@ class DraftModel:
         if model.compiled is not None:
             from .chain import chain_of  # it compiles what it calls
 
-            self.chain = chain_of(model.compiled, arena)
+            self.chain = chain_of(model.compiled, arena, shared=shared)
 
     def read(self, rows: ForwardBatch, before: Ints) -> torch.Tensor:
         return self._model.forward(rows, self._arena.layers)
 
     def extend(self, rows: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor:
+        if self._own_of is not None:
+            rows = replace(rows, tokens=self._own_of[rows.tokens])
         return self._model.forward(rows, self._arena.layers)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._model.logits(hidden)
+        logits = self._model.logits(hidden)
+        return logits if self._columns is None else logits[:, self._columns]

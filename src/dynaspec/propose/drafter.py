@@ -12,14 +12,15 @@ from dynaspec.contract.step import ProposerTraits
 from dynaspec.model.batch import ForwardBatch
 
 from .calibrate import Runner
+from .shared_vocabulary import Translation
 
 Chain = Callable[..., tuple[Ints, Ints, Ints]]
-"""A whole draft in one call: of (tables, block_size, read, most, choices), as ``chain.draft_chain``."""
+"""A whole draft in one call: of (texts, lengths, tables, block_size, read, most, choices), as ``chain.draft_chain``."""
 
 
 class Drafter(Protocol):
-    """Runs passes on KV of its own. What a pass returns for a row, [hidden], gives the next token's logits, and goes
-    into the pass over that token."""
+    """Runs passes on KV of its own, or on the target's. What a pass returns for a row, [hidden], gives the next token's
+    logits, and goes into the pass over that token."""
 
     traits: ProposerTraits
     taps: tuple[int, ...]
@@ -28,8 +29,13 @@ class Drafter(Protocol):
     """Tokens at the beginning of every text that it never reads."""
     reads_again: bool
     """It reads accepted drafts again, since the target knows more about them than it did."""
+    targets_kv: bool
+    """Its KV is the target's, which is there for every committed token but the last. What it writes for that one and
+    for drafted ones, the target's pass writes over."""
+    translation: Translation | None
+    """It reads tokens of its own; None = the target's."""
     vocab_size: int
-    """The target's."""
+    """Of what it drafts: the target's, or of its own tokens where those are drafted."""
     vocabulary: Ints | None
     """[V] the target's ids of the tokens that its logits are about; None = all, in their order."""
     max_position: int
@@ -48,7 +54,11 @@ class Drafter(Protocol):
         ...
 
     def extend(self, rows: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor:
-        """A pass over drafted tokens, after each of which a pass was left with ``hidden`` [R, hidden]."""
+        """A pass over drafted tokens, after each of which a pass was left with ``hidden`` [R, hidden].
+
+        Args:
+            rows: of tokens as they were drafted, whatever it reads.
+        """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -62,6 +62,7 @@ def draft_passes(
     vocabulary: Ints | None = None,
     *,
     probabilistic: bool,
+    raw: bool = False,
 ) -> DraftPasses:
     """
     Args:
@@ -71,10 +72,11 @@ def draft_passes(
         vocab_size: the target's.
         vocabulary: [V] the target's ids of the tokens that logits are about; None = all, in their order.
         probabilistic: draw from the drafter's processed distribution; else take its most probable token.
+        raw: take the most probable token of all, whatever the requests' processors do to it.
     """
     lanes = batch.lanes
-    most_probable = not probabilistic or bool(sampler.greedy[lanes].all())
-    first_choice = most_probable and sampler.leaves_alone(lanes)
+    most_probable = raw or not probabilistic or bool(sampler.greedy[lanes].all())
+    first_choice = raw or (most_probable and sampler.leaves_alone(lanes))
     if first_choice and device.type == "cpu":
         return FirstChoices(batch, requests, granted, rule, vocabulary)
     columns = DraftColumns(

@@ -16,12 +16,13 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import Proposer
 from dynaspec.control.config import SpeculativeConfig
-from dynaspec.control.resolve import UPPER_BOUND_POLICIES
+from dynaspec.control.resolve import DEFAULT_LOOKBEHIND, UPPER_BOUND_POLICIES
 from dynaspec.kv.arena import Arena
 from dynaspec.kv.tables import BlockTables
 from dynaspec.model.attention.base import Shape
 from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
+from dynaspec.model.decoder import Decoder
 from dynaspec.model.decoder_heads.head import Head
 from dynaspec.model.decoder_heads.loader import load_head
 from dynaspec.model.quantization import Quantization
@@ -36,8 +37,13 @@ from .decoder_head import DecoderHeadDrafter
 from .draft_model import DraftModel
 from .drafter import Drafter
 from .ngram import NgramProposer
+from .own_texts import OwnTexts
+from .shared_vocabulary import TextTokenizer, Translation
 from .state_heads import StateHeadsDrafter, StateHeadsProposer
 from .suffix import SuffixProposer
+
+_LONGEST_OWN = 4
+"""Own tokens for each of the target's, at most, that a drafter's longest text has room for."""
 
 
 class Weights(Protocol):
@@ -65,7 +71,7 @@ class Loaded(Protocol):
     def drafter(self, arena: Arena, taps: Taps | None) -> Drafter | StateHeadsDrafter:
         """
         Args:
-            arena: of the KV of ``weights``; not read where there are none.
+            arena: of the KV of ``weights``; where there are none, the target's.
             taps: where the target keeps ``taps``; None if it reads none.
         """
         ...
@@ -91,6 +97,10 @@ class Source:
     """Where the target was loaded from, and which revision."""
     quantization: Quantization | None = None
     """The target's."""
+    tokenizer: TextTokenizer | None = None
+    """The target's; None where somebody else has it."""
+    load_tokenizer: Callable[..., TextTokenizer] | None = None
+    """Of a checkpoint, by ``revision``."""
 
     @property
     def drafters_quantization(self) -> Quantization | None:
@@ -140,14 +150,74 @@ class LoadedModel:
             quantization=source.drafters_quantization,
         )
         found = self.weights.config.vocab_size
-        if found != source.vocab_size:
+        self._translation = _translation(source, found) if config.use_heterogeneous_vocab else None
+        if found != source.vocab_size and self._translation is None:
             raise ConfigError(
                 f"the drafter {source.checkpoint!r} has a vocabulary of {found} tokens but "
-                f"{source.target_name} has {source.vocab_size}; expected a drafter with the target's vocabulary"
+                f"{source.target_name} has {source.vocab_size}; expected a drafter with the target's vocabulary, or "
+                "use_heterogeneous_vocab, which has it draft in its own"
             )
 
     def drafter(self, arena: Arena, taps: Taps | None) -> Drafter:
-        return DraftModel(self.weights, arena)
+        return DraftModel(self.weights, arena, translation=self._translation)
+
+
+def _translation(source: Source, own_size: int) -> Translation | None:
+    """Of a draft model with so many tokens of its own; None if its tokenizer is the target's.
+
+    Raises:
+        CheckpointError: it has no tokenizer.
+        ConfigError: the target's is not to be had here; see ``Translation.between``.
+    """
+    config, target = source.config, source.tokenizer
+    if target is None or source.load_tokenizer is None:
+        raise ConfigError(
+            f"use_heterogeneous_vocab is {config.use_heterogeneous_vocab!r}, but another engine has the target's "
+            "tokenizer; expected false, or a drafter of that engine's"
+        )
+    own = source.load_tokenizer(source.checkpoint, revision=source.revision)
+    if own_size == source.vocab_size and own.spellings() == target.spellings():
+        return None
+    return Translation.between(
+        own,
+        target,
+        own_size,
+        source.vocab_size,
+        names=(f"the drafter {source.checkpoint!r}", source.target_name),
+        any_tokens=config.use_heterogeneous_vocab == "slem",
+        own_lookbehind=config.assistant_lookbehind or DEFAULT_LOOKBEHIND,
+        target_lookbehind=config.target_lookbehind or DEFAULT_LOOKBEHIND,
+    )
+
+
+class LoadedEarlyExit:
+    """See ``Loaded``: the target's first layers, on the target's KV."""
+
+    weights: Weights | None = None
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, source: Source) -> None:
+        """
+        Raises:
+            ConfigError: the target has not so many layers, or cannot be run in part.
+        """
+        target, layers = source.target, source.config.assistant_early_exit or 0
+        self._traits = METHODS[source.config.method].traits
+        if not isinstance(target, Decoder):
+            raise ConfigError(
+                f"method is {source.config.method!r} but {source.target_name} does not run on this engine's own layers"
+                "; expected a model of a supported family"
+            )
+        if layers >= target.config.num_layers:
+            raise ConfigError(
+                f"assistant_early_exit is {layers} but {source.target_name} has {target.config.num_layers} layers; "
+                "expected fewer than that"
+            )
+        self._model = target.first_layers(layers)
+
+    def drafter(self, arena: Arena, taps: Taps | None) -> Drafter:
+        own = Arena(arena.layers[: self._model.config.num_layers])
+        return DraftModel(self._model, own, traits=self._traits, targets_kv=True)
 
 
 class LoadedDecoderHead:
@@ -231,13 +301,14 @@ def _given(taps: Taps | None) -> Taps:
 
 _LOADERS: Mapping[str, Callable[[Source], Loaded]] = {
     "draft_model": LoadedModel,
+    "early_exit": LoadedEarlyExit,
     "eagle": LoadedDecoderHead,
     "eagle3": LoadedDecoderHead,
     "medusa": partial(LoadedStateHeads, load=load_medusa),
     "mlp_speculator": partial(LoadedStateHeads, load=load_mlp_speculator),
     "mtp": LoadedDecoderHead,
 }
-"""Of the methods with a checkpoint."""
+"""Of the methods that draft by passes."""
 
 
 def load_drafter(source: Source) -> Loaded | None:
@@ -270,11 +341,23 @@ def build_proposers(
         proposers.append(StateHeadsProposer(drafter, tables, sampler, max_length=most, probabilistic=probabilistic))
     elif drafter is not None:
         longest = min(drafter.max_position, config.max_model_len or drafter.max_position)
+        texts = _own_texts(drafter, tables, longest)
         proposers.append(
-            AutoregressiveProposer(drafter, tables, sampler, max_length=longest, probabilistic=probabilistic)
+            AutoregressiveProposer(
+                drafter, tables, sampler, max_length=longest, probabilistic=probabilistic, texts=texts
+            )
         )
     if config.lookup is not None:
         proposers.append(NgramProposer(*config.lookup))
     if config.suffix is not None:
         proposers.append(SuffixProposer(config.suffix, config.longest_draft))
     return proposers
+
+
+def _own_texts(drafter: Drafter, tables: BlockTables, longest: int) -> OwnTexts | None:
+    """Of a drafter that reads tokens of its own; ``longest`` = most of them in a text."""
+    if drafter.translation is None:
+        return None
+    lanes, blocks = tables.array.shape
+    room = min(longest, _LONGEST_OWN * blocks * tables.block_size)
+    return OwnTexts(drafter.translation, lanes, tables.pool.num_blocks, tables.block_size, room, caching=tables.caching)

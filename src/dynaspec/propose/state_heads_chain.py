@@ -28,7 +28,7 @@ def chain_of(heads: CompiledHeads, states: Floats) -> Chain:
     def chain(tables: Int32, block_size: int, choices: Choices) -> Ints:
         return draft_heads(medusa, mlp, states, tables, block_size, choices)
 
-    tables, block_size, *_, choices = nobody()
+    _, _, tables, block_size, *_, choices = nobody()
     chain(tables, block_size, choices)
     return chain
 

@@ -63,3 +63,13 @@ def rows_at(states: Floats, places: npt.NDArray[np.signedinteger]) -> Floats:
     for i in range(places.size):
         rows[i] = states[places[i]]
     return rows
+
+
+@kernel
+def columns_of(rows: Floats, columns: Ints) -> Floats:
+    """[r, columns] of ``rows`` [r, …]."""
+    found = np.empty((rows.shape[0], columns.size), np.float32)
+    for i in range(rows.shape[0]):
+        for j in range(columns.size):
+            found[i, j] = rows[i, columns[j]]
+    return found

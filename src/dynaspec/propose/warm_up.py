@@ -51,9 +51,9 @@ def load_kernels() -> None:
     tree.evict(0)
 
 
-def nobody() -> tuple[npt.NDArray[np.int32], int, Ints, int, Choices]:
+def nobody() -> tuple[npt.NDArray[np.int32], Ints, npt.NDArray[np.int32], int, Ints, int, Choices]:
     """Arguments of a ``drafter.Chain`` that drafts for no request: it loads what is compiled, or compiles it."""
     none, one = np.zeros(0, np.int64), np.ones(1, np.int64)
     tables = np.zeros((1, 1), np.int32)
     batch = Part(("",), 0 * one, 4 * one, tokens=np.zeros((1, 8), np.int32), block_tables=tables)
-    return tables, 1, 0 * one, 1, FirstChoices(batch, none, none, _SURVIVAL).choices
+    return batch.tokens, batch.lengths, tables, 1, 0 * one, 1, FirstChoices(batch, none, none, _SURVIVAL).choices

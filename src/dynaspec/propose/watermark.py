@@ -49,6 +49,15 @@ class Watermarks:
         self.seen[lane] = max(valid * self._tables.block_size, self._unread)
         self._ahead[lane] = self._processed[lane] = self._wasted[lane] = 0
 
+    def ingested(self, lane: int) -> int:
+        """Tokens whose KV is where it belongs, those of the latest draft included."""
+        return int(self.seen[lane] + self._ahead[lane])
+
+    def rewind(self, lane: int, seen: int) -> None:
+        """Only the first ``seen`` of the tokens ingested are the text's."""
+        self.seen[lane] = seen
+        self._ahead[lane] = self._processed[lane] = self._wasted[lane] = 0
+
     def ingest(self, lanes: Ints, seen: Ints) -> int:
         """The drafter has processed the first ``seen`` committed tokens of each of these lanes.
 

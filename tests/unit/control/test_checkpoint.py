@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.methods import METHODS
+from dynaspec.contract.methods import BY_PASSES
 from dynaspec.control.checkpoint import checkpoint_method, own_target
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.engine.config import EngineConfig
@@ -148,5 +148,5 @@ def test_what_cannot_be_carried_out_is_refused(own: dict[str, Any], sentence: st
         EngineConfig.build(model=write(tmp_path, changed(**own)))
 
 
-def test_every_method_with_a_checkpoint_has_a_loader() -> None:
-    assert set(_LOADERS) == {name for name, method in METHODS.items() if method.checkpoint is not None}
+def test_every_method_that_drafts_by_passes_has_a_loader() -> None:
+    assert set(_LOADERS) == set(BY_PASSES)

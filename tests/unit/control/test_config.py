@@ -264,6 +264,59 @@ class TestUnknownAndUnavailable:
             draft(draft_tensor_parallel_size=True)
 
 
+class TestEarlyExit:
+    def test_the_key_names_the_method(self) -> None:
+        config = parse({"assistant_early_exit": 4})
+        assert (config.method, config.model, config.assistant_early_exit) == ("early_exit", None, 4)
+        assert config.draft_sample_method == "probabilistic"
+        assert config.lookup_beside
+        assert parse({"assistant_early_exit": 4, "policy": "elastic", "kv_write_gating_threshold": 0.5})
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"method": "early_exit"}, "method is 'early_exit' but there is no assistant_early_exit; expected one"),
+            (
+                {"method": "ngram", "assistant_early_exit": 4},
+                "expected no assistant_early_exit, or method 'early_exit'",
+            ),
+            ({"model": "drafter", "assistant_early_exit": 4}, "4 but method is 'draft_model'"),
+            ({"method": "early_exit", "model": "x", "assistant_early_exit": 4}, "model is 'x' .*expected no model, or"),
+            ({"assistant_early_exit": 4, "dtype": "bfloat16"}, "dtype is 'bfloat16' but method is 'early_exit'"),
+        ],
+    )
+    def test_what_contradicts_it(self, given: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            parse(given)
+
+
+class TestOwnVocabulary:
+    def test_its_keys(self) -> None:
+        config = draft(use_heterogeneous_vocab=True, assistant_lookbehind=4)
+        assert (config.use_heterogeneous_vocab, config.assistant_lookbehind) == (True, 4)
+        assert draft(use_heterogeneous_vocab="slem", target_lookbehind=4).target_lookbehind == 4
+        assert draft(use_heterogeneous_vocab=False) == draft()
+        assert not parse({"method": "ngram", "use_heterogeneous_vocab": False}).use_heterogeneous_vocab
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            (
+                {"method": "ngram", "use_heterogeneous_vocab": True},
+                "True but method is 'ngram'; .* method 'draft_model'",
+            ),
+            ({"model": "m", "assistant_lookbehind": 4}, "4 but use_heterogeneous_vocab is False; .* true"),
+            (
+                {"model": "m", "use_heterogeneous_vocab": True, "target_lookbehind": 4},
+                "target_lookbehind is 4 but use_heterogeneous_vocab is True; .* use_heterogeneous_vocab 'slem'",
+            ),
+        ],
+    )
+    def test_what_contradicts_it(self, given: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            parse(given)
+
+
 WRONG_VALUES = {
     "method": ["other", 3],
     "policy": ["", "fastest", ["constant"]],
@@ -273,6 +326,10 @@ WRONG_VALUES = {
     "max_model_len": [0, "9", True],
     "dtype": ["int4"],
     "quantization": ["fp8", 8, True],
+    "use_heterogeneous_vocab": ["other", 1, 0.5],
+    "assistant_lookbehind": [0, 2.5, "4", True],
+    "target_lookbehind": [0, 2.5, "4", True],
+    "assistant_early_exit": [0, 1.5, "2", True],
     "draft_sample_method": ["beam"],
     "disable_by_batch_size": [0, 1.5],
     "draft_confidence_threshold": [-0.1, 1.5, "high", float("nan"), True],
@@ -299,7 +356,10 @@ class TestValues:
     @pytest.mark.parametrize(("key", "value"), [(k, v) for k, values in WRONG_VALUES.items() for v in values])
     def test_a_wrong_value_is_named_with_what_is_expected(self, key: str, value: Any) -> None:
         method = {"prompt": "ngram", "suffix": "suffix"}.get(key.partition("_")[0])
+        method = "early_exit" if key == "assistant_early_exit" else method
         base = {"model": "drafter"} if method is None else {"method": method}
+        if key.endswith("lookbehind"):
+            base["use_heterogeneous_vocab"] = "slem"
         if key in ("draft_confidence_scope", "signal"):
             base["policy"] = "confidence"
         if key.startswith("synthetic"):

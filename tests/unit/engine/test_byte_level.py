@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from dynaspec.engine.byte_level import bytes_of_token, longest_token
+from dynaspec.engine.byte_level import bytes_of_token, longest_token, speller
 from unit.engine.texts import backend, byte_symbols
 
 
@@ -30,6 +30,14 @@ def test_symbols_stand_for_bytes() -> None:
         assert bytes_of_token(symbol) == bytes([byte])
     assert bytes_of_token("<0xE6>") == b"\xe6"
     assert bytes_of_token("日") is None
+
+
+def test_spellings_of_other_vocabularies() -> None:
+    """With ▁ for a space, and bytes by number."""
+    decoder = {"type": "Sequence", "decoders": [{"type": "Replace"}, {"type": "ByteFallback"}, {"type": "Fuse"}]}
+    spelled = speller({"decoder": decoder})
+    assert [spelled(name) for name in ("▁the", "é", "<0xE6>")] == [b" the", "é".encode(), b"\xe6"]
+    assert speller(contents())("Ġ" + byte_symbols()[0xE6]) == b" \xe6"
 
 
 def test_the_longest_token() -> None:

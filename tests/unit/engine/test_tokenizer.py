@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from dynaspec.contract.errors import CheckpointError, RequestError
@@ -87,6 +88,31 @@ def test_the_bytes_of_tokens_make_up_the_text(tokenizer: Tokenizer) -> None:
 
 def test_the_longest_token(tokenizer: Tokenizer) -> None:
     assert tokenizer.longest_token == len(EOS)
+
+
+def test_where_tokens_begin(folder: Path, tokenizer: Tokenizer) -> None:
+    """Tokens within a character begin with it; and a space belongs to its token, whatever the post-processor says."""
+    assert tokenizer.encode_at("a stop€é") == (tokenizer.encode("a stop€é"), [0, 1, 2, 6, 6, 7])
+    assert tokenizer.beginning == ()
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend(), eos_token=EOS, bos_token=EOS)
+    fast.backend_tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=True),
+            processors.TemplateProcessing(f"{EOS} $A", special_tokens=[(EOS, fast.eos_token_id)]),
+        ]
+    )
+    fast.save_pretrained(folder / "trimmed")
+    trimmed = Tokenizer(str(folder / "trimmed"))
+    assert trimmed.encode_at("a stop")[1] == [0, 1, 2]
+    assert trimmed.beginning == (fast.eos_token_id,)
+
+
+def test_what_tokens_stand_for(tokenizer: Tokenizer) -> None:
+    spelled = tokenizer.spellings()
+    assert len(spelled) == tokenizer.vocab_size
+    for text in ("é🙂 €a stop", "\n\t"):
+        assert b"".join(spelled[token][1] for token in tokenizer.encode(text)).decode() == text
+    assert [what for what in spelled.values() if what[0]] == [(True, EOS.encode())]
 
 
 def test_long_texts_are_nothing_to_warn_of(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:

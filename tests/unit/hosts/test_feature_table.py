@@ -14,6 +14,7 @@ import pytest
 
 from dynaspec.cli.vllm_backend import REFUSED as REFUSED_FLAGS
 from dynaspec.contract.errors import ConfigError, RequestError
+from dynaspec.contract.methods import METHODS
 from dynaspec.contract.sampling_params import SamplingParams, StructuredOutputsParams
 from dynaspec.contract.step import Limits
 from dynaspec.control.config import SpeculativeConfig
@@ -28,7 +29,6 @@ from dynaspec.hosts.vllm.driver import limits_for
 from dynaspec.hosts.vllm.launch_drafter import BACKEND_KEY
 from dynaspec.hosts.vllm.llm_params import vllm_params
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
-from dynaspec.propose.draft_model import DraftModel
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "scale-out.md").read_text("utf-8")
@@ -113,7 +113,7 @@ def limits() -> tuple[Limits, Limits, Limits, Limits]:
     return (
         build._limits(None, (), EngineConfig(model="target")),
         limits_for(settings.drafter, settings.menu, asynchronous=False, alike=settings.alike),
-        own_limits(DraftModel.traits),
+        own_limits(METHODS["draft_model"].traits),
         transformers_setup({"model": "drafter"}).limits,
     )
 
@@ -137,7 +137,7 @@ def test_drafts_end_early_where_hosts_can_stop_them() -> None:
 def test_drafters_keep_up_with_plain_decoding_on_vllm_alone() -> None:
     told = [answer.startswith("the drafter keeps up") for answer in WHAT_HOSTS_ARE["steps of plain decoding"]]
     _, vllm, _, transformers = limits()
-    own = DraftModel.traits.idle_pass
+    own = METHODS["draft_model"].traits.idle_pass
     found = [own, vllm.proposers[0].idle_pass, own, transformers.proposers[0].idle_pass]
     assert told == found == [False, True, False, False]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -14,9 +16,12 @@ from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.propose.draft_model import DraftModel
+from dynaspec.propose.own_texts import OwnTexts
+from dynaspec.propose.shared_vocabulary import SharedVocabulary, Translation
 from dynaspec.sampling.state import SamplerState
 from unit.model import tiny
 from unit.propose.batches import batch, block_tables, plan, target
+from unit.propose.tokenizers import Bytes, Words
 
 SIZES = (20, 5, 33, 16)
 RULES = {
@@ -90,6 +95,67 @@ def test_drafts_and_kv_are_those_of_single_passes(model: Model, rule: StopRule |
     for mine, other in zip(compiled.arena.layers, single.arena.layers, strict=True):
         assert torch.equal(mine[0], other[0])
         assert torch.equal(mine[1], other[1])
+
+
+class OwnTokensDesk(Desk):
+    """The same for a drafter whose tokens are letters and pairs of letters; the target's are bytes."""
+
+    def __init__(self, model: Model, *, any_tokens: bool) -> None:
+        super().__init__(model)
+        letters = [*"abcdefghijklmnopqrstuvwxyz"]
+        own, target = Words(*letters[1:], *map("".join, pairwise(letters))), Bytes()
+        shared = SharedVocabulary.of(own.spellings(), target.spellings(), 50, 256)
+        translation = Translation(target, own, None if any_tokens else shared, 3, 3)
+        texts = OwnTexts(translation, len(SIZES), 40, self.tables.block_size, 64, caching=True)
+        sampler = SamplerState(len(SIZES), 256)
+        self.proposer = AutoregressiveProposer(
+            DraftModel(model, self.arena, translation=translation), self.tables, sampler, max_length=64, texts=texts
+        )
+        self.texts = [np.random.default_rng(i).integers(98, 123, size).tolist() for i, size in enumerate(SIZES)]
+        for lane in range(len(SIZES)):
+            sampler.add(
+                lane, SamplingParams(temperature=0), seed=0, n_index=0, eos_token_ids=(), bad_words=(), prompt=()
+            )
+            self.proposer.admit(lane, (), "")
+
+    def step(self, depth: tuple[int, ...], rule: StopRule | None, accepted: tuple[int, ...]) -> Drafts:
+        drafts = super().step(depth, rule, accepted)
+        for text in self.texts:
+            text[-1] = ord("b")  # what the target adds
+        return drafts
+
+
+@pytest.mark.parametrize("any_tokens", [False, True])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_they_are_so_in_tokens_of_its_own(model: Model, rule: StopRule | None, any_tokens: bool) -> None:
+    compiled, single = (OwnTokensDesk(model, any_tokens=any_tokens) for _ in range(2))
+    assert compiled.proposer._chain is not None
+    single.proposer._chain = None
+    drafted = 0
+    for depth, accepted in STEPS:
+        whole = compiled.step(depth, rule, accepted)
+        parts = single.step(depth, rule, accepted)
+        for name in ("tokens", "lens", "confidence", "early_exit"):
+            np.testing.assert_array_equal(getattr(whole, name), getattr(parts, name), name)
+        assert whole.rows_per_pass == parts.rows_per_pass
+        np.testing.assert_array_equal(compiled.proposer._marks.seen, single.proposer._marks.seen)
+        drafted += int(whole.lens.sum())
+        assert set(whole.tokens[whole.tokens > 0].tolist()) <= set(range(97, 123))
+    assert drafted > 8
+    for mine, other in zip(compiled.arena.layers, single.arena.layers, strict=True):
+        assert torch.equal(mine[0], other[0])
+        assert torch.equal(mine[1], other[1])
+
+
+def test_on_the_targets_kv_nothing_is_read_but_the_newest_token(model: Model) -> None:
+    desk = Desk(model)
+    drafter = DraftModel(model, desk.arena, targets_kv=True)
+    desk.proposer = AutoregressiveProposer(drafter, desk.tables, SamplerState(len(SIZES), 50), max_length=64)
+    assert desk.proposer.lag(batch(*desk.texts, tables=desk.tables)) == (0, 0, 0, 0)
+    drafts = desk.step((2, 2, 0, 2), None, (1, 0, 0, 2))
+    assert drafts.rows_per_pass == (3, 3)
+    drafts = desk.step((1, 1, 3, 1), None, (0, 0, 0, 0))
+    assert drafts.rows_per_pass == (4, 1, 1)
 
 
 def test_only_what_python_need_not_look_at_is_one_call(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

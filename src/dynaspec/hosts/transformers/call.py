@@ -17,7 +17,7 @@ from .draft_loop import DraftLoop, DraftsInLoop
 from .drafters import AssistantDrafter, Drafter, PromptLookup, SuffixLookup, TextLookup
 from .growth import grown
 from .session import CLOCK, Session
-from .setup import EARLY_EXIT, PROMPT_LOOKUP, TEXT_LOOKUP, Setup
+from .setup import EARLY_EXIT, EXIT_KEY, PROMPT_LOOKUP, TEXT_LOOKUP, Setup
 from .views import view_of
 
 
@@ -50,6 +50,8 @@ class Call:
         arguments = dict(generation)
         if assistant is not None:
             arguments["assistant_model"] = _drafting(assistant)
+        if self._setup.source == EARLY_EXIT:
+            arguments[EXIT_KEY] = self._setup.config.assistant_early_exit
         if self._setup.source == TEXT_LOOKUP:
             _ask_for_lookup(arguments, self._setup.config.longest_draft)
         return view_of(self._model, AsksController, call=self).generate(inputs, **arguments)

@@ -24,6 +24,8 @@ from dynaspec.control.resolve import SCHEDULE_KEY, infer_policy
 from dynaspec.control.suffix import KEYS as SUFFIX_KEYS
 
 ASSISTANT, EARLY_EXIT = "assistant", "early_exit"
+EXIT_KEY = "assistant_early_exit"
+"""As Transformers and ``speculative_config`` have it."""
 PROMPT_LOOKUP, TEXT_LOOKUP = "prompt_lookup", "text_lookup"
 """Transformers' own look-up, and dynaspec's: ``ngram`` or ``suffix``."""
 
@@ -32,11 +34,15 @@ _LENGTH_POLICIES = ("auto", "constant", "heuristic", "heuristic_transient", "con
 _DEFAULT_LENGTH = 20
 _DEFAULT_THRESHOLD = 0.4
 _ASSISTANT_GIVEN = "the assistant is the model given as assistant_model"
+_TOKENIZERS_GIVEN = "another tokenizer, and what goes with it, is among the arguments of generate"
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "revision": ((), _ASSISTANT_GIVEN),
     "dtype": (("auto",), _ASSISTANT_GIVEN),
     "quantization": ((), _ASSISTANT_GIVEN),
     "max_model_len": ((), _ASSISTANT_GIVEN),
+    "use_heterogeneous_vocab": ((False,), _TOKENIZERS_GIVEN),
+    "assistant_lookbehind": ((), _TOKENIZERS_GIVEN),
+    "target_lookbehind": ((), _TOKENIZERS_GIVEN),
     "rejection_sample_method": (("standard",), "Transformers verifies drafts itself"),
     "kv_write_gating_threshold": ((0, 0.0), "Transformers' caches keep every token"),
 }
@@ -81,9 +87,10 @@ def resolve_setup(
     beams = _Settings(model, None, generation).get("num_beams")
     if beams not in (None, 1):
         raise ConfigError(f"num_beams is {beams}; expected 1, as Transformers assists greedy decoding and sampling")
-    source = _source(assistant, settings, speculative_config)
+    values = _decoded(speculative_config)
+    source = _source(assistant, settings, values)
     one_vocabulary = generation.get("assistant_tokenizer") is None
-    config = _config(speculative_config, source, assistant, settings, one_vocabulary)
+    config = _config(values, source, assistant, settings, one_vocabulary)
     if not one_vocabulary and config.draft_confidence_threshold == "auto":
         raise ConfigError(
             "draft_confidence_threshold is 'auto' but the assistant has another tokenizer, whose tokens' fate is not "
@@ -119,20 +126,20 @@ class _Settings:
         return next((value for value in values if value is not None), None)
 
 
-def _source(assistant: Any, settings: _Settings, given: object) -> str:
+def _source(assistant: Any, settings: _Settings, values: Mapping[str, Any]) -> str:
     for name, what in _UNSUPPORTED_DRAFTING.items():
         if settings.get(name):
             raise ConfigError(
                 f"{name} is {settings.get(name)!r}, but draft lengths of {what} cannot be chosen; expected "
                 "assistant_model, assistant_early_exit or prompt_lookup_num_tokens"
             )
-    if settings.get("assistant_early_exit") is not None:
+    if _layers(settings, values) is not None:
         return EARLY_EXIT
     if settings.get("prompt_lookup_num_tokens") is not None:
         return PROMPT_LOOKUP
     if assistant is not None:
         return ASSISTANT
-    if given is None:
+    if not values:
         raise ConfigError(
             "neither assistant_model nor prompt_lookup_num_tokens is given; expected one of them, as something has "
             "to draft"
@@ -140,19 +147,35 @@ def _source(assistant: Any, settings: _Settings, given: object) -> str:
     return TEXT_LOOKUP
 
 
-def _config(given: object, source: str, assistant: Any, settings: _Settings, one_vocabulary: bool) -> SpeculativeConfig:
+def _layers(settings: _Settings, values: Mapping[str, Any]) -> Any:
+    """Of an early exit, whoever names them.
+
+    Raises:
+        ConfigError: they are named twice, and not alike.
+    """
+    named, asked = settings.get(EXIT_KEY), values.get(EXIT_KEY)
+    if named is not None and asked not in (None, named):
+        raise ConfigError(f"{EXIT_KEY} is {named!r}, but {asked!r} in speculative_config; expected it once")
+    return asked if named is None else named
+
+
+def _config(
+    values: dict[str, Any], source: str, assistant: Any, settings: _Settings, one_vocabulary: bool
+) -> SpeculativeConfig:
     """
     Raises:
         ConfigError: see ``resolve_setup``.
     """
-    values = _decoded(given)
     _check_keys(values)
     _check_drafter(values, source, assistant)
     if source == PROMPT_LOOKUP:
         values = {"num_speculative_tokens": settings.get("prompt_lookup_num_tokens")} | values | {"method": "ngram"}
     if source in (PROMPT_LOOKUP, TEXT_LOOKUP):
         return SpeculativeConfig(**fill_in(values, os.environ))
-    values["model"] = source if assistant is None else _name(assistant)
+    if source == EARLY_EXIT:
+        values |= {"method": source, EXIT_KEY: _layers(settings, values)}
+    else:
+        values["model"] = _name(assistant)
     values = fill_in(values, os.environ)
     policy = infer_policy(values)
     if policy == "auto" and not any(name in values for name in (*_LOOKUP_KEYS, *SUFFIX_KEYS)):
@@ -214,9 +237,15 @@ def _check_drafter(values: Mapping[str, Any], source: str, assistant: Any) -> No
                 "look-up has a rule of its own (max_matching_ngram_size)"
             )
         return
-    if method not in (None, "draft_model"):
+    if source == EARLY_EXIT:
+        if assistant is not None or model is not None or method not in (None, source):
+            raise ConfigError(
+                f"{EXIT_KEY} is given, so that the model itself drafts, and method is {method!r}, model {model!r} and "
+                f"assistant_model {assistant if assistant is None else _name(assistant)!r}; expected one or the other"
+            )
+    elif method not in (None, "draft_model"):
         raise ConfigError(f"method is {method!r} but an assistant is given; expected 'draft_model', or no assistant")
-    if model is not None and (assistant is None or model != _name(assistant)):
+    elif model is not None and model != _name(assistant):
         raise ConfigError(
             f"model is {model!r} but the assistant is {_name(assistant)!r}; expected no model, or that one"
         )

@@ -14,7 +14,7 @@ from dynaspec.control.keys import canonical
 from dynaspec.control.resolve import infer_method
 
 from .drafting.settings import DRAFTER, DrafterSettings
-from .launch_speculation import KEYS, as_mapping, longest_of, split
+from .launch_speculation import KEYS, as_mapping, check_method, longest_of, split
 
 BACKEND_KEY = "drafter_backend"
 """Of ``speculative_config``, for this host alone."""
@@ -80,6 +80,7 @@ def own_drafting(
     named = fill_in(canonical(given, KEYS), environ)
     testing = {name: passed.pop(name) for name in _TESTING if name in passed}
     method = infer_method(named)
+    check_method(method, named)
     # An object has a default there, which is not asked for.
     drawn = named.get("draft_sample_method") == "probabilistic" and not isinstance(value, SpeculativeConfig)
     can = place.workers == 1 and method in OF_TOKENS and not passed and not drawn

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.methods import OF_TOKENS
+from dynaspec.contract.methods import METHODS, OF_TOKENS
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.environment import fill_in
 from dynaspec.control.keys import ALIASES, canonical
@@ -53,13 +53,13 @@ VLLM_KEYS = frozenset(
         "kv_cache_dtype",
         "moe_backend",
         "parallel_drafting",
-        "use_heterogeneous_vocab",
         "use_local_argmax_reduction",
     }
 )
 """Keys that only vLLM honours. Where it is installed, whatever else it knows passes too."""
 
 KEYS = frozenset({*SpeculativeConfig.model_fields, SCHEDULE_KEY})
+_OWN_VOCABULARY = ("use_heterogeneous_vocab", "assistant_lookbehind", "target_lookbehind")
 _LOOKUP = frozenset(("prompt_lookup_max", "prompt_lookup_min"))
 
 
@@ -99,9 +99,27 @@ def divide(value: Any, environ: Mapping[str, str], vllms: Collection[str] = ()) 
             f"quantization is {named['quantization']!r}, which vLLM's drafters do not have; expected one of vLLM's "
             "own, or drafter_backend 'dynaspec' on a CPU"
         )
-    if infer_method(named) in OF_TOKENS:
+    method = infer_method(named)
+    check_method(method, named)
+    if method in OF_TOKENS:
         return _own_method(named, passed)
     return _divided(named, passed, policy=infer_policy(named))
+
+
+def check_method(method: Any, named: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: a method, or a way of it, that drafts inside of dynaspec's own engine only.
+    """
+    for name in _OWN_VOCABULARY:
+        if named.get(name, False) is not False:
+            raise ConfigError(
+                f"{name} is {named[name]!r}, which vLLM does not have; expected use_heterogeneous_vocab true, or "
+                "dynaspec's own engine"
+            )
+    known = METHODS.get(method) if isinstance(method, str) else None
+    if known is not None and known.in_target and not known.reads_target:
+        raise ConfigError(f"method is {method!r}, which vLLM does not have; expected dynaspec's own engine, or another")
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
@@ -146,6 +164,8 @@ def split(given: Mapping[str, Any], vllms: Collection[str]) -> tuple[dict[str, A
 
 def _is_vllms(name: str, value: Any) -> bool:
     """Whether only vLLM has this value of a key that dynaspec has too."""
+    if name == "use_heterogeneous_vocab":
+        return value is True
     return name == "quantization" and value != "int8"
 
 
@@ -159,7 +179,8 @@ def _own_method(named: Mapping[str, Any], passed: Mapping[str, Any]) -> Speculat
         )
     if config.dtype != "auto":
         raise ConfigError(f"dtype is {config.dtype!r}; expected 'auto', as vLLM's drafter has the target's dtype")
-    told = {name: value for name, value in named.items() if name not in ("dtype", *SUFFIX_ONLY_HERE)}
+    here = ("dtype", *_OWN_VOCABULARY, *SUFFIX_ONLY_HERE)
+    told = {name: value for name, value in named.items() if name not in here}
     if config.method == "draft_model":
         told.pop("prompt_lookup_max", None)  # 0: no lookup
     if config.method == "ngram":  # which may be named in a model's place, or not at all

@@ -110,8 +110,11 @@ def test_suffix_trees_know_the_answers_of_a_session(decoder: Models) -> None:
     assert found[1] < 0.5 * found[0]  # no two tokens occur twice in the text itself
 
 
-def test_early_exit(decoder: Models) -> None:
-    output, counts = ours(decoder, {"policy": "constant"}, assistant_model=None, assistant_early_exit=1)
+@pytest.mark.parametrize("who", ["the call", "the configuration"])
+def test_early_exit(who: str, decoder: Models) -> None:
+    layers = {"assistant_early_exit": 1}
+    config, call = ({}, layers) if who == "the call" else (layers, {})
+    output, counts = ours(decoder, {"policy": "constant", **config}, assistant_model=None, **call)
     assert torch.equal(output, plain(decoder))
     assert counts.drafts > 0
     assert decoder.target.config.num_hidden_layers == 2

@@ -46,6 +46,10 @@ def test_nothing_that_drafts(decoder: Models) -> None:
         ours(decoder, assistant_model=None)
     with pytest.raises(ConfigError, match="expected the loaded model as assistant_model"):
         ours(decoder, {"model": "some/draft"}, assistant_model=None)
+    with pytest.raises(ConfigError, match="assistant_early_exit is 1, but 2 in speculative_config"):
+        ours(decoder, {"assistant_early_exit": 2}, assistant_model=None, assistant_early_exit=1)
+    with pytest.raises(ConfigError, match="so that the model itself drafts, and method is None, model 'some/draft'"):
+        ours(decoder, {"assistant_early_exit": 1, "model": "some/draft"}, assistant_model=None)
     for method in WITH_MODEL:
         with pytest.raises(ConfigError, match=f"has method {method!r} .*expected the loaded model as assistant_model"):
             ours(decoder, {"method": method}, assistant_model=None)

@@ -102,6 +102,12 @@ def test_heuristics_start_where_they_are_told_and_may_grow() -> None:
     assert told["additional_config"]["dynaspec"] == {"policy": "heuristic", "num_speculative_tokens": 4}
 
 
+@pytest.mark.parametrize(("asked", "told"), [(True, {"use_heterogeneous_vocab": True}), (False, {})])
+def test_another_vocabulary_is_vllm_s_to_translate(asked: bool, told: dict[str, bool]) -> None:
+    found = arguments({"model": "d", "use_heterogeneous_vocab": asked})["speculative_config"]
+    assert {key: value for key, value in found.items() if "vocab" in key} == told
+
+
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "deepseek_mtp", "medusa", "dflash"])
 def test_methods_that_vllm_alone_has(method: str) -> None:
     told = arguments({"method": method, "model": "d", "num_speculative_tokens": 3, "parallel_drafting": False})
@@ -152,6 +158,12 @@ def test_options_under_other_names() -> None:
         (3, {}, "expected a mapping"),
         ({"model": "d", "prompt_lookup_max": 3}, {}, "vLLM has one drafter"),
         ({"model": "d", "dtype": "float16"}, {}, "expected 'auto', as vLLM's drafter has the target's dtype"),
+        (
+            {"model": "d", "use_heterogeneous_vocab": "slem"},
+            {},
+            "use_heterogeneous_vocab is 'slem', which vLLM does not",
+        ),
+        ({"assistant_early_exit": 2}, {}, "method is 'early_exit', which vLLM does not have"),
         ({"model": "d", "num_speculative_tokens": 0}, {}, "num_speculative_tokens is 0"),
         ({"model": "d", "policy": "heuristc"}, {}, "policy is 'heuristc'"),
         ({"method": "eagle", "model": "d", "num_speculative_tokens": 4, "policy": "x"}, {}, "policy is 'x'"),

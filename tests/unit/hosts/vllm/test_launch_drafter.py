@@ -112,6 +112,7 @@ def test_how_drafts_are_tested_is_vllm_s_business() -> None:
     ("given", "options", "words"),
     [
         ({"model": "d", "drafter_backend": "cuda"}, {}, "drafter_backend is 'cuda'; expected one of 'auto'"),
+        ({"assistant_early_exit": 2, **OWN}, {}, "method is 'early_exit', which vLLM does not have"),
         ({"method": "eagle", "model": "d", **OWN}, {}, "method is 'eagle' and drafter_backend is 'dynaspec'"),
         ({"model": "d", "quantization": "fp8", **OWN}, {}, "quantization is given and drafter_backend is 'dynaspec'"),
         ({"model": "d", "quantization": "int8"}, {}, "quantization is 'int8', which vLLM's drafters do not have"),
