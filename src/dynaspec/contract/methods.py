@@ -33,20 +33,20 @@ _ALL = (
     Method(
         "draft_model",
         "a small model of the target's vocabulary",
-        ProposerTraits("draft_model", probe_context=True),
+        ProposerTraits("draft_model", probe_context=True, trees=True),
         checkpoint="a draft model's checkpoint",
     ),
     Method(
         "eagle",
         "an EAGLE-1 or EAGLE-2 head, which reads the target's last hidden state",
-        ProposerTraits("eagle"),
+        ProposerTraits("eagle", trees=True),
         checkpoint="an EAGLE head's checkpoint",
         reads_target=True,
     ),
     Method(
         "eagle3",
         "an EAGLE-3 head, which reads the target's hidden states",
-        ProposerTraits("eagle3"),
+        ProposerTraits("eagle3", trees=True),
         checkpoint="an EAGLE-3 head's checkpoint",
         reads_target=True,
     ),
@@ -67,7 +67,7 @@ _ALL = (
     Method(
         "mtp",
         "a prediction layer that was trained with the target",
-        ProposerTraits("mtp"),
+        ProposerTraits("mtp", trees=True),
         checkpoint="a prediction layer's checkpoint, or no model: then the target's own",
         reads_target=True,
         in_target=True,
@@ -88,4 +88,5 @@ METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
 WITH_MODEL = tuple(method.name for method in _ALL if method.checkpoint is not None)
 OF_TOKENS = tuple(method.name for method in _ALL if not method.reads_target)
 """Methods that draft whoever runs the target."""
+WITH_TREES = tuple(method.name for method in _ALL if method.traits.trees)
 WITH_CONFIDENCE = tuple(method.name for method in _ALL if method.traits.has_confidence)

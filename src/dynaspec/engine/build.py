@@ -222,6 +222,7 @@ def _limits(speculation: SpeculativeConfig | None, proposers: Sequence[Proposer]
     return Limits(
         draft_lens=tuple(range(longest + 1)),
         proposers=tuple(proposer.traits for proposer in proposers),
+        can_branch=speculation is not None and speculation.synthetic_rates is None,
         can_gate=any(proposer.needs.kv for proposer in proposers),
         plan_lag=int(config.async_scheduling),
     )

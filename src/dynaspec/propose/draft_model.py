@@ -11,7 +11,7 @@ from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
 
 from .calibrate import Runner
-from .drafter import Chain
+from .drafter import Chain, Tree
 
 
 class DraftModel:
@@ -31,10 +31,11 @@ class DraftModel:
         self.device = model.device
         self.runner = Runner(model, arena)
         self.chain: Chain | None = None
+        self.tree: Tree | None = None
         if model.compiled is not None:
-            from .chain import chain_of  # it compiles what it calls
+            from .chain import chain_of, tree_of  # they compile what they call
 
-            self.chain = chain_of(model.compiled, arena)
+            self.chain, self.tree = chain_of(model.compiled, arena), tree_of(model.compiled, arena)
 
     def read(self, rows: ForwardBatch, before: Ints) -> torch.Tensor:
         return self._model.forward(rows, self._arena.layers)

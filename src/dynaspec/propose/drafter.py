@@ -15,6 +15,8 @@ from .calibrate import Runner
 
 Chain = Callable[..., tuple[Ints, Ints, Ints]]
 """A whole draft in one call: of (tables, block_size, read, most, choices), as ``chain.draft_chain``."""
+Tree = Callable[..., tuple[Ints, Ints]]
+"""The same for trees: of (tables, block_size, read, most, lengths, requests, known, growth), as ``chain.draft_tree``."""
 
 
 class Drafter(Protocol):
@@ -36,6 +38,8 @@ class Drafter(Protocol):
     device: torch.device
     chain: Chain | None
     """None where passes have to be run from Python."""
+    tree: Tree | None
+    """Likewise."""
     runner: Runner
     """For timing its passes."""
 

@@ -1,0 +1,120 @@
+"""Verifying drafted trees so that the output keeps the target's own distribution.
+
+At every node the target's token is drawn as plain decoding would draw it, and the walk from the root goes on to the
+child that is this token. The children are the drafter's choices, never drawn at random, so what is emitted is drawn
+from the target's distribution alone: greedy and seeded requests get plain decoding's tokens, others its distribution
+(SpecInfer, 2305.09781, calls it naive sampling; for such children it equals rejecting one after the other).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dynaspec.contract.proposer import Ints
+from dynaspec.contract.tree import NO_NODE
+from dynaspec.sampling import ops
+from dynaspec.sampling.compiled import kernel
+from dynaspec.sampling.draw import draw
+from dynaspec.sampling.rng import Purpose
+from dynaspec.sampling.rows import Rows
+from dynaspec.sampling.state import SamplerState
+
+from .chain import Accepted
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTrees:
+    """The drafted trees of B requests, as rows of one target pass: a root, the last committed token, then its nodes."""
+
+    roots: Ints
+    """[B] row of each root; those of its nodes follow."""
+    tokens: Ints
+    """[B, N]"""
+    parents: Ints
+    """[B, N] see ``Drafts.parents``."""
+    lens: Ints
+    """[B] nodes to verify."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """The walk of each request."""
+
+    accepted: Accepted
+    path: Ints
+    """[B, depth] accepted nodes; −1 behind the last."""
+    tested: Ints
+    """[B, depth + 1] see ``StepResult.tested``."""
+
+
+def accept_tree(scores: torch.Tensor, rows: Rows, trees: DraftTrees, depth: int, state: SamplerState) -> Walked:
+    """Accepts a path of every tree and draws the token that follows it.
+
+    Args:
+        scores: [R, V] the target's, from ``SamplerState.process``
+        rows: for each request its root and its nodes, each with the path that leads to it as its drafted tokens
+        trees: which rows those are
+        depth: of the deepest node
+        state: the requests' parameters, not yet told of this step's tokens
+    """
+    if bool(state.greedy[rows.lanes].all()) and state.leaves_alone(rows.lanes):
+        drawn, nothing = ops.argmax(scores), np.zeros(rows.lanes.size, np.bool_)
+    else:
+        drawn, nothing = draw(scores, rows, state, Purpose.TARGET)[0], state.without_token(scores, rows)
+    own = np.ascontiguousarray(ops.to_host(drawn))
+    accepted, tokens, path, tested, stop = walk(
+        own, nothing, trees.roots, trees.tokens, trees.parents, trees.lens, depth
+    )
+    refused = _refused(rows, trees, tested[np.arange(stop.size), accepted], stop, state)
+    return Walked(Accepted(accepted, tokens, nothing[stop], refused), path, tested)
+
+
+def _refused(rows: Rows, trees: DraftTrees, last: Ints, stop: Ints, state: SamplerState) -> Bools:
+    """[B] whether a grammar refused the first choice behind the rows ``stop`` [B], ``last`` [B] of ``Walked.tested``."""
+    failed, token = last < 0, np.zeros(stop.size, np.int64)
+    token[failed] = trees.tokens[failed, ~last[failed]]
+    return failed & state.grammars.refused(rows, stop, token)
+
+
+@kernel
+def walk(
+    own: Ints, nothing: Bools, roots: Ints, tokens: Ints, parents: Ints, lens: Ints, depth: int
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Follows the target's ``own`` [R] tokens through trees.
+
+    Args:
+        nothing: [R] rows that have no token.
+        roots, tokens, parents, lens, depth: see ``DraftTrees`` and ``accept_tree``.
+
+    Returns:
+        ``Accepted.accepted`` and ``tokens``, ``Walked.path`` and ``tested``, [B] the rows where the walks end.
+    """
+    batch = lens.size
+    accepted, emitted = np.zeros(batch, np.int64), np.zeros((batch, depth + 1), np.int64)
+    path, tested = np.full((batch, depth), -1, np.int64), np.full((batch, depth + 1), NO_NODE, np.int64)
+    stop = np.empty(batch, np.int64)
+    for b in range(batch):
+        at, n, going = np.int64(-1), 0, True
+        while going:
+            row, first, chosen = roots[b] + 1 + at, np.int64(-1), np.int64(-1)
+            for node in range(at + 1, lens[b]):
+                if parents[b, node] == at:
+                    if first < 0:
+                        first = node
+                    if tokens[b, node] == own[row]:
+                        chosen = node
+                        break
+            going = chosen >= 0 and not nothing[row]
+            if first >= 0:
+                tested[b, n] = first if going and chosen == first else ~first
+            if going:
+                path[b, n], emitted[b, n], at = chosen, tokens[b, chosen], chosen
+                n += 1
+        accepted[b], emitted[b, n], stop[b] = n, own[row], row
+    return accepted, emitted, path, tested, stop
