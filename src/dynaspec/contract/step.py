@@ -155,7 +155,10 @@ class TreeRule:
     width: int
     """Most children of a node, and most nodes of a request that a pass goes on from."""
     below: tuple[float, ...] = (0.0,)
-    """By depth, the survival below which a node is left out; the last one goes on."""
+    """By place in the draft, the survival below which it ends; the last one goes on. One node there is in any case."""
+    later: float = 1.0
+    """With the signal ``survival``: what the probability of a choice that is not the drafter's first is multiplied by,
+    to be the chance that it is accepted. ``StopRule`` is about first choices."""
     shape: TokenTree | None = None
     """The nodes, whatever their survival; as many of them, in their order, as are granted."""
 
@@ -284,9 +287,9 @@ class StepOutcome:
     """From the beginning of its planning, or from the end of the step before if that was later."""
     signal: tuple[tuple[float, ...], ...] = ()
     """See ``DraftView``."""
-    tested: tuple[tuple[int, ...], ...] | None = None
-    """For trees: for each request, the node that was the drafter's first choice behind the root and behind every
-    accepted node, as far as there was one; ~node where it was not accepted. None for chains."""
+    tested: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+    """For trees: for each request, the children of the root and of every accepted node, as far as there were any, in
+    the order of the draft; ~node of those that were not accepted. None for chains."""
     plan_s: float = 0.0
     """What the controller's plan took of ``step_s``; 0 = not known, or it was planned during the step before."""
 

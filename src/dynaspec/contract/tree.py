@@ -12,8 +12,6 @@ MAX_NODES = 63
 """Nodes of a tree; with its root they are the rows that a set of 64 bits can tell apart."""
 MAX_WIDTH = 16
 """Children of a node."""
-NO_NODE = 1 << 30
-"""Stands in an array of nodes where there is none, of whatever sign."""
 
 
 @dataclass(frozen=True, slots=True)

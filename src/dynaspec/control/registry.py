@@ -24,7 +24,7 @@ from .off_switch import OffSwitch
 from .plain import PlainController
 from .planner import ChainPlanner
 from .schedule import Schedule
-from .trees import SHAPE_KEY, WIDTH_KEY
+from .trees import DEFAULT_WIDTH, SHAPE_KEY, WIDTH_KEY
 from .warm_up import load_kernels
 
 
@@ -115,6 +115,7 @@ def _auto(config: SpeculativeConfig, host: Host) -> Controller:
         longest=config.num_speculative_tokens,
         costs=host.costs,
         warm_start=config.profile,
+        tree=(config.tree_width or DEFAULT_WIDTH, config.most_nodes) if host.limits.can_branch else (1, 1),
     )
     return CachedPlan(controller, host.limits)
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 import numpy as np
 
-from dynaspec.contract.proposer import Drafts
+from dynaspec.contract.proposer import Drafts, Ints
 from dynaspec.contract.step import Ended, Limits, SpecPlan, StepOutcome, StepView, Work
-from dynaspec.contract.tree import MAX_NODES, NO_NODE
+from dynaspec.contract.tree import MAX_NODES
 from dynaspec.schedule.batch import StepBatch
 from dynaspec.schedule.result import Committed, StepResult
 
@@ -87,7 +87,7 @@ def build_outcome(ran: Ran, committed: Committed, step_s: float, plan_s: float =
         verify_s=ran.verify_s,
         step_s=step_s,
         signal=ran.drafted.signal,
-        tested=_tested(result),
+        tested=_tested(result.verdict, ran.drafts.parents),
         plan_s=plan_s,
     )
 
@@ -95,9 +95,7 @@ def build_outcome(ran: Ran, committed: Committed, step_s: float, plan_s: float =
 def how_ended(result: StepResult, committed: Committed) -> tuple[Ended, ...]:
     """[B] why each run of accepted drafts ended."""
     refused = [False] * len(result.verified) if result.refused is None else result.refused.tolist()
-    whole = result.accepted == result.verified
-    if result.tested is not None:
-        whole = result.tested[np.arange(whole.size), result.accepted] == NO_NODE
+    whole = result.accepted == result.verified if result.whole is None else result.whole
     columns = zip(result.verified, result.accepted, committed.emitted, whole, refused, strict=True)
     return tuple(_ended(*request) for request in columns)
 
@@ -112,10 +110,18 @@ def _ended(verified: int, accepted: int, emitted: int, whole: bool, refused: boo
     return "invalid" if refused else "rejected"
 
 
-def _tested(result: StepResult) -> tuple[tuple[int, ...], ...] | None:
-    if result.tested is None:
+def _tested(verdict: Ints | None, parents: Ints | None) -> tuple[tuple[tuple[int, ...], ...], ...] | None:
+    """``StepOutcome.tested``."""
+    if verdict is None or parents is None:
         return None
-    return tuple(tuple(node for node in walk if node != NO_NODE) for walk in result.tested.tolist())
+    walks = []
+    for judged, above in zip(verdict.tolist(), parents.tolist(), strict=True):
+        children: dict[int, list[int]] = {}
+        for node, (how, parent) in enumerate(zip(judged, above, strict=True)):
+            if how:
+                children.setdefault(parent, []).append(node if how > 0 else ~node)
+        walks.append(tuple(tuple(children[parent]) for parent in sorted(children)))
+    return tuple(walks)
 
 
 def _early_exit(drafts: Drafts) -> tuple[bool, ...]:

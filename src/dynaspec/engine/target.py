@@ -111,14 +111,14 @@ class TargetVerifier:
             return result
         logits = self._model.logits(hidden[torch.from_numpy(layout.sampled_at).to(hidden.device)])
         scores = self._sampler.process(logits, layout.sampled)
-        tested = path = None
+        walked = None
         if layout.trees is None:
             verdict = self._accept_chain(scores, layout.sampled, layout.drafts, layout.drafts.lens, self._sampler)
         else:
             deepest = layout.sampled.drafts.shape[1]
             walked = accept_tree(scores, layout.sampled, layout.trees, deepest, self._sampler)
-            verdict, tested, path = walked.accepted, walked.tested[:requests], walked.path[:requests]
-            self._put_in_place(layout, path)
+            verdict = walked.accepted
+            self._put_in_place(layout, walked.path[:requests])
         completing = iter(verdict.tokens[requests:, 0].tolist())
         result = StepResult(
             drafted=drafts.lens,
@@ -127,10 +127,11 @@ class TargetVerifier:
             tokens=verdict.tokens[:requests],
             chunk_tokens=[next(completing) if chunk.completes else None for chunk in batch.chunks],
             refused=verdict.refused[:requests],
-            tested=tested,
+            verdict=None if walked is None else walked.verdict[:requests],
+            whole=None if walked is None else walked.whole[:requests],
             dead_ends=self._dead_ends(batch, verdict),
         )
-        collect_logprobs(batch, layout, self._model, hidden, logits, result, path)
+        collect_logprobs(batch, layout, self._model, hidden, logits, result, None if walked is None else walked.path)
         return result
 
     def _put_in_place(self, layout: PassLayout, path: Ints) -> None:

@@ -129,7 +129,11 @@ def draft_tree(
     lanes[requests] = growth.lanes
     unread = unread_rows(growth.texts, tables, block_size, lanes, lengths, read, requests, most)
     hidden, size = _read(model, head, states, caches, blocks, tables, block_size, unread)
-    no_taps, nowhere, longest = np.empty((0, 0), np.float32), np.empty(0, np.int64), growth.depth.max() if requests.size else 0
+    no_taps, nowhere, longest = (
+        np.empty((0, 0), np.float32),
+        np.empty(0, np.int64),
+        growth.depth.max() if requests.size else 0,
+    )
     rows_per_pass, kept = np.empty(longest + 1, np.int64), np.empty((0, 0, 0), np.float32)
     rows_per_pass[0] = size
     if head is not None:  # what passes were left with after the root and each parent

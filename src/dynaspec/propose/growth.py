@@ -57,7 +57,9 @@ class Growth(NamedTuple):
     """[A]"""
     width: int
     below: Float64
-    """By depth, see ``TreeRule``."""
+    """By place in the draft, see ``TreeRule``."""
+    later: float
+    """See ``TreeRule``."""
     shape: Ints
     """[2, S] parents and ranks of a tree of fixed shape; S = 0: there is none."""
     survives: bool
@@ -103,6 +105,7 @@ def grow(batch: DecodeBatch, index: Ints, depth: Ints, nodes: Ints, rule: TreeRu
         parent_count=np.zeros(size, np.int64),
         width=rule.width,
         below=np.array(rule.below, np.float64),
+        later=rule.later,
         shape=np.zeros((2, 0), np.int64) if shape is None else np.array([shape.parents, shape.ranks], np.int64),
         survives=stop.signal == "survival",
         weight=stop.weight,
@@ -116,7 +119,7 @@ def grow(batch: DecodeBatch, index: Ints, depth: Ints, nodes: Ints, rule: TreeRu
 
 @kernel
 def _entry(column: Float64, done: int) -> float:
-    """The one for pass or depth number ``done``, from 1; the last one goes on."""
+    """Entry number ``done``, from 1; the last one goes on."""
     return float(column[min(done, column.size) - 1])
 
 
@@ -149,18 +152,20 @@ def add_nodes(growth: Growth, who: Ints, above: Ints, tokens: Ints, probability:
                     continue
             elif rank and not probability[n, rank] > 0.0:
                 break
-            p, first = np.float64(probability[n, rank]), np.float64(probability[n, 0])
-            second = np.float64(probability[n, 1]) if tokens.shape[1] > 1 else 0.0
-            lead = np.log(p / (first if rank else second)) if p > 0.0 and second > 0.0 else LOGIT_RANGE
-            path[position] = tokens[n, rank]
-            signal = ahead(max(lead, -LOGIT_RANGE), p, LOGIT_RANGE)
+            p, signal = np.float64(probability[n, rank]), 0.0
             survival = before * p
-            if g.survives:
+            if g.survives and rank:
+                survival = before * min(g.later * p, 0.5)
+            elif g.survives:
+                second = np.float64(probability[n, 1]) if tokens.shape[1] > 1 else 0.0
+                path[position] = tokens[n, rank]
                 bonus = repeat_bonus(g.texts[g.lanes[a]], g.lengths[a], path, position, REPEAT_MATCH)
-                signal += REPEAT_WEIGHT * bonus
+                signal = (
+                    ahead(np.log(p / second) if second > 0.0 else LOGIT_RANGE, p, LOGIT_RANGE) + REPEAT_WEIGHT * bonus
+                )
                 score = g.weight * signal + _entry(g.bias, position + 1) + g.offset[a]
                 survival = before / (1.0 + np.exp(-score))
-            if rank and not g.shape.shape[1] and survival < _entry(g.below, position + 1):
+            if rank and not g.shape.shape[1] and survival < g.below[0]:
                 continue
             node = g.count[a]
             g.tokens[a, node], g.above[a, node], g.own_depth[a, node] = tokens[n, rank], parent, position + 1
@@ -227,9 +232,9 @@ def finish(growth: Growth) -> tuple[Ints, Ints, Ints, Float32, Float32]:
         place, n = np.full(count, -1), 0
         for node in order:
             above = g.above[a, node]
-            pays = g.shape.shape[1] or n == 0 or g.survival[a, node] >= _entry(g.below, g.own_depth[a, node])
+            pays = g.shape.shape[1] or n == 0 or g.survival[a, node] >= _entry(g.below, n + 1)
             if n == g.nodes[a] or not pays or (above >= 0 and place[above] < 0):
-                continue
+                break
             place[node], tokens[a, n], parents[a, n] = n, g.tokens[a, node], -1 if above < 0 else place[above]
             confidence[a, n], signal[a, n] = g.confidence[a, node], g.signal[a, node]
             n += 1

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 
 from dynaspec.contract.proposer import Ints
-from dynaspec.contract.tree import NO_NODE
 from dynaspec.sampling import ops
 from dynaspec.sampling.compiled import kernel
 from dynaspec.sampling.draw import draw
@@ -44,13 +43,15 @@ class DraftTrees:
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """The walk of each request."""
+    """The walk of each request, from the root as far as the target's tokens are drafted."""
 
     accepted: Accepted
     path: Ints
     """[B, depth] accepted nodes; −1 behind the last."""
-    tested: Ints
-    """[B, depth + 1] see ``StepResult.tested``."""
+    verdict: Ints
+    """[B, N] see ``StepResult.verdict``."""
+    whole: Bools
+    """[B] the walk ended where nothing more was drafted."""
 
 
 def accept_tree(scores: torch.Tensor, rows: Rows, trees: DraftTrees, depth: int, state: SamplerState) -> Walked:
@@ -68,24 +69,19 @@ def accept_tree(scores: torch.Tensor, rows: Rows, trees: DraftTrees, depth: int,
     else:
         drawn, nothing = draw(scores, rows, state, Purpose.TARGET)[0], state.without_token(scores, rows)
     own = np.ascontiguousarray(ops.to_host(drawn))
-    accepted, tokens, path, tested, stop = walk(
+    accepted, tokens, path, verdict, stop, refused = walk(
         own, nothing, trees.roots, trees.tokens, trees.parents, trees.lens, depth
     )
-    refused = _refused(rows, trees, tested[np.arange(stop.size), accepted], stop, state)
-    return Walked(Accepted(accepted, tokens, nothing[stop], refused), path, tested)
-
-
-def _refused(rows: Rows, trees: DraftTrees, last: Ints, stop: Ints, state: SamplerState) -> Bools:
-    """[B] whether a grammar refused the first choice behind the rows ``stop`` [B], ``last`` [B] of ``Walked.tested``."""
-    failed, token = last < 0, np.zeros(stop.size, np.int64)
-    token[failed] = trees.tokens[failed, ~last[failed]]
-    return failed & state.grammars.refused(rows, stop, token)
+    failed = np.flatnonzero(refused >= 0)
+    by_grammar = np.zeros(stop.size, np.bool_)
+    by_grammar[failed] = state.grammars.refused(rows, stop[failed], trees.tokens[failed, refused[failed]])
+    return Walked(Accepted(accepted, tokens, nothing[stop], by_grammar), path, verdict, refused < 0)
 
 
 @kernel
 def walk(
     own: Ints, nothing: Bools, roots: Ints, tokens: Ints, parents: Ints, lens: Ints, depth: int
-) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
     """Follows the target's ``own`` [R] tokens through trees.
 
     Args:
@@ -93,28 +89,27 @@ def walk(
         roots, tokens, parents, lens, depth: see ``DraftTrees`` and ``accept_tree``.
 
     Returns:
-        ``Accepted.accepted`` and ``tokens``, ``Walked.path`` and ``tested``, [B] the rows where the walks end.
+        ``Accepted.accepted`` and ``tokens``, ``Walked.path`` and ``verdict``; [B] the rows where the walks end, and the
+        first choices behind them, −1 where there is none.
     """
     batch = lens.size
     accepted, emitted = np.zeros(batch, np.int64), np.zeros((batch, depth + 1), np.int64)
-    path, tested = np.full((batch, depth), -1, np.int64), np.full((batch, depth + 1), NO_NODE, np.int64)
-    stop = np.empty(batch, np.int64)
+    path, verdict = np.full((batch, depth), -1, np.int64), np.zeros(tokens.shape, np.int64)
+    stop, refused = np.empty(batch, np.int64), np.empty(batch, np.int64)
     for b in range(batch):
         at, n, going = np.int64(-1), 0, True
         while going:
             row, first, chosen = roots[b] + 1 + at, np.int64(-1), np.int64(-1)
             for node in range(at + 1, lens[b]):
                 if parents[b, node] == at:
+                    verdict[b, node] = -1
                     if first < 0:
                         first = node
-                    if tokens[b, node] == own[row]:
-                        chosen = node
-                        break
-            going = chosen >= 0 and not nothing[row]
-            if first >= 0:
-                tested[b, n] = first if going and chosen == first else ~first
+                    if chosen < 0 and tokens[b, node] == own[row] and not nothing[row]:
+                        chosen, verdict[b, node] = node, 1
+            going = chosen >= 0
             if going:
                 path[b, n], emitted[b, n], at = chosen, tokens[b, chosen], chosen
                 n += 1
-        accepted[b], emitted[b, n], stop[b] = n, own[row], row
-    return accepted, emitted, path, tested, stop
+        accepted[b], emitted[b, n], stop[b], refused[b] = n, own[row], row, first
+    return accepted, emitted, path, verdict, stop, refused

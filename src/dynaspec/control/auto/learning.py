@@ -9,11 +9,11 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.contract.signals import match_signals, signal_of
+from dynaspec.contract.signals import logits, match_signals, signal_of
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StepOutcome
 from dynaspec.contract.work import drafting_before, drafting_in, drafting_of, runs_model
 
-from ..estimate.acceptance import AcceptanceModel, RequestSlots
+from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots
 from ..estimate.costs import Measured, StepCosts
 from .explore import PLAIN, Choice, Explorer, Prediction
 
@@ -48,6 +48,8 @@ class Learner:
     costs: StepCosts
     explorer: Explorer
     slots: RequestSlots
+    later: Sequence[LaterChoices]
+    """Of each proposer."""
     _unread: list[tuple[StepOutcome, Planned | None]] = field(default_factory=list)
     _ended: list[str] = field(default_factory=list)
     _after_prompt: bool = False
@@ -64,7 +66,8 @@ class Learner:
         """From the steps that have come since the last time."""
         drafted = [one for one in self._unread if any(one[0].drafted)]
         if drafted:
-            self._learn_acceptance(drafted)
+            self._learn_acceptance([one for one in drafted if one[0].tested is None])
+            self._learn_walks([outcome for outcome, _ in drafted if outcome.tested is not None])
         told = [self._told(outcome, planned) for outcome, planned in self._unread]
         self.costs.observe(*(step for step in told if step is not None))
         for model in self.models:
@@ -73,7 +76,29 @@ class Learner:
         self._unread.clear()
         self._ended.clear()
 
+    def _learn_walks(self, outcomes: Sequence[StepOutcome]) -> None:
+        """From trees. Where another than the first choice was accepted, the walk goes on: then a new run begins."""
+        runs: dict[int, list[tuple[int, int, int, int]]] = {}
+        signals: dict[int, list[float]] = {}
+        for outcome in outcomes:
+            columns = zip(self.slots.of(outcome.ids).tolist(), outcome.proposer, outcome.tested or (), strict=True)
+            for i, (slot, index, walk) in enumerate(columns):
+                told, start = signals.setdefault(index, []), 0
+                strength = outcome.signal[i] if outcome.signal else logits(np.array(outcome.confidence[i])).tolist()
+                for position, (first, *others) in enumerate(walk):
+                    told.append(strength[_node(first)] if len(strength) else 0.0)
+                    self.later[index].observe([outcome.confidence[i][_node(node)] for node in others], others)
+                    if first < 0 or position == len(walk) - 1:
+                        tested = position + 1 - start
+                        runs.setdefault(index, []).append((slot, tested, tested - (first < 0), start))
+                        start = position + 1
+        for index, rows in runs.items():
+            slots, tested, accepted, starts = np.array(rows, dtype=np.int64).T
+            self.models[index].observe(slots, tested, tested, accepted, np.array(signals[index]), starts)
+
     def _learn_acceptance(self, steps: Sequence[tuple[StepOutcome, Planned | None]]) -> None:
+        if not steps:
+            return
         outcomes = [outcome for outcome, _ in steps]
         slots = self.slots.of([request for outcome in outcomes for request in outcome.ids])
         drafted, accepted, proposer = (
@@ -124,6 +149,11 @@ class Learner:
             rest_s, draft_s = rest_s - outcome.draft_s, outcome.draft_s
         told = Measured(rows, read, work.kv_tokens, rest_s, draft_s, usual=not probe or arm == PLAIN)
         return told if drafting is None else told.with_drafting(drafting)
+
+
+def _node(told: int) -> int:
+    """The node of an entry of ``StepOutcome.tested``."""
+    return told if told >= 0 else ~told
 
 
 def matches(offers: tuple[tuple[int, int], ...] | None, lens: Sequence[int]) -> Floats:
