@@ -79,7 +79,7 @@ class Drafts:
     q: torch.Tensor | None = None
     """[B, max depth, vocabulary] the very distributions drawn from; None for deterministic drafts."""
     parents: npt.NDArray[np.int64] | None = None
-    """[B, max nodes] for trees, see ``DraftView.parents``; ``tokens``, ``lens`` and signals are then by node, q is None."""
+    """[B, max nodes] for trees, see ``DraftView.parents``; ``tokens``, ``lens`` and signals are by node, q is None."""
     early_exit: npt.NDArray[np.bool_] | None = None
     """[B] drafting stopped before the granted length because of the stop rule."""
     rows_per_pass: tuple[int, ...] = ()

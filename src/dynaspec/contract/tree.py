@@ -40,8 +40,8 @@ class TokenTree:
             for missing in (path[:-1], *((*path[:-1], rank) for rank in range(path[-1]))):
                 if missing and missing not in place:
                     raise ConfigError(
-                        f"speculative_token_tree has the path {path} but not {missing}; expected the beginning of every "
-                        "path, and likelier choices before others"
+                        f"speculative_token_tree has the path {path} but not {missing}; expected the beginning of "
+                        "every path, and likelier choices before others"
                     )
         parents = tuple(place[path[:-1]] if len(path) > 1 else -1 for path in paths)
         return cls(tuple(paths), parents, tuple(path[-1] for path in paths), tuple(map(len, paths)))

@@ -103,18 +103,15 @@ def build_engine(
     scheduler = Scheduler(
         Lanes(config.max_num_seqs, max_model_len), tables, config.max_num_batched_tokens, time.monotonic
     )
+    synthetic_rates = None if speculation is None else speculation.synthetic_rates
+    verifier = TargetVerifier(target, arenas[0], sampler, BLOCK_SIZE, taps, synthetic_rates)
+    if limits.can_branch and any(traits.trees for traits in limits.proposers):
+        verifier.load_trees()
     step = Step(
         scheduler=scheduler,
         controller=controller,
         proposer=router,
-        verifier=TargetVerifier(
-            target,
-            arenas[0],
-            sampler,
-            BLOCK_SIZE,
-            taps,
-            synthetic_rates=None if speculation is None else speculation.synthetic_rates,
-        ),
+        verifier=verifier,
         sampler=sampler,
         limits=limits,
         stats=stats,

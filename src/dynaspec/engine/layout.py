@@ -100,7 +100,7 @@ def _branch(layout: PassLayout, parents: Ints) -> None:
     drafts, sampled = layout.drafts, layout.sampled
     of_all = np.full(drafts.tokens.shape, -1, np.int64)
     of_all[: len(parents)] = parents
-    roots, ancestors, depth, paths = _trees(
+    roots, ancestors, depth, paths = grow_rows(
         layout.rows.positions, sampled.request, sampled.depth, drafts.tokens, of_all, drafts.lens, layout.decode_rows
     )
     layout.ancestors = ancestors
@@ -109,7 +109,7 @@ def _branch(layout: PassLayout, parents: Ints) -> None:
 
 
 @kernel
-def _trees(
+def grow_rows(
     positions: Ints, request: Ints, depth: Ints, tokens: Ints, parents: Ints, lens: Ints, decode_rows: int
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Roots and ancestors; of the sampled rows, depth and drafted tokens before each. Corrects ``positions`` [R].

@@ -21,9 +21,9 @@ from dynaspec.schedule.batch import StepBatch
 from dynaspec.schedule.result import StepResult
 from dynaspec.verify.chain import Accepted, accept_chain
 from dynaspec.verify.synthetic import SyntheticAcceptance
-from dynaspec.verify.tree import accept_tree
+from dynaspec.verify.tree import accept_tree, walk
 
-from .layout import PassLayout, lay_out
+from .layout import PassLayout, grow_rows, lay_out
 from .logprobs import collect_logprobs
 
 logger = logging.getLogger(__name__)
@@ -85,9 +85,16 @@ class TargetVerifier:
                 list(synthetic_rates),
             )
 
+    def load_trees(self) -> None:
+        """Loads what is compiled for trees, or the first one would take five times as long as the next ones."""
+        slot, zero, root = torch.zeros(1, dtype=torch.int64), np.zeros(1, np.int64), np.full((1, 1), -1)
+        self._model.move_kv(self._arena.layers, slot.to(self._model.device), slot.to(self._model.device))
+        grow_rows(zero, zero, zero, root, root, zero, 1)
+        walk(zero, np.zeros(1, np.bool_), zero, root, root, zero, 1)
+
     def verify(self, batch: StepBatch, drafts: Drafts, plan: SpecPlan) -> Verified:
-        """Tests each request's first ``plan.nodes`` drafted tokens (no more than were drafted; of chains, no more than a
-        grammar allows)."""
+        """Tests each request's first ``plan.nodes`` drafted tokens (no more than were drafted; of chains, no more than
+        a grammar allows)."""
         lens = np.minimum(np.array(plan.nodes, dtype=np.int64), drafts.lens)
         if drafts.parents is None:
             lens = self._sampler.grammars.testable(batch.lanes, drafts.tokens, lens)

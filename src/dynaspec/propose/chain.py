@@ -86,7 +86,7 @@ def _read(
     block_size: int,
     unread: tuple[Ints, Int32, Ints, Ints, tuple[Int32, Ints, Ints, Ints, Int32]],
 ) -> tuple[Floats, int]:
-    """What the pass over what ``unread_rows`` gave is left with after each request's last token [A, hidden]; its rows."""
+    """A pass over what ``unread_rows`` gave: what is left after each request's last token [A, hidden]; its rows."""
     _, context, _, tokens, (query_start, row_lanes, positions, slots, block_tables) = unread
     no_taps, nowhere = np.empty((0, 0), np.float32), np.empty(0, np.int64)
     rows = PassRows(tokens, query_start, context, block_tables, slots, positions, nowhere)
@@ -129,11 +129,8 @@ def draft_tree(
     lanes[requests] = growth.lanes
     unread = unread_rows(growth.texts, tables, block_size, lanes, lengths, read, requests, most)
     hidden, size = _read(model, head, states, caches, blocks, tables, block_size, unread)
-    no_taps, nowhere, longest = (
-        np.empty((0, 0), np.float32),
-        np.empty(0, np.int64),
-        growth.depth.max() if requests.size else 0,
-    )
+    no_taps, nowhere = np.empty((0, 0), np.float32), np.empty(0, np.int64)
+    longest = growth.depth.max() if requests.size else 0
     rows_per_pass, kept = np.empty(longest + 1, np.int64), np.empty((0, 0, 0), np.float32)
     rows_per_pass[0] = size
     if head is not None:  # what passes were left with after the root and each parent

@@ -16,7 +16,7 @@ from .calibrate import Runner
 Chain = Callable[..., tuple[Ints, Ints, Ints]]
 """A whole draft in one call: of (tables, block_size, read, most, choices), as ``chain.draft_chain``."""
 Tree = Callable[..., tuple[Ints, Ints]]
-"""The same for trees: of (tables, block_size, read, most, lengths, requests, known, growth), as ``chain.draft_tree``."""
+"""Likewise trees: of (tables, block_size, read, most, lengths, requests, known, growth), as ``chain.draft_tree``."""
 
 
 class Drafter(Protocol):

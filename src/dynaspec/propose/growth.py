@@ -49,7 +49,7 @@ class Growth(NamedTuple):
     signal: Float32
     row: Ints
     """Place among the parents of its request; −1 = it is none."""
-    count: Ints
+    made: Ints
     """[A] nodes so far."""
     parents: Ints
     """[A, most nodes] nodes that are parents."""
@@ -71,7 +71,6 @@ class Growth(NamedTuple):
     """By pass, the survival below which no pass goes on from a node."""
     total_below: Float64
     """By pass, see ``StopRule``."""
-    together: bool
 
 
 def grow(batch: DecodeBatch, index: Ints, depth: Ints, nodes: Ints, rule: TreeRule, stop: StopRule | None) -> Growth:
@@ -81,7 +80,7 @@ def grow(batch: DecodeBatch, index: Ints, depth: Ints, nodes: Ints, rule: TreeRu
         index: [A] places in the batch of the requests that draft.
         depth, nodes: [A] granted, ≥ 1.
         rule: how they branch.
-        stop: when passes end; of these requests alone. The survival is what ``total_below`` and ``below`` are about.
+        stop: when passes end; of these requests alone, each by itself.
     """
     stop = stop or _NO_RULE
     most, size = int(nodes.max(initial=1)), index.size
@@ -100,7 +99,7 @@ def grow(batch: DecodeBatch, index: Ints, depth: Ints, nodes: Ints, rule: TreeRu
         confidence=np.zeros((size, room), np.float32),
         signal=np.zeros((size, room), np.float32),
         row=np.full((size, room), -1, np.int64),
-        count=np.zeros(size, np.int64),
+        made=np.zeros(size, np.int64),
         parents=np.zeros((size, most), np.int64),
         parent_count=np.zeros(size, np.int64),
         width=rule.width,
@@ -113,7 +112,6 @@ def grow(batch: DecodeBatch, index: Ints, depth: Ints, nodes: Ints, rule: TreeRu
         offset=np.array(stop.offset) if stop.offset else np.zeros(size),
         expand_below=np.array(stop.below or (0.0,), np.float64),
         total_below=np.array(stop.total_below or (-np.inf,)),
-        together=stop.scope == "batch_mean",
     )
 
 
@@ -152,53 +150,43 @@ def add_nodes(growth: Growth, who: Ints, above: Ints, tokens: Ints, probability:
                     continue
             elif rank and not probability[n, rank] > 0.0:
                 break
-            p, signal = np.float64(probability[n, rank]), 0.0
+            p, signal = float(probability[n, rank]), 0.0
             survival = before * p
             if g.survives and rank:
                 survival = before * min(g.later * p, 0.5)
             elif g.survives:
-                second = np.float64(probability[n, 1]) if tokens.shape[1] > 1 else 0.0
+                second = float(probability[n, 1]) if tokens.shape[1] > 1 else 0.0
                 path[position] = tokens[n, rank]
                 bonus = repeat_bonus(g.texts[g.lanes[a]], g.lengths[a], path, position, REPEAT_MATCH)
-                signal = (
-                    ahead(np.log(p / second) if second > 0.0 else LOGIT_RANGE, p, LOGIT_RANGE) + REPEAT_WEIGHT * bonus
-                )
+                lead = np.log(p / second) if second > 0.0 else LOGIT_RANGE
+                signal = ahead(lead, p, LOGIT_RANGE) + REPEAT_WEIGHT * bonus
                 score = g.weight * signal + _entry(g.bias, position + 1) + g.offset[a]
                 survival = before / (1.0 + np.exp(-score))
             if rank and not g.shape.shape[1] and survival < g.below[0]:
                 continue
-            node = g.count[a]
+            node = g.made[a]
             g.tokens[a, node], g.above[a, node], g.own_depth[a, node] = tokens[n, rank], parent, position + 1
             g.survival[a, node], g.confidence[a, node], g.signal[a, node] = survival, np.float32(p), np.float32(signal)
-            g.count[a] += 1
+            g.made[a] += 1
 
 
 @kernel
 def next_parents(growth: Growth, done: int) -> tuple[Ints, Ints]:
     """The nodes of depth ``done`` that a pass goes on from, by request: places among the A [r], and nodes [r]."""
-    g, size = growth, growth.count.size
+    g, size = growth, growth.made.size
     who, chosen, n = np.empty(g.tokens.size, np.int64), np.empty(g.tokens.size, np.int64), 0
     shape, least, gain = g.shape.shape[1], _entry(g.expand_below, done), 0.0
-    if not shape and g.together:  # all or none, by the mean over the likeliest nodes
-        total, rows = 0.0, 0
-        for a in range(size):
-            likeliest = 0.0
-            for node in range(g.count[a]):
-                if g.own_depth[a, node] == done:
-                    likeliest = max(likeliest, g.survival[a, node])
-            total, rows = total + likeliest, rows + (likeliest > 0.0)
-        least = np.inf if total < least * rows else 0.0
     for a in range(size):
         if done >= g.depth[a]:
             continue
         taken = 0
         if shape:
-            for node in range(g.count[a]):
+            for node in range(g.made[a]):
                 if g.own_depth[a, node] == done and (g.shape[0, : g.nodes[a]] == node).any():
                     who[n], chosen[n], n, taken = a, node, n + 1, taken + 1
         while not shape and taken < g.width and g.parent_count[a] + taken < g.nodes[a] - 1:
-            best = np.int64(-1)
-            for node in range(g.count[a]):
+            best = -1
+            for node in range(g.made[a]):
                 new = g.own_depth[a, node] == done and g.row[a, node] < 0 and g.survival[a, node] >= least
                 if new and (best < 0 or g.survival[a, node] > g.survival[a, best]):
                     best = node
@@ -207,7 +195,7 @@ def next_parents(growth: Growth, done: int) -> tuple[Ints, Ints]:
             g.row[a, best] = 0  # taken
             gain += g.survival[a, best] - least
             who[n], chosen[n], n, taken = a, best, n + 1, taken + 1
-    if not shape and not g.together and gain < _entry(g.total_below, done):
+    if not shape and gain < _entry(g.total_below, done):
         n = 0
     for i in range(n):
         a, row = who[i], g.parent_count[who[i]]
@@ -223,11 +211,11 @@ def finish(growth: Growth) -> tuple[Ints, Ints, Ints, Float32, Float32]:
     Returns:
         Lengths [A]; tokens, parents, confidences and signals [A, most nodes].
     """
-    g, size, most = growth, growth.count.size, growth.parents.shape[1]
+    g, size, most = growth, growth.made.size, growth.parents.shape[1]
     lens, tokens, parents = np.zeros(size, np.int64), np.zeros((size, most), np.int64), np.full((size, most), -1)
     confidence, signal = np.zeros((size, most), np.float32), np.zeros((size, most), np.float32)
     for a in range(size):
-        count = g.count[a]
+        count = g.made[a]
         order = np.arange(count) if g.shape.shape[1] else np.argsort(-g.survival[a, :count], kind="mergesort")
         place, n = np.full(count, -1), 0
         for node in order:
@@ -244,12 +232,12 @@ def finish(growth: Growth) -> tuple[Ints, Ints, Ints, Float32, Float32]:
 
 def as_drafts(growth: Growth, index: Ints, plan: SpecPlan) -> Drafts:
     """The drafts of all requests of the plan, those at the places ``index`` [A] being the ones that have grown."""
-    lens, *columns = finish(growth)
+    lens, own_tokens, own_parents, own_confidence, own_signal = finish(growth)
     requests, width = len(plan.depth), int(lens.max(initial=0))
     tokens, parents = np.zeros((requests, width), np.int64), np.full((requests, width), -1, np.int64)
-    confidence, signal = np.zeros((2, requests, width), np.float32)
-    for whole, part in zip((tokens, parents, confidence, signal), columns, strict=True):
-        whole[index] = part[:, :width]
+    confidence, signal = np.zeros((requests, width), np.float32), np.zeros((requests, width), np.float32)
+    tokens[index], parents[index] = own_tokens[:, :width], own_parents[:, :width]
+    confidence[index], signal[index] = own_confidence[:, :width], own_signal[:, :width]
     all_lens, early = np.zeros(requests, np.int64), np.zeros(requests, np.bool_)
     all_lens[index] = lens
     early[index] = lens < growth.nodes
@@ -276,7 +264,7 @@ def parent_rows(
     counts = g.parent_count[requests]
     fields = fill_rows(tables, block_size, g.lanes[requests], g.lengths[requests], counts)
     query_start, _, positions, _, _ = fields
-    size, first = positions.size, np.zeros(g.count.size, np.int64)
+    size, first = positions.size, np.zeros(g.made.size, np.int64)
     tokens, ancestors = np.empty(size, np.int64), np.empty(size, np.int64)
     owners, nodes, row = np.empty(size, np.int64), np.empty(size, np.int64), 0
     for s in range(requests.size):

@@ -36,8 +36,8 @@ def grow_by_passes(
         Rows of each pass.
     """
     spread = Spread.over(drafter.vocabulary, drafter.vocab_size, drafter.device)
-    who, above = np.arange(growth.count.size), np.full(growth.count.size, -1)
-    states = hidden.new_zeros(growth.count.size, 1 + growth.parents.shape[1], hidden.shape[1])
+    who, above = np.arange(growth.made.size), np.full(growth.made.size, -1)
+    states = hidden.new_zeros(growth.made.size, 1 + growth.parents.shape[1], hidden.shape[1])
     """What passes were left with after the root and each parent."""
     states[:, 0] = hidden
     rows_per_pass: list[int] = []

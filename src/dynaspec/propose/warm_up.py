@@ -10,11 +10,12 @@ import torch
 
 from dynaspec.contract.proposer import Ints
 from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule, TreeRule
+from dynaspec.sampling import ops
 
 from .check import nonsense
 from .drawing import REPEAT_MATCH, REPEAT_WEIGHT
 from .first_choice import Choices, FirstChoices
-from .growth import Growth, grow
+from .growth import Growth, add_nodes, as_drafts, grow, next_parents, parent_rows, paths
 from .match import gather_signal
 from .ngram import NgramProposer
 from .router import Part
@@ -46,6 +47,15 @@ def load_kernels() -> None:
     plan = SpecPlan(step=0, depth=(1,), proposer=(0,), nodes=(1,))
     drafts = lookup.propose(batch, plan)
     nonsense(drafts, plan, vocab_size=2)
+    drafts.parents = np.full(drafts.tokens.shape, -1)
+    nonsense(drafts, plan, vocab_size=2)
+    growth, first = grow(batch, zero, one, one, TreeRule(1), _SURVIVAL), np.zeros((1, 1), np.int64)
+    paths(growth, zero, zero - 1)
+    add_nodes(growth, zero, zero - 1, first, np.ones((1, 1), np.float32))
+    next_parents(growth, 1)
+    parent_rows(growth, zero, zero, batch.block_tables, 1)
+    as_drafts(growth, zero, plan)
+    ops.top(torch.zeros(1, 2), 1)
     tree = SuffixTree(2)
     tree.start(0)
     tree.append(0, batch.tokens[0])

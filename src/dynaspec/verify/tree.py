@@ -97,9 +97,9 @@ def walk(
     path, verdict = np.full((batch, depth), -1, np.int64), np.zeros(tokens.shape, np.int64)
     stop, refused = np.empty(batch, np.int64), np.empty(batch, np.int64)
     for b in range(batch):
-        at, n, going = np.int64(-1), 0, True
-        while going:
-            row, first, chosen = roots[b] + 1 + at, np.int64(-1), np.int64(-1)
+        at, n, chosen, row, first = -1, 0, 0, 0, -1
+        while chosen >= 0:
+            row, first, chosen = int(roots[b]) + 1 + at, -1, -1
             for node in range(at + 1, lens[b]):
                 if parents[b, node] == at:
                     verdict[b, node] = -1
@@ -107,8 +107,7 @@ def walk(
                         first = node
                     if chosen < 0 and tokens[b, node] == own[row] and not nothing[row]:
                         chosen, verdict[b, node] = node, 1
-            going = chosen >= 0
-            if going:
+            if chosen >= 0:
                 path[b, n], emitted[b, n], at = chosen, tokens[b, chosen], chosen
                 n += 1
         accepted[b], emitted[b, n], stop[b], refused[b] = n, own[row], row, first

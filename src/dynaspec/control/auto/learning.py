@@ -93,7 +93,7 @@ class Learner:
                         runs.setdefault(index, []).append((slot, tested, tested - (first < 0), start))
                         start = position + 1
         for index, rows in runs.items():
-            slots, tested, accepted, starts = np.array(rows, dtype=np.int64).T
+            slots, tested, accepted, starts = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
             self.models[index].observe(slots, tested, tested, accepted, np.array(signals[index]), starts)
 
     def _learn_acceptance(self, steps: Sequence[tuple[StepOutcome, Planned | None]]) -> None:
