@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.contract.signals import logits, match_signals, signal_of
+from dynaspec.contract.signals import match_signals, signal_of
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StepOutcome
 from dynaspec.contract.work import drafting_before, drafting_in, drafting_of, runs_model
 
@@ -67,7 +67,7 @@ class Learner:
         drafted = [one for one in self._unread if any(one[0].drafted)]
         if drafted:
             self._learn_acceptance([one for one in drafted if one[0].tested is None])
-            self._learn_walks([outcome for outcome, _ in drafted if outcome.tested is not None])
+            self._learn_walks([one for one in drafted if one[0].tested is not None])
         told = [self._told(outcome, planned) for outcome, planned in self._unread]
         self.costs.observe(*(step for step in told if step is not None))
         for model in self.models:
@@ -76,25 +76,33 @@ class Learner:
         self._unread.clear()
         self._ended.clear()
 
-    def _learn_walks(self, outcomes: Sequence[StepOutcome]) -> None:
+    def _learn_walks(self, steps: Sequence[tuple[StepOutcome, Planned | None]]) -> None:
         """From trees. Where another than the first choice was accepted, the walk goes on: then a new run begins."""
         runs: dict[int, list[tuple[int, int, int, int]]] = {}
         signals: dict[int, list[float]] = {}
-        for outcome in outcomes:
+        for outcome, planned in steps:
             columns = zip(self.slots.of(outcome.ids).tolist(), outcome.proposer, outcome.tested or (), strict=True)
             for i, (slot, index, walk) in enumerate(columns):
                 told, start = signals.setdefault(index, []), 0
-                strength = outcome.signal[i] if outcome.signal else logits(np.array(outcome.confidence[i])).tolist()
+                strength, confidence = self._strength(outcome, planned, i), outcome.confidence[i]
                 for position, (first, *others) in enumerate(walk):
-                    told.append(strength[_node(first)] if len(strength) else 0.0)
-                    self.later[index].observe([outcome.confidence[i][_node(node)] for node in others], others)
+                    told.append(strength[_node(first)])
+                    self.later[index].observe([confidence[_node(node)] for node in others], others)
                     if first < 0 or position == len(walk) - 1:
-                        tested = position + 1 - start
-                        runs.setdefault(index, []).append((slot, tested, tested - (first < 0), start))
+                        length = position + 1 - start
+                        runs.setdefault(index, []).append((slot, length, length - (first < 0), start))
                         start = position + 1
-        for index, rows in runs.items():
-            slots, tested, accepted, starts = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+        for index, found in runs.items():
+            slots, tested, accepted, starts = (np.array(column, dtype=np.int64) for column in zip(*found, strict=True))
             self.models[index].observe(slots, tested, tested, accepted, np.array(signals[index]), starts)
+
+    def _strength(self, outcome: StepOutcome, planned: Planned | None, i: int) -> Floats:
+        """[drafted] What speaks for the tokens of request i."""
+        lens = outcome.drafted[i : i + 1]
+        if runs_model(self.proposers[outcome.proposer[i]]):
+            return signal_of(outcome.signal[i : i + 1], outcome.confidence[i : i + 1], lens)
+        offers = planned.offers[outcome.proposer[i]] if planned else None
+        return matches(None if offers is None else offers[i : i + 1], lens)
 
     def _learn_acceptance(self, steps: Sequence[tuple[StepOutcome, Planned | None]]) -> None:
         if not steps:
