@@ -53,14 +53,14 @@ _ALL = (
     Method(
         "medusa",
         "Medusa heads, which read the target's last hidden state",
-        ProposerTraits("medusa", passes_per_draft="one"),
+        ProposerTraits("medusa", passes_per_draft="one", trees=True),
         checkpoint="a Medusa checkpoint",
         reads_target=True,
     ),
     Method(
         "mlp_speculator",
         "an MLP speculator, which reads the target's last hidden state",
-        ProposerTraits("mlp_speculator"),
+        ProposerTraits("mlp_speculator", trees=True),
         checkpoint="an MLP speculator's checkpoint",
         reads_target=True,
     ),

@@ -20,11 +20,10 @@ from dynaspec.model.decoder_heads.compiled import CompiledHead
 from dynaspec.model.kernels.decode import PassRows, decode, logits
 from dynaspec.model.kernels.decoder_heads import fuse, head_logits, head_pass
 from dynaspec.sampling.compiled import kernel
-from dynaspec.sampling.cpu import top
 
 from .drafter import Chain, Tree
 from .first_choice import Choices, take_first
-from .growth import Growth, add_nodes, next_parents, parent_rows
+from .growth import Growth, add_best, next_parents, parent_rows
 from .unread import rows_at, slots_before, unread_rows
 from .warm_up import no_growth, nobody
 
@@ -140,16 +139,7 @@ def draft_tree(
     who, above = np.arange(requests.size), np.full(requests.size, -1, np.int64)
     for done in range(1, longest + 1):
         scores = logits(model, hidden) if head is None else head_logits(head, hidden)
-        tokens, probability = (
-            np.empty((who.size, growth.width), np.int64),
-            np.empty((who.size, growth.width), np.float32),
-        )
-        top(scores, tokens, probability)
-        if known.size:
-            for n in range(who.size):
-                for i in range(growth.width):
-                    tokens[n, i] = known[tokens[n, i]]
-        add_nodes(growth, who, above, tokens, probability)
+        add_best(growth, who, above, scores, known)
         who, above = next_parents(growth, done)
         if not who.size:
             return rows_per_pass[:done], unread[2]

@@ -15,6 +15,7 @@ from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints
 from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule, TreeRule
 from dynaspec.kv.rows import fill_rows
 from dynaspec.sampling.compiled import kernel
+from dynaspec.sampling.cpu import top
 
 from .drawing import REPEAT_MATCH, REPEAT_WEIGHT
 from .match import ahead, repeat_bonus
@@ -171,6 +172,23 @@ def add_nodes(growth: Growth, who: Ints, above: Ints, tokens: Ints, probability:
 
 
 @kernel
+def add_best(growth: Growth, who: Ints, above: Ints, logits: Float32, known: Ints) -> None:
+    """``add_nodes`` with the likeliest tokens by logits [r, V].
+
+    Args:
+        known: [V] the target's ids of the tokens that logits are about; empty = all, in their order.
+    """
+    width = min(growth.width, logits.shape[1])
+    tokens, probability = np.empty((who.size, width), np.int64), np.empty((who.size, width), np.float32)
+    top(logits, tokens, probability)
+    if known.size:
+        for n in range(who.size):
+            for i in range(width):
+                tokens[n, i] = known[tokens[n, i]]
+    add_nodes(growth, who, above, tokens, probability)
+
+
+@kernel
 def next_parents(growth: Growth, done: int) -> tuple[Ints, Ints]:
     """The nodes of depth ``done`` that a pass goes on from, by request: places among the A [r], and nodes [r]."""
     g, size = growth, growth.made.size
@@ -282,6 +300,31 @@ def parent_rows(
     for n in range(who.size):
         fresh[n] = first[who[n]] + g.row[who[n], chosen[n]]
     return requests, fields, tokens, ancestors, owners, nodes, fresh
+
+
+@kernel
+def rows_above(growth: Growth, who: Ints, chosen: Ints, before: Ints, above: Ints) -> Ints:
+    """[r] which rows of the pass before, over nodes ``above`` of requests ``before``, the nodes ``chosen`` [r] of the
+    requests ``who`` [r] are children of."""
+    rows = np.empty(who.size, np.int64)
+    for n in range(who.size):
+        row = 0
+        while before[row] != who[n] or above[row] != growth.above[who[n], chosen[n]]:
+            row += 1
+        rows[n] = row
+    return rows
+
+
+@kernel
+def tokens_of(growth: Growth, who: Ints, nodes: Ints) -> Ints:
+    """[r] tokens of nodes; −1 = the root, the newest token."""
+    tokens = np.empty(who.size, np.int64)
+    for n in range(who.size):
+        a = who[n]
+        tokens[n] = (
+            growth.tokens[a, nodes[n]] if nodes[n] >= 0 else growth.texts[growth.lanes[a], growth.lengths[a] - 1]
+        )
+    return tokens
 
 
 @kernel

@@ -9,12 +9,13 @@ import torch
 from dynaspec.contract.proposer import DecodeBatch, Ints
 from dynaspec.kv.tables import BlockTables
 from dynaspec.model.batch import ForwardBatch
+from dynaspec.model.state_heads.base import StateHeads
 from dynaspec.sampling import ops
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 
 from .drafter import Drafter
-from .growth import Growth, add_nodes, next_parents, parent_rows, paths
+from .growth import Growth, add_nodes, next_parents, parent_rows, paths, rows_above, tokens_of
 from .passes import Spread
 
 
@@ -43,10 +44,7 @@ def grow_by_passes(
     rows_per_pass: list[int] = []
     for done in range(1, int(growth.depth.max(initial=0)) + 1):
         scores = drafter.logits(hidden)
-        depth, drafted = paths(growth, who, above)
-        rows = Rows(growth.lanes[who], np.arange(who.size), depth, drafted)
-        scores = sampler.process(scores if spread is None else spread(scores), rows)
-        add_nodes(growth, who, above, *ops.top(scores, growth.width))
+        _add(growth, who, above, scores if spread is None else spread(scores), sampler)
         who, above = next_parents(growth, done)
         if not who.size:
             break
@@ -72,6 +70,37 @@ def grow_by_passes(
         states[_on(states, who), _on(states, 1 + growth.row[who, above])] = hidden
         rows_per_pass.append(int(positions.size))
     return rows_per_pass
+
+
+def grow_by_heads(growth: Growth, heads: StateHeads, sampler: SamplerState, hidden: torch.Tensor) -> list[int]:
+    """The same with heads that keep no KV, one a depth.
+
+    Args:
+        hidden: [A, width] the target's states before the newest tokens.
+
+    Returns:
+        Rows of each head.
+    """
+    spread = Spread.over(heads.vocabulary, heads.vocab_size, heads.device)
+    state, rows = heads.begin(hidden), []
+    who, above = np.arange(growth.made.size), np.full(growth.made.size, -1)
+    for done in range(1, int(growth.depth.max(initial=0)) + 1):
+        tokens = torch.from_numpy(tokens_of(growth, who, above)).to(heads.device)
+        state, scores = heads.run(done - 1, state, tokens)
+        rows.append(int(who.size))
+        _add(growth, who, above, scores if spread is None else spread(scores), sampler)
+        before, (who, above) = (who, above), next_parents(growth, done)
+        if not who.size:
+            break
+        state = state[_on(state, rows_above(growth, who, above, *before))]
+    return rows
+
+
+def _add(growth: Growth, who: Ints, above: Ints, logits: torch.Tensor, sampler: SamplerState) -> None:
+    """Children of the nodes ``above`` [r], by logits [r, vocabulary] of all the target's tokens."""
+    depth, drafted = paths(growth, who, above)
+    scores = sampler.process(logits, Rows(growth.lanes[who], np.arange(who.size), depth, drafted))
+    add_nodes(growth, who, above, *ops.top(scores, min(growth.width, scores.shape[1])))
 
 
 def _on(like: torch.Tensor, index: Ints) -> torch.Tensor:

@@ -209,7 +209,9 @@ class AutoController:
     def _drafts(self, at: Situation, choice: Choice, candidate: Candidate) -> SpecPlan:
         depth, stop, index = candidate.depth, None, choice.arm - 1
         traits, mine = self._limits.proposers[index], (candidate.owner == index) & (depth > 0)
-        if self._can_stop and traits.has_confidence and traits.passes_per_draft == "per_token":
+        rule = self._tree_rule(at, index, int(np.count_nonzero(mine))) if not candidate.probe_context else None
+        per_token = traits.passes_per_draft == "per_token"
+        if self._can_stop and traits.has_confidence and (per_token or rule is not None):
             price = self._price * (self.settings.probe_price if choice.probe else 1.0)
             stop = self._stop_rule(price, at, index, np.where(mine, depth, 0))
             if not choice.probe:  # the rule ends drafts by what they turn out to be: the expected length is no limit
@@ -218,8 +220,7 @@ class AutoController:
         plan = self._planner.plan(at.view, depth.tolist(), stop, tuple(candidate.owner.tolist()))
         if candidate.probe_context:
             return replace(plan, probe_context=candidate.probe_context)
-        rule = self._tree_rule(at, index, int(np.count_nonzero(mine))) if stop is not None else None
-        return plan if rule is None else self._planner.branch(at.view, plan, self.most_nodes, rule)
+        return plan if rule is None or stop is None else self._planner.branch(at.view, plan, self.most_nodes, rule)
 
     def _tree_rule(self, at: Situation, index: int, drafting: int) -> TreeRule | None:
         """Branches where a second choice could pay for its row behind the first: its chance is less than a half."""
@@ -232,6 +233,8 @@ class AutoController:
 
     def _stop_rule(self, price: float, at: Situation, index: int, depth: Ints) -> StopRule:
         model, (_, pass_s, row_s, _) = self._models[index], self.costs.draft_terms(index)
+        if self._limits.proposers[index].passes_per_draft == "one":
+            pass_s = 0.0  # of a tree: it has been run
         biases, (gamma, weight, shift) = model.biases(), model.head.tolist()
         row_s += float(at.seen_s.sum()) / at.cap.size
         below, together = stop_thresholds(price, biases, row_s, pass_s, at.target, depth, int(at.cap.max()))
