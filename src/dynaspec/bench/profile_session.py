@@ -16,7 +16,7 @@ from dynaspec.contract.methods import METHODS
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.profile import Profile
-from dynaspec.control.resolve import either
+from dynaspec.control.words import either
 from dynaspec.engine.tokenizer import Tokenizer
 
 from .cells import Cells

@@ -35,7 +35,7 @@ _ALL = (
     Method(
         "draft_model",
         "a small model, of the target's vocabulary or another",
-        ProposerTraits("draft_model", probe_context=True),
+        ProposerTraits("draft_model", probe_context=True, trees=True),
         checkpoint="a draft model's checkpoint",
     ),
     Method(
@@ -48,35 +48,35 @@ _ALL = (
     Method(
         "eagle",
         "an EAGLE-1 or EAGLE-2 head, which reads the target's last hidden state",
-        ProposerTraits("eagle"),
+        ProposerTraits("eagle", trees=True),
         checkpoint="an EAGLE head's checkpoint",
         reads_target=True,
     ),
     Method(
         "eagle3",
         "an EAGLE-3 head, which reads the target's hidden states",
-        ProposerTraits("eagle3"),
+        ProposerTraits("eagle3", trees=True),
         checkpoint="an EAGLE-3 head's checkpoint",
         reads_target=True,
     ),
     Method(
         "medusa",
         "Medusa heads, which read the target's last hidden state",
-        ProposerTraits("medusa", passes_per_draft="one"),
+        ProposerTraits("medusa", passes_per_draft="one", trees=True),
         checkpoint="a Medusa checkpoint",
         reads_target=True,
     ),
     Method(
         "mlp_speculator",
         "an MLP speculator, which reads the target's last hidden state",
-        ProposerTraits("mlp_speculator"),
+        ProposerTraits("mlp_speculator", trees=True),
         checkpoint="an MLP speculator's checkpoint",
         reads_target=True,
     ),
     Method(
         "mtp",
         "a prediction layer that was trained with the target",
-        ProposerTraits("mtp"),
+        ProposerTraits("mtp", trees=True),
         checkpoint="a prediction layer's checkpoint, or no model: then the target's own",
         reads_target=True,
         in_target=True,
@@ -99,4 +99,5 @@ BY_PASSES = tuple(method.name for method in _ALL if method.traits.passes_per_dra
 """Methods that draft by a model's passes; the others look drafts up."""
 OF_TOKENS = tuple(method.name for method in _ALL if not (method.reads_target or method.in_target))
 """Methods that draft whoever runs the target."""
+WITH_TREES = tuple(method.name for method in _ALL if method.traits.trees)
 WITH_CONFIDENCE = tuple(method.name for method in _ALL if method.traits.has_confidence)

@@ -33,7 +33,7 @@ class DecodeBatch(Protocol):
     tokens: npt.NDArray[np.int32]
     """[lanes, max_model_len] committed tokens of every lane; columns from ``lengths`` on are undefined."""
     block_tables: npt.NDArray[np.int32]
-    """[lanes, max blocks] KV blocks of every lane, reserved for ``lengths`` + granted depth."""
+    """[lanes, max blocks] KV blocks of every lane, reserved for ``lengths`` + granted nodes."""
 
 
 class TargetStep(Protocol):
@@ -79,8 +79,9 @@ class Drafts:
     q: torch.Tensor | None = None
     """[B, max depth, vocabulary] the very distributions drawn from; None for deterministic drafts."""
     parents: npt.NDArray[np.int64] | None = None
+    """[B, max nodes] for trees, see ``DraftView.parents``; ``tokens``, ``lens`` and signals are by node, q is None."""
     early_exit: npt.NDArray[np.bool_] | None = None
-    """[B] drafting stopped before the granted depth because of the stop rule."""
+    """[B] drafting stopped before the granted length because of the stop rule."""
     rows_per_pass: tuple[int, ...] = ()
     kv_skipped: int = 0
     """See ``Work``."""
@@ -135,7 +136,8 @@ class Proposer(Protocol):
         ...
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
-        """Drafts at most ``plan.depth`` tokens a request, honouring ``plan.stop`` between passes."""
+        """Drafts at most ``plan.depth`` tokens in a row and ``plan.nodes`` in all for each request, honouring
+        ``plan.stop`` between passes and, where it can draft trees, ``plan.tree``."""
         ...
 
     def advance(self, step: TargetStep) -> None:

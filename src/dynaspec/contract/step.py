@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from .tree import TokenTree
+
 Signal = Literal["confidence", "token_prob", "survival"]
 Scope = Literal["request", "batch_mean"]
 Needs = Literal["all", "lag", "nothing"]
@@ -32,6 +34,7 @@ class ProposerTraits:
     """Model passes for a draft of k tokens: 0 (lookup), 1 (parallel heads), k (autoregressive)."""
     has_confidence: bool = True
     trees: bool = False
+    """It can draft trees (``SpecPlan.tree``), if the host verifies them."""
     idle_pass: bool = False
     """The first pass runs in every step, drafts or not, over the rows of the target's pass: every step pays for it."""
     probe_context: bool = False
@@ -53,6 +56,8 @@ class Limits:
     """The proposer honours a StopRule between its passes."""
     can_trim: bool = True
     """Rows may be dropped between drafting and verification."""
+    can_branch: bool = False
+    """Trees can be verified."""
     can_gate: bool = True
     """The drafter can leave out the KV of single draft tokens."""
     verify_budget: int | None = None
@@ -72,7 +77,7 @@ class StepView:
     room_depth: tuple[int, ...]
     """Most draft tokens this request can still use (max_tokens, model length)."""
     room_nodes: tuple[int, ...]
-    """The same for tree nodes; equals room_depth for chains."""
+    """Most nodes of a tree that there are rows and KV entries for."""
     max_draft: tuple[int | None, ...]
     """What the request asked for: None = no wish, 0 = no speculation."""
     temperature: tuple[float, ...]
@@ -138,6 +143,27 @@ class StopRule:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeRule:
+    """How drafts branch. A tree's tokens are the drafter's likeliest choices, never drawn: so whether a node is drafted
+    or verified may depend on the node itself.
+
+    The survival of a node is the chance that the whole path to it is accepted: with ``StopRule.signal`` ``survival``
+    as that rule estimates it, else the product of the tokens' probabilities (EAGLE-2, 2406.16858). A draft is made of
+    the nodes of largest survival, in this order: any beginning of it is a tree.
+    """
+
+    width: int
+    """Most children of a node, and most nodes of a request that a pass goes on from."""
+    below: tuple[float, ...] = (0.0,)
+    """By place in the draft, the survival below which it ends; the last one goes on. One node there is in any case."""
+    later: float = 1.0
+    """With the signal ``survival``: what the probability of a choice that is not the drafter's first is multiplied by,
+    to be the chance that it is accepted. ``StopRule`` is about first choices."""
+    shape: TokenTree | None = None
+    """The nodes, whatever their survival; as many of them, in their order, as are granted."""
+
+
+@dataclass(frozen=True, slots=True)
 class SpecPlan:
     """What to draft and verify in one step."""
 
@@ -147,7 +173,7 @@ class SpecPlan:
     proposer: tuple[int, ...]
     """Index into ``Limits.proposers``, for each request."""
     nodes: tuple[int, ...]
-    """Tree nodes granted; equals depth for chains."""
+    """Tokens granted in all; equals depth for chains."""
     stop: StopRule | None = None
     verify_nodes: int | None = None
     """Most drafted tokens verified in this step over all requests; None = all."""
@@ -158,6 +184,8 @@ class SpecPlan:
     probe_context: int = 0
     """Of a request of which the drafter lacks more than so many tokens, it reads about as many of the latest only, to
     draft one token from them, and lacks as much afterwards. 0 = it reads all."""
+    tree: TreeRule | None = None
+    """How drafts branch; None = they are chains. Proposers that draft chains only do so in any case."""
 
     def at(self, step: int, depth: tuple[int, ...] | None = None) -> SpecPlan:
         """The same plan for another step; with ``depth``, for chains of these lengths."""
@@ -171,6 +199,7 @@ class SpecPlan:
             self.gate_kv_below,
             self.next_needs,
             self.probe_context,
+            self.tree if depth is None else None,
         )  # replace() would take five times as long, every step
 
     def needing(self, next_needs: Needs) -> SpecPlan:
@@ -178,11 +207,15 @@ class SpecPlan:
         if next_needs == self.next_needs:
             return self
         columns = (self.step, self.depth, self.proposer, self.nodes, self.stop, self.verify_nodes, self.gate_kv_below)
-        return SpecPlan(*columns, next_needs, self.probe_context)  # as in ``at``
+        return SpecPlan(*columns, next_needs, self.probe_context, self.tree)  # as in ``at``
 
     def with_depth(self, depth: tuple[int, ...]) -> SpecPlan:
         """The same plan for chains of other lengths."""
         return self.at(self.step, depth)
+
+    def with_nodes(self, depth: tuple[int, ...], nodes: tuple[int, ...]) -> SpecPlan:
+        """The same plan for trees of other sizes; for chains, ``nodes`` are their lengths."""
+        return replace(self, depth=depth, nodes=nodes) if self.tree else self.at(self.step, nodes)
 
     def select(self, keep: Sequence[int]) -> SpecPlan:
         """The same plan for some of its requests."""
@@ -205,7 +238,8 @@ class DraftView:
     decide what is drafted and verified behind the token, never whether the token itself is verified: that would favour
     some tokens over others. Empty (as a whole, or for a request) = nothing."""
     parents: tuple[tuple[int, ...], ...] | None = None
-    """For trees, each node's parent (−1: the last committed token); None for chains."""
+    """For trees, each node's parent, which comes before it (−1: the last committed token). The likeliest of a node's
+    children comes first. None for chains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +287,9 @@ class StepOutcome:
     """From the beginning of its planning, or from the end of the step before if that was later."""
     signal: tuple[tuple[float, ...], ...] = ()
     """See ``DraftView``."""
+    tested: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+    """For trees: for each request, the children of the root and of every accepted node, as far as there were any, in
+    the order of the draft; ~node of those that were not accepted. None for chains."""
     plan_s: float = 0.0
     """What the controller's plan took of ``step_s``; 0 = not known, or it was planned during the step before."""
 

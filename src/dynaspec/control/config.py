@@ -11,15 +11,19 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import BY_PASSES, METHODS
+from dynaspec.contract.step import TreeRule
+from dynaspec.contract.tree import MAX_NODES, MAX_WIDTH, TokenTree
 
 from .environment import fill_in
 from .keys import canonical
 from .planner import MAX_DRAFT_TOKENS
 from .profile import Profile
-from .resolve import SCHEDULE_KEY, either, resolve
+from .resolve import SCHEDULE_KEY, resolve
 from .suffix import KEYS as SUFFIX_KEYS
 from .suffix import SuffixSettings
 from .synthetic import LENGTH_KEY, RATES_KEY, synthetic_rates
+from .trees import nodes_of, rule_of
+from .words import either
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,13 @@ Rates = Annotated[
 ]
 Tokens = Annotated[
     Annotated[float, Field(strict=True, ge=1.0, allow_inf_nan=False)] | None, Expected("a number of at least 1")
+]
+TreePaths = Annotated[tuple[tuple[Whole, ...], ...] | None, Expected("a list of paths")]
+TreeWidth = Annotated[
+    Annotated[int, Field(strict=True, ge=1, le=MAX_WIDTH)] | None, Expected(f"an integer from 1 to {MAX_WIDTH}")
+]
+TreeNodes = Annotated[
+    Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] | None, Expected(f"an integer from 1 to {MAX_NODES}")
 ]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
@@ -127,6 +138,15 @@ class SpeculativeConfig(BaseModel):
     num_speculative_tokens: DraftLength
     """k: the length (constant), the first length (heuristics) or the longest (all others)."""
     policy: Policy
+    speculative_token_tree: TreePaths = None
+    """The shape of all drafts, as paths of ranks (0: the drafter's first choice), in order of depth; for ``constant``.
+    None = chains, or trees by the two keys below."""
+    tree_width: TreeWidth = None
+    """Most choices of the drafter behind a token; 1 = chains. None = chains for ``constant``, 4 for ``auto``, which
+    lets branches grow where they pay."""
+    tree_nodes: TreeNodes = None
+    """Most tokens of a tree; None = ``tree_width`` · ``num_speculative_tokens``, 63 at most. ``constant`` drafts so
+    many, the likeliest ones."""
     num_speculative_tokens_per_batch_size: Ranges = None
     """[low, high, k]: drafts have k tokens while low to high requests decode; for ``schedule``."""
     dynamic_config_path: Name = None
@@ -205,6 +225,18 @@ class SpeculativeConfig(BaseModel):
         if self.policy == "elastic" and self.draft_length_options is not None:
             return self.draft_length_options[-1]
         return self.num_speculative_tokens
+
+    @property
+    def tree(self) -> TreeRule | None:
+        """How drafts of a constant size branch; None = they are chains, or ``auto`` decides."""
+        shape = None if self.speculative_token_tree is None else TokenTree.parse(self.speculative_token_tree)
+        return rule_of(shape, self.tree_width) if self.policy == "constant" else None
+
+    @property
+    def most_nodes(self) -> int:
+        """Most tokens of a draft, if it is a tree."""
+        shape, width = self.speculative_token_tree, self.tree_width
+        return nodes_of(None if shape is None else len(shape), width, self.tree_nodes, self.num_speculative_tokens)
 
     @property
     def profile(self) -> Profile | None:

@@ -30,6 +30,10 @@ ALIASES: Mapping[str, str] = {
     "typical_acceptance_sampler_posterior_threshold": "posterior_threshold",
     "typical_acceptance_sampler_posterior_alpha": "posterior_alpha",
     "disable_logprobs_during_spec_decoding": "disable_logprobs",
+    # SGLang's server arguments
+    "speculative_num_steps": "num_speculative_tokens",
+    "speculative_eagle_topk": "tree_width",
+    "speculative_num_draft_tokens": "tree_nodes",
 }
 
 IMPLIED: Mapping[str, Mapping[str, str]] = {
@@ -70,7 +74,6 @@ REFUSED: Mapping[str, Refusal] = {
     "dspark_draft_topk": Refusal((), "method 'dspark' is not available in this version"),
     "use_local_argmax_reduction": Refusal((False,), _ONE_DEVICE),
     "parallel_drafting": Refusal((False,), _PLANNED),
-    "speculative_token_tree": Refusal((), "drafts are chains in this version"),
     "enable_adaptive_verification": Refusal((False,), _PLANNED),
     "acceptance_method": Refusal(("rejection_sampler",), _EXACT_ONLY + " ('rejection_sampler')"),
     "posterior_threshold": Refusal((), _EXACT_ONLY),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from dynaspec.contract.step import DraftView, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import DraftView, SpecPlan, StepOutcome, StepView, TreeRule
 
 from .confidence import ConfidenceStop
 from .planner import ChainPlanner
@@ -33,16 +33,28 @@ class LengthController:
     Args:
         policy: chooses the length, which is the cap if there is a ``stop``.
         stop: ends drafts before that length.
+        tree: how drafts branch, and most nodes of one; None = they are chains.
     """
 
-    def __init__(self, policy: LengthPolicy, planner: ChainPlanner, stop: ConfidenceStop | None = None) -> None:
+    def __init__(
+        self,
+        policy: LengthPolicy,
+        planner: ChainPlanner,
+        stop: ConfidenceStop | None = None,
+        tree: tuple[TreeRule, int] | None = None,
+    ) -> None:
         self._policy = policy
         self._planner = planner
         self._stop = stop
+        self._tree = tree
 
     def plan(self, view: StepView) -> SpecPlan:
         wanted = [self._policy.length(view)] * len(view.ids)
-        return self._planner.plan(view, wanted, self._stop.rule if self._stop else None)
+        plan = self._planner.plan(view, wanted, self._stop.rule if self._stop else None)
+        if self._tree is None or not any(plan.depth):
+            return plan
+        rule, nodes = self._tree
+        return self._planner.branch(view, plan, nodes, rule)
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
         return self._planner.trim(view, plan, drafts)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise, repeat
 
 from dynaspec.contract.errors import ConfigError, IntegrityError
-from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepView, StopRule
+from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepView, StopRule, TreeRule
 
 from .admission import admit
 
@@ -76,20 +78,31 @@ class ChainPlanner:
             verify_nodes=budget,
         )
 
+    def branch(self, view: StepView, plan: SpecPlan, nodes: int, rule: TreeRule) -> SpecPlan:
+        """The same plan with trees of up to ``nodes`` nodes, within each request's room and its own wish."""
+        sizes = []
+        for depth, room, most in zip(plan.depth, view.room_nodes, view.max_draft, strict=True):
+            size = min(nodes, room) if most is None else min(nodes, room, most)
+            if rule.shape is not None:  # nodes are in order of depth
+                size = min(size, bisect_right(rule.shape.depths, depth))
+            sizes.append(size if depth else 0)
+        depths = tuple(map(min, plan.depth, sizes))
+        return replace(plan, depth=depths, nodes=tuple(sizes), tree=rule)
+
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
         """The plan at the lengths actually drafted, within ``verify_nodes``, without looking at any token.
 
         Slots are admitted in order of position over all requests (see ``admission.admit``). On hosts that
         cannot trim, or not to different lengths, the plan itself was within the budget.
         """
-        drafted = tuple(map(min, plan.depth, drafts.length))
+        drafted = tuple(map(min, plan.nodes, drafts.length))
         if plan.verify_nodes is not None:
             drafted = admit(drafted, plan.verify_nodes, first=view.step)
-        return plan if drafted == plan.depth else plan.with_depth(drafted)
+        return plan if drafted == plan.nodes else plan.with_nodes(tuple(map(min, plan.depth, drafted)), drafted)
 
     def _clamp(self, view: StepView, wanted: Sequence[int]) -> tuple[int, ...]:
         longest = self.longest
-        depth = tuple(map(min, wanted, view.room_depth, view.room_nodes, repeat(longest)))
+        depth = tuple(map(min, wanted, view.room_depth, repeat(longest)))
         if view.max_draft.count(None) < len(view.max_draft):
             depth = tuple(k if most is None else min(k, most) for k, most in zip(depth, view.max_draft, strict=True))
         if depth and min(depth) < 0:

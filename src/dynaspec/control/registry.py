@@ -24,6 +24,7 @@ from .off_switch import OffSwitch
 from .plain import PlainController
 from .planner import ChainPlanner
 from .schedule import Schedule
+from .trees import DEFAULT_WIDTH, SHAPE_KEY, WIDTH_KEY
 from .warm_up import load_kernels
 
 
@@ -79,7 +80,11 @@ def _planner(config: SpeculativeConfig, limits: Limits) -> ChainPlanner:
 
 
 def _by_length(config: SpeculativeConfig, host: Host, policy: LengthPolicy) -> Controller:
-    return LengthController(policy, _planner(config, host.limits), _stop(config, host.limits))
+    tree = None if config.tree is None else (config.tree, config.most_nodes)
+    if tree is not None and not host.limits.can_branch:
+        given = WIDTH_KEY if config.speculative_token_tree is None else SHAPE_KEY
+        raise ConfigError(f"{given} is set, but this host verifies chains only; expected no {given}")
+    return LengthController(policy, _planner(config, host.limits), _stop(config, host.limits), tree)
 
 
 def _stop(config: SpeculativeConfig, limits: Limits) -> ConfidenceStop | None:
@@ -110,6 +115,7 @@ def _auto(config: SpeculativeConfig, host: Host) -> Controller:
         longest=config.num_speculative_tokens,
         costs=host.costs,
         warm_start=config.profile,
+        tree=(config.tree_width or DEFAULT_WIDTH, config.most_nodes) if host.limits.can_branch else (1, 1),
     )
     return CachedPlan(controller, host.limits)
 

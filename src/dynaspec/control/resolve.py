@@ -9,9 +9,10 @@ from typing import Any
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import BY_PASSES, METHODS, WITH_CONFIDENCE, WITH_MODEL
 
-from . import elastic, schedule, suffix
+from . import elastic, schedule, suffix, trees
 from .checkpoint import checkpoint_length, checkpoint_method
 from .planner import MAX_DRAFT_TOKENS
+from .words import either, plain
 
 SCHEDULE_KEY = "num_assistant_tokens_schedule"
 """Transformers' name for the choice between constant and heuristic lengths; absorbed into ``policy``."""
@@ -81,8 +82,10 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
     if elastic.KEY in values:
         values[elastic.KEY] = elastic.parse_ladder(values[elastic.KEY])
     _check_method(values)
+    trees.resolve_trees(values)
     values["policy"] = infer_policy(values)
     _check_policy(values)
+    trees.check_policy(values)
     values.pop(SCHEDULE_KEY, None)
     _check_signal(values)
     return _with_defaults(values)
@@ -203,7 +206,7 @@ def _check_policy(values: Mapping[str, Any]) -> None:
     for key, owners in DECIDING_KEYS.items():
         if key in values and policy not in owners:
             raise ConfigError(
-                f"{key} is {_plain(values[key])!r} but policy is {policy!r}; expected no {key}, or policy "
+                f"{key} is {plain(values[key])!r} but policy is {policy!r}; expected no {key}, or policy "
                 f"{either(owners)}"
             )
         if policy == owners[0] and policy != "elastic" and key not in values:
@@ -307,14 +310,3 @@ def _default_length(values: Mapping[str, Any]) -> int:
     if own is not None:
         return min(own, MAX_DRAFT_TOKENS)
     return elastic.DEFAULT_LONGEST if policy == "elastic" else DEFAULT_DRAFT_LENGTH
-
-
-def _plain(value: object) -> object:
-    """As the user wrote it: lists, not the tuples that they became."""
-    return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
-
-
-def either(names: tuple[str, ...]) -> str:
-    """The names in quotes, as a choice."""
-    *head, last = map(repr, names)
-    return f"{', '.join(head)} or {last}" if head else last

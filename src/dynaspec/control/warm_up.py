@@ -16,8 +16,10 @@ _REJECTED: tuple[Ended, ...] = ("rejected", "rejected")
 def load_kernels() -> None:
     """Once a process: takes a scratch controller through steps with drafts of a model and of a lookup."""
     lookup, four = ProposerTraits("lookup", passes_per_draft="none", has_confidence=False), (4, 4)
-    limits = Limits(draft_lens=tuple(range(_LONGEST + 1)), proposers=(ProposerTraits("model"), lookup))
-    controller = AutoController(limits, longest=_LONGEST)
+    limits = Limits(
+        draft_lens=tuple(range(_LONGEST + 1)), proposers=(ProposerTraits("model", trees=True), lookup), can_branch=True
+    )
+    controller = AutoController(limits, longest=_LONGEST, tree=(2, _LONGEST))
     lag, offers, none = ((0, 0),) * 2, (None, ((2, _LONGEST), (0, 0))), (None, None)
     for step in range(_STEPS):
         view = StepView(step, ("a", "b"), four, four, four, none, (0.0, 0.0), lag, offers, 0, 0, limits)

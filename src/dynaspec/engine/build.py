@@ -104,19 +104,22 @@ def build_engine(
     scheduler = Scheduler(
         Lanes(config.max_num_seqs, max_model_len), tables, config.max_num_batched_tokens, time.monotonic
     )
+    verifier = TargetVerifier(
+        target,
+        arenas[0],
+        sampler,
+        BLOCK_SIZE,
+        taps,
+        synthetic_rates=None if speculation is None else speculation.synthetic_rates,
+        in_blocks=speculation is not None and speculation.rejection_sample_method == "block",
+    )
+    if limits.can_branch and any(traits.trees for traits in limits.proposers):
+        verifier.load_trees()
     step = Step(
         scheduler=scheduler,
         controller=controller,
         proposer=router,
-        verifier=TargetVerifier(
-            target,
-            arenas[0],
-            sampler,
-            BLOCK_SIZE,
-            taps,
-            synthetic_rates=None if speculation is None else speculation.synthetic_rates,
-            in_blocks=speculation is not None and speculation.rejection_sample_method == "block",
-        ),
+        verifier=verifier,
         sampler=sampler,
         limits=limits,
         stats=stats,
@@ -232,6 +235,7 @@ def _limits(speculation: SpeculativeConfig | None, proposers: Sequence[Proposer]
     return Limits(
         draft_lens=tuple(range(longest + 1)),
         proposers=tuple(proposer.traits for proposer in proposers),
+        can_branch=speculation is not None and speculation.synthetic_rates is None,
         can_gate=any(proposer.needs.kv for proposer in proposers),
         plan_lag=int(config.async_scheduling),
     )

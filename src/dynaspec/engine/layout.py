@@ -17,6 +17,7 @@ from dynaspec.model.batch import ForwardBatch
 from dynaspec.sampling.compiled import kernel
 from dynaspec.sampling.rows import Rows
 from dynaspec.schedule.batch import Chunk, StepBatch
+from dynaspec.verify.tree import DraftTrees
 
 Int32 = npt.NDArray[np.int32]
 
@@ -42,6 +43,10 @@ class PassLayout:
     """[sampled rows] their places in the pass."""
     drafts: Drafts
     """Drafts with a row of length 0 for each completing chunk."""
+    trees: DraftTrees | None = None
+    """The same, where some are trees; ``sampled`` then has a row of drafted tokens for each of its rows."""
+    ancestors: Ints | None = None
+    """[R] see ``ForwardBatch``."""
 
     def forward_batch(self, device: torch.device) -> ForwardBatch:
         return ForwardBatch(
@@ -51,11 +56,15 @@ class PassLayout:
             query_start=self.rows.query_start,
             context_lens=self.starts.astype(np.int32),
             block_tables=self.rows.block_tables,
+            ancestors=self.ancestors,
         )
 
 
 def lay_out(batch: StepBatch, drafts: Drafts, lens: Ints, block_size: int) -> PassLayout:
     """Rows for each request's last committed token and its first ``lens`` drafts, and for the chunks.
+
+    A tree's nodes are rows like a chain's tokens, with KV slots one behind the other; positions and what each sees are
+    those of its path.
 
     Writes the drafts behind the committed tokens of their lanes, where nothing is defined, so that one gather reads
     committed and drafted tokens alike.
@@ -70,7 +79,7 @@ def lay_out(batch: StepBatch, drafts: Drafts, lens: Ints, block_size: int) -> Pa
         lens,
         _columns(batch.chunks),
     )
-    return PassLayout(
+    layout = PassLayout(
         lanes=lanes,
         starts=starts,
         counts=counts,
@@ -81,6 +90,57 @@ def lay_out(batch: StepBatch, drafts: Drafts, lens: Ints, block_size: int) -> Pa
         sampled_at=sampled_at,
         drafts=replace(drafts, tokens=padded, lens=padded_lens),
     )
+    if drafts.parents is not None:
+        _branch(layout, drafts.parents)
+    return layout
+
+
+def _branch(layout: PassLayout, parents: Ints) -> None:
+    """Makes trees of what was laid out as chains, by the ``parents`` [B, N] of their nodes."""
+    drafts, sampled = layout.drafts, layout.sampled
+    of_all = np.full(drafts.tokens.shape, -1, np.int64)
+    of_all[: len(parents)] = parents
+    roots, ancestors, depth, paths = grow_rows(
+        layout.rows.positions, sampled.request, sampled.depth, drafts.tokens, of_all, drafts.lens, layout.decode_rows
+    )
+    layout.ancestors = ancestors
+    layout.trees = DraftTrees(roots, drafts.tokens, of_all, drafts.lens)
+    layout.sampled = Rows(sampled.lanes, np.arange(depth.size), depth, paths)
+
+
+@kernel
+def grow_rows(
+    positions: Ints, request: Ints, depth: Ints, tokens: Ints, parents: Ints, lens: Ints, decode_rows: int
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Roots and ancestors; of the sampled rows, depth and drafted tokens before each. Corrects ``positions`` [R].
+
+    Args:
+        request, depth: [sampled rows] as for chains.
+        tokens, parents: [B, N], of which ``lens`` [B] count.
+        decode_rows: the first rows of the pass, all sampled, to which nodes belong.
+    """
+    roots, ancestors = np.empty(lens.size, np.int64), np.full(positions.size, -1, np.int64)
+    own, deepest = np.zeros(depth.size, np.int64), 0
+    for row in range(depth.size):
+        r, node = request[row], depth[row] - 1
+        if node < 0:
+            roots[r] = row
+            if row < decode_rows and lens[r]:
+                ancestors[row] = 1
+            continue
+        above = roots[r] + 1 + parents[r, node]
+        own[row] = own[above] + 1
+        positions[row] = positions[roots[r]] + own[row]
+        ancestors[row] = ancestors[above] | (np.int64(1) << (node + 1))
+        deepest = max(deepest, own[row])
+    paths = np.zeros((depth.size, deepest), np.int64)
+    for row in range(depth.size):
+        r, node = request[row], depth[row] - 1
+        if node >= 0:
+            above = roots[r] + 1 + parents[r, node]
+            paths[row] = paths[above]
+            paths[row, own[row] - 1] = tokens[r, node]
+    return roots, ancestors, own, paths
 
 
 _NO_CHUNKS: Ints = np.zeros((0, 4), np.int64)

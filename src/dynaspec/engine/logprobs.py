@@ -22,27 +22,32 @@ def collect_logprobs(
     hidden: torch.Tensor,
     logits: torch.Tensor | None,
     result: StepResult,
+    path: Ints | None = None,
 ) -> None:
     """Adds to ``result`` what requests asked for; costs nothing when nobody did.
 
     Args:
         hidden: [rows of the pass, hidden]
         logits: [sampled rows, V] raw; None if the pass has no sampled rows.
+        path: [B, depth] accepted nodes, where drafts are trees.
     """
     if logits is not None:
-        _collect_output(batch, layout, logits, result)
+        _collect_output(batch, layout, logits, result, path)
     for c, chunk in enumerate(batch.chunks):
         if chunk.request.params.prompt_logprobs is not None:
             first = int(layout.rows.query_start[len(batch.requests) + c])
             _collect_prompt(chunk, model, hidden[first : first + chunk.count], result)
 
 
-def _collect_output(batch: StepBatch, layout: PassLayout, logits: torch.Tensor, result: StepResult) -> None:
+def _collect_output(
+    batch: StepBatch, layout: PassLayout, logits: torch.Tensor, result: StepResult, path: Ints | None
+) -> None:
     starts = layout.rows.query_start
     for i, request in enumerate(batch.requests):
         if request.params.logprobs is not None:
             emitted = result.tokens[i, : result.accepted[i] + 1]
-            rows = logits[int(starts[i]) : int(starts[i]) + len(emitted)]
+            drafted = np.arange(len(emitted) - 1) if path is None else path[i, : len(emitted) - 1]
+            rows = logits[torch.from_numpy(int(starts[i]) + np.append(0, 1 + drafted)).to(logits.device)]
             result.logprobs[request.id] = _entries(rows, emitted, request.params.logprobs)
     row = layout.decode_rows
     for chunk, token in zip(batch.chunks, result.chunk_tokens, strict=True):

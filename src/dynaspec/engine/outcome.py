@@ -6,8 +6,9 @@ from collections import Counter
 
 import numpy as np
 
-from dynaspec.contract.proposer import Drafts
+from dynaspec.contract.proposer import Drafts, Ints
 from dynaspec.contract.step import Ended, Limits, SpecPlan, StepOutcome, StepView, Work
+from dynaspec.contract.tree import MAX_NODES
 from dynaspec.schedule.batch import StepBatch
 from dynaspec.schedule.result import Committed, StepResult
 
@@ -33,7 +34,7 @@ def build_view(
         ids=batch.ids,
         context_len=tuple(batch.lengths.tolist()),
         room_depth=room,
-        room_nodes=room,
+        room_nodes=tuple(np.clip(batch.tokens.shape[1] - 1 - batch.lengths, 0, MAX_NODES).tolist()),
         max_draft=tuple([p.max_draft_tokens for p in params]),
         temperature=tuple([p.temperature for p in params]),
         lag=lag,
@@ -66,7 +67,7 @@ def build_outcome(ran: Ran, committed: Committed, step_s: float, plan_s: float =
         plan_step=batch.step,
         ids=batch.ids,
         proposer=ran.plan.proposer,
-        requested=ran.scheduled.plan.depth,
+        requested=ran.scheduled.plan.nodes,
         drafted=ran.drafted.length,
         verified=tuple(result.verified.tolist()),
         accepted=tuple(np.minimum(result.accepted, committed.emitted).tolist()),
@@ -86,6 +87,7 @@ def build_outcome(ran: Ran, committed: Committed, step_s: float, plan_s: float =
         verify_s=ran.verify_s,
         step_s=step_s,
         signal=ran.drafted.signal,
+        tested=_tested(result.verdict, ran.drafts.parents),
         plan_s=plan_s,
     )
 
@@ -93,18 +95,33 @@ def build_outcome(ran: Ran, committed: Committed, step_s: float, plan_s: float =
 def how_ended(result: StepResult, committed: Committed) -> tuple[Ended, ...]:
     """[B] why each run of accepted drafts ended."""
     refused = [False] * len(result.verified) if result.refused is None else result.refused.tolist()
-    columns = zip(result.verified, result.accepted, committed.emitted, refused, strict=True)
+    whole = result.accepted == result.verified if result.whole is None else result.whole
+    columns = zip(result.verified, result.accepted, committed.emitted, whole, refused, strict=True)
     return tuple(_ended(*request) for request in columns)
 
 
-def _ended(verified: int, accepted: int, emitted: int, refused: bool) -> Ended:
+def _ended(verified: int, accepted: int, emitted: int, whole: bool, refused: bool) -> Ended:
     if verified == 0:
         return "none"
     if emitted <= accepted:
         return "stopped"
-    if accepted == verified:
+    if whole:
         return "all_accepted"
     return "invalid" if refused else "rejected"
+
+
+def _tested(verdict: Ints | None, parents: Ints | None) -> tuple[tuple[tuple[int, ...], ...], ...] | None:
+    """``StepOutcome.tested``."""
+    if verdict is None or parents is None:
+        return None
+    walks = []
+    for judged, above in zip(verdict.tolist(), parents.tolist(), strict=True):
+        children: dict[int, list[int]] = {}
+        for node, (how, parent) in enumerate(zip(judged, above, strict=True)):
+            if how:
+                children.setdefault(parent, []).append(node if how > 0 else ~node)
+        walks.append(tuple(tuple(children[parent]) for parent in sorted(children)))
+    return tuple(walks)
 
 
 def _early_exit(drafts: Drafts) -> tuple[bool, ...]:

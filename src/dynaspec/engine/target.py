@@ -23,8 +23,9 @@ from dynaspec.schedule.result import StepResult
 from dynaspec.verify.block import BlockVerification
 from dynaspec.verify.chain import Accepted, accept_chain
 from dynaspec.verify.synthetic import SyntheticAcceptance
+from dynaspec.verify.tree import accept_tree, walk
 
-from .layout import PassLayout, lay_out
+from .layout import PassLayout, grow_rows, lay_out
 from .logprobs import collect_logprobs
 
 logger = logging.getLogger(__name__)
@@ -90,10 +91,19 @@ class TargetVerifier:
                 list(synthetic_rates),
             )
 
+    def load_trees(self) -> None:
+        """Loads what is compiled for trees, or the first one would take five times as long as the next ones."""
+        slot, zero, root = torch.zeros(1, dtype=torch.int64), np.zeros(1, np.int64), np.full((1, 1), -1)
+        self._model.move_kv(self._arena.layers, slot.to(self._model.device), slot.to(self._model.device))
+        grow_rows(zero, zero, zero, root, root, zero, 1)
+        walk(zero, np.zeros(1, np.bool_), zero, root, root, zero, 1)
+
     def verify(self, batch: StepBatch, drafts: Drafts, plan: SpecPlan) -> Verified:
-        """Tests each request's first ``plan.depth`` drafts (no more than were drafted, or than a grammar allows)."""
-        lens = np.minimum(np.array(plan.depth, dtype=np.int64), drafts.lens)
-        lens = self._sampler.grammars.testable(batch.lanes, drafts.tokens, lens)
+        """Tests each request's first ``plan.nodes`` drafted tokens (no more than were drafted; of chains, no more than
+        a grammar allows)."""
+        lens = np.minimum(np.array(plan.nodes, dtype=np.int64), drafts.lens)
+        if drafts.parents is None:
+            lens = self._sampler.grammars.testable(batch.lanes, drafts.tokens, lens)
         layout = lay_out(batch, drafts, lens, self._block_size)
         hidden = self._model.forward(layout.forward_batch(self._model.device), self._arena.layers, self._taps)
         result = self._sample(batch, drafts, layout, hidden)
@@ -114,7 +124,14 @@ class TargetVerifier:
             return result
         logits = self._model.logits(hidden[torch.from_numpy(layout.sampled_at).to(hidden.device)])
         scores = self._sampler.process(logits, layout.sampled)
-        verdict = self._accept_chain(scores, layout.sampled, layout.drafts, layout.drafts.lens, self._sampler)
+        walked = None
+        if layout.trees is None:
+            verdict = self._accept_chain(scores, layout.sampled, layout.drafts, layout.drafts.lens, self._sampler)
+        else:
+            deepest = layout.sampled.drafts.shape[1]
+            walked = accept_tree(scores, layout.sampled, layout.trees, deepest, self._sampler)
+            verdict = walked.accepted
+            self._put_in_place(layout, walked.path[:requests])
         completing = iter(verdict.tokens[requests:, 0].tolist())
         result = StepResult(
             drafted=drafts.lens,
@@ -123,10 +140,24 @@ class TargetVerifier:
             tokens=verdict.tokens[:requests],
             chunk_tokens=[next(completing) if chunk.completes else None for chunk in batch.chunks],
             refused=verdict.refused[:requests],
+            verdict=None if walked is None else walked.verdict[:requests],
+            whole=None if walked is None else walked.whole[:requests],
             dead_ends=self._dead_ends(batch, verdict),
         )
-        collect_logprobs(batch, layout, self._model, hidden, logits, result)
+        collect_logprobs(batch, layout, self._model, hidden, logits, result, None if walked is None else walked.path)
         return result
+
+    def _put_in_place(self, layout: PassLayout, path: Ints) -> None:
+        """Moves KV and hidden states of the accepted nodes ``path`` [B, depth] to where a chain's would be."""
+        request, place = np.nonzero((path >= 0) & (path != np.arange(path.shape[1])))
+        if not request.size:
+            return
+        first = layout.rows.query_start[request] + 1
+        slots = layout.rows.slots[first + path[request, place]], layout.rows.slots[first + place]
+        source, target = (torch.from_numpy(column).to(self._model.device) for column in slots)
+        self._model.move_kv(self._arena.layers, source, target)
+        if self._taps is not None:
+            self._taps.move(source, target)
 
     def _dead_ends(self, batch: StepBatch, verdict: Accepted) -> dict[str, DeadEnd]:
         stuck = np.flatnonzero(verdict.dead_end)

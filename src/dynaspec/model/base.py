@@ -61,6 +61,13 @@ class Model(Protocol):
         """Hidden states [r, hidden] → logits [r, vocabulary], float32."""
         ...
 
+    def move_kv(
+        self, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], source: torch.Tensor, target: torch.Tensor
+    ) -> None:
+        """Copies the KV of all layers from the slots ``source`` [n] to ``target`` [n], int64 on the model's device; all
+        is read before anything is written."""
+        ...
+
     def repeat(self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], passes: int) -> None:
         """The same pass, with its logits, so many times, as those of a draft follow each other: to see what they take.
 

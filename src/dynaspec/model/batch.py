@@ -14,6 +14,9 @@ BLOCK_SIZE = 16
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
+NO_ANCESTORS: Int64 = np.empty(0, np.int64)
+"""``ForwardBatch.ancestors`` without trees, for compiled code."""
+
 
 @dataclass(slots=True)
 class ForwardBatch:
@@ -22,7 +25,7 @@ class ForwardBatch:
     Sequence s owns rows ``query_start[s]`` … ``query_start[s + 1]`` − 1. Each of them attends to the sequence's
     first ``context_lens[s]`` KV entries (in block-table order), and, of the sequence's rows in this pass, to
 
-    * itself and all before it, if ``ancestors`` is None (a chain, or a prefill chunk);
+    * itself and all before it, if ``ancestors`` is None, or −1 for the row (a chain, or a prefill chunk);
     * those whose bit is set in its ``ancestors``, bit i being the sequence's i-th row (trees; at most 64 rows).
 
     Row i of sequence s has its KV entry at index ``context_lens[s] + i`` of the block table. A row with slot −1
@@ -43,7 +46,7 @@ class ForwardBatch:
     block_tables: Int32
     """[S, max blocks]"""
     ancestors: Int64 | None = None
-    """[R] bit sets, or None."""
+    """[R] bit sets, or −1; None = −1 throughout."""
 
     @property
     def rows(self) -> int:

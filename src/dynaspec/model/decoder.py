@@ -21,7 +21,7 @@ from .taps import Taps
 
 
 class Passes(Protocol):
-    """Whole passes over chains of rows, see ``cpu_passes``."""
+    """Whole passes, see ``cpu_passes``."""
 
     decoder: CompiledDecoder
 
@@ -32,6 +32,8 @@ class Passes(Protocol):
     def run(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None = None) -> torch.Tensor: ...
 
     def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None: ...
+
+    def move(self, kv: Sequence[KV], source: torch.Tensor, target: torch.Tensor) -> None: ...
 
 
 class Decoder:
@@ -73,9 +75,17 @@ class Decoder:
 
     def forward(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None = None) -> torch.Tensor:
         """See ``Model``."""
-        if self._passes is not None and batch.ancestors is None:
+        if self._passes is not None:
             return self._passes.run(batch, kv, taps)
         return self.run(batch.tokens, self.attention.prepare(batch), kv, taps)
+
+    def move_kv(self, kv: Sequence[KV], source: torch.Tensor, target: torch.Tensor) -> None:
+        """See ``Model``."""
+        if self._passes is not None:
+            self._passes.move(kv, source, target)
+            return
+        for layer in kv:
+            self.attention.move(layer, source, target)
 
     def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
         """See ``Model``."""

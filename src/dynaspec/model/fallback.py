@@ -87,6 +87,11 @@ class FallbackModel:
             taps.keep(self.config.num_layers + 1, hidden, running.meta.slots)
         return hidden
 
+    def move_kv(self, kv: Sequence[KV], source: torch.Tensor, target: torch.Tensor) -> None:
+        """See ``Model``."""
+        for layer in kv:
+            self._attention.move(layer, source, target)
+
     @torch.no_grad()
     def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
         """See ``Model``."""

@@ -41,6 +41,10 @@ class Taps:
         arena = torch.zeros(blocks * BLOCK_SIZE + 1, len(states) * hidden, dtype=dtype, device=device)
         return cls(tuple(states), arena, columns)
 
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies the states at the slots ``source`` [n] to ``target`` [n], on the arena's device."""
+        self.arena[target] = self.arena[source]
+
     def keep(self, state: int, hidden: torch.Tensor, slots: torch.Tensor) -> None:
         """Keeps a state [R, hidden], if it is wanted, at ``slots`` [R] (on the arena's device; −1 = nowhere)."""
         at = int(self.columns[state])

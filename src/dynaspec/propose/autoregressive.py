@@ -20,19 +20,21 @@ import numpy as np
 import torch
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, ProposerNeeds, TargetStep
-from dynaspec.contract.step import ProposerTraits, SpecPlan
+from dynaspec.contract.step import ProposerTraits, SpecPlan, TreeRule
 from dynaspec.kv.rows import RaggedRows, ragged_rows
 from dynaspec.kv.tables import BlockTables
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.sampling.state import SamplerState
 
-from .drafter import Chain, Drafter
+from .drafter import Chain, Drafter, Tree
 from .first_choice import Choices
 from .gating import WriteGate
+from .growth import NOTHING, as_drafts, grow
 from .none import no_drafts
 from .own_texts import OwnTexts
 from .passes import DraftPasses, draft_passes
 from .probe_context import leave_out, probe_from
+from .tree import grow_by_passes
 from .unread import slots_before, unread_rows
 from .watermark import Watermarks
 
@@ -80,6 +82,7 @@ class AutoregressiveProposer:
         self._catch_up = catch_up_tokens
         self._marks = Watermarks(tables, len(tables.array), drafter.unread)
         self._chain: Chain | None = drafter.chain
+        self._tree: Tree | None = drafter.tree
 
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
         if self._drafter.targets_kv:
@@ -154,6 +157,8 @@ class AutoregressiveProposer:
         Args:
             text: the batch in the tokens that the drafter reads.
         """
+        if plan.tree is not None and self.traits.trees:
+            return self._draft_trees(batch, plan, plan.tree, depth, read, index, catching_up)
         drafts_text = self._texts is not None and self._texts.drafts_text
         granted = depth[index]
         everyone = index.size == len(plan.depth)
@@ -186,6 +191,36 @@ class AutoregressiveProposer:
             self._texts.remember(batch.lanes[index], drafts.tokens[index], self._marks)
         if self._texts is not None and self._texts.drafts_text:
             drafts = self._texts.to_target(batch, drafts, depth)
+        return drafts
+
+    def _draft_trees(
+        self,
+        batch: DecodeBatch,
+        plan: SpecPlan,
+        rule: TreeRule,
+        depth: Ints,
+        read: Ints,
+        index: Ints,
+        catching_up: Ints,
+    ) -> Drafts:
+        """The same with trees. None of their KV is kept: accepted tokens are read again, with the next draft."""
+        everyone = index.size == len(plan.depth)
+        stop = plan.stop if plan.stop is None or everyone else plan.stop.select(index.tolist())
+        growth = grow(batch, index, depth[index], np.array(plan.nodes, dtype=np.int64)[index], rule, stop)
+        if self._tree is not None and not catching_up.size and self._sampler.leaves_alone(batch.lanes[index]):
+            known = NOTHING if self._drafter.vocabulary is None else self._drafter.vocabulary
+            passes, end = self._tree(
+                *(batch.block_tables, self._tables.block_size, read, self._catch_up, batch.lengths, index),
+                *(known, growth),
+            )
+            redone = self._marks.ingest(batch.lanes[index], end)
+            rows_per_pass = tuple(passes.tolist())
+        else:
+            hidden, ingested, redone = self._ingest(batch, read, index, catching_up)
+            more = grow_by_passes(growth, self._drafter, self._sampler, self._tables, batch, hidden)
+            rows_per_pass = (ingested, *more)
+        drafts = as_drafts(growth, index, plan)
+        drafts.rows_per_pass, drafts.kv_redone = rows_per_pass, redone
         return drafts
 
     def _run_compiled(self, chain: Chain, batch: DecodeBatch, choices: Choices, read: Ints) -> _Ran:

@@ -1,4 +1,5 @@
-"""A whole draft on CPU in one compiled call: reading what the drafter lacks, all passes, and the rule that ends them.
+"""A whole draft on CPU in one compiled call, chains or trees: reading what the drafter lacks, all passes, and the rule
+that ends them.
 
 Between two passes of a small drafter the host would take as long as a pass: its code and data are not in the caches,
 which hold what the passes have left there.
@@ -22,11 +23,12 @@ from dynaspec.model.kernels.decode import PassRows, decode, logits
 from dynaspec.model.kernels.decoder_heads import fuse, head_logits, head_pass
 from dynaspec.sampling.compiled import kernel
 
-from .drafter import Chain
+from .drafter import Chain, Tree
 from .first_choice import Choices, take_first
+from .growth import Growth, add_best, next_parents, parent_rows
 from .shared_vocabulary import SharedVocabulary
 from .unread import columns_of, rows_at, slots_before, unread_rows
-from .warm_up import nobody
+from .warm_up import no_growth, nobody
 
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -70,6 +72,121 @@ def chain_of(
     return chain
 
 
+def tree_of(
+    model: CompiledDecoder, arena: Arena, head: CompiledHead | None = None, states: Floats = NO_TAPS.arena
+) -> Tree:
+    """The same for trees."""
+    addresses, blocks = CacheAddresses(), len(arena.layers[0][0])
+
+    def tree(
+        tables: Int32,
+        block_size: int,
+        read: Ints,
+        most: int,
+        lengths: Ints,
+        requests: Ints,
+        known: Ints,
+        growth: Growth,
+    ) -> tuple[Ints, Ints]:
+        caches = addresses.of(arena.layers)
+        where = caches, blocks, tables, block_size, read, most
+        return draft_tree(model, head, states, *where, lengths, requests, known, growth)
+
+    tree(*no_growth())
+    return tree
+
+
+@kernel
+def _read(
+    model: CompiledDecoder,
+    head: CompiledHead | None,
+    states: Floats,
+    caches: Ints,
+    blocks: int,
+    tables: Int32,
+    block_size: int,
+    unread: tuple[Ints, Int32, Ints, Ints, tuple[Int32, Ints, Ints, Ints, Int32]],
+) -> tuple[Floats, int]:
+    """A pass over what ``unread_rows`` gave: what is left after each request's last token [A, hidden]; its rows."""
+    _, context, _, tokens, (query_start, row_lanes, positions, slots, block_tables) = unread
+    no_taps, nowhere = np.empty((0, 0), np.float32), np.empty(0, np.int64)
+    rows = PassRows(tokens, query_start, context, block_tables, slots, positions, nowhere)
+    if head is None:
+        every = decode(model, no_taps, nowhere, caches, blocks, rows)
+    else:
+        before = rows_at(states, slots_before(tables, block_size, row_lanes, positions))
+        every = head_pass(head, caches, blocks, rows, fuse(head, before))
+    return rows_at(every, query_start[1:] - 1), slots.size
+
+
+@kernel
+def draft_tree(
+    model: CompiledDecoder,
+    head: CompiledHead | None,
+    states: Floats,
+    caches: Ints,
+    blocks: int,
+    tables: Int32,
+    block_size: int,
+    read: Ints,
+    most: int,
+    lengths: Ints,
+    requests: Ints,
+    known: Ints,
+    growth: Growth,
+) -> tuple[Ints, Ints]:
+    """Grows the trees of ``requests`` [A], places among B, of which none lacks more than it may read at once.
+
+    Args:
+        model … most: see ``draft_chain``.
+        lengths: [B]
+        known: [V] the target's ids of the tokens that logits are about; empty = all, in their order.
+        growth: trees without nodes.
+
+    Returns:
+        Rows of each pass; committed tokens that the drafter has read of each request [A].
+    """
+    lanes = np.zeros(lengths.size, np.int64)
+    lanes[requests] = growth.lanes
+    unread = unread_rows(growth.texts, tables, block_size, lanes, lengths, read, requests, most)
+    hidden, size = _read(model, head, states, caches, blocks, tables, block_size, unread)
+    no_taps, nowhere = np.empty((0, 0), np.float32), np.empty(0, np.int64)
+    longest = growth.depth.max() if requests.size else 0
+    rows_per_pass, kept = np.empty(longest + 1, np.int64), np.empty((0, 0, 0), np.float32)
+    rows_per_pass[0] = size
+    if head is not None:  # what passes were left with after the root and each parent
+        kept = np.empty((requests.size, 1 + growth.parents.shape[1], hidden.shape[1]), np.float32)
+        for a in range(requests.size):
+            kept[a, 0] = hidden[a]
+    who, above = np.arange(requests.size), np.full(requests.size, -1, np.int64)
+    for done in range(1, longest + 1):
+        scores = logits(model, hidden) if head is None else head_logits(head, hidden)
+        add_best(growth, who, above, scores, known)
+        who, above = next_parents(growth, done)
+        if not who.size:
+            return rows_per_pass[:done], unread[2]
+        places, fields, row_tokens, ancestors, owners, nodes, fresh = parent_rows(
+            growth, who, above, tables, block_size
+        )
+        query_start, _, positions, slots, block_tables = fields
+        context = growth.lengths[places].astype(np.int32)
+        rows = PassRows(row_tokens, query_start, context, block_tables, slots, positions, ancestors)
+        if head is None:
+            every = decode(model, no_taps, nowhere, caches, blocks, rows)
+        else:
+            before = np.empty((positions.size, hidden.shape[1]), np.float32)
+            for row in range(positions.size):
+                node = growth.above[owners[row], nodes[row]]
+                before[row] = kept[owners[row], 0 if node < 0 else 1 + growth.row[owners[row], node]]
+            every = head_pass(head, caches, blocks, rows, before)
+        hidden = rows_at(every, fresh)
+        if head is not None:
+            for n in range(who.size):
+                kept[who[n], 1 + growth.row[who[n], above[n]]] = hidden[n]
+        rows_per_pass[done] = positions.size
+    return rows_per_pass[: longest + 1], unread[2]
+
+
 @kernel
 def draft_chain(
     model: CompiledDecoder,
@@ -98,21 +215,13 @@ def draft_chain(
         Rows of each pass; committed tokens that the drafter has read of each request [A]; draft tokens processed of
         each [A].
     """
-    lanes, context, end, tokens, fields = unread_rows(
-        texts, tables, block_size, choices.lanes, lengths, read, choices.requests, most
-    )
-    query_start, row_lanes, positions, slots, block_tables = fields
-    rows = PassRows(tokens, query_start, context, block_tables, slots, positions)
+    unread = unread_rows(texts, tables, block_size, choices.lanes, lengths, read, choices.requests, most)
+    lanes, end = unread[0], unread[2]
     no_taps, nowhere = np.empty((0, 0), np.float32), np.empty(0, np.int64)
-    if head is None:
-        every = decode(model, no_taps, nowhere, caches, blocks, rows)
-    else:
-        before = rows_at(states, slots_before(tables, block_size, row_lanes, positions))
-        every = head_pass(head, caches, blocks, rows, fuse(head, before))
-    hidden = rows_at(every, query_start[1:] - 1)
+    hidden, size = _read(model, head, states, caches, blocks, tables, block_size, unread)
     running, processed, longest = np.arange(lanes.size), np.zeros_like(lanes), choices.tokens.shape[1]
     rows_per_pass = np.empty(longest + 1, np.int64)
-    rows_per_pass[0] = slots.size
+    rows_per_pass[0] = size
     for done in range(1, longest + 1):
         scores = logits(model, hidden) if head is None else head_logits(head, hidden)
         if known.own.size:
@@ -128,7 +237,7 @@ def draft_chain(
         query_start, _, positions, slots, block_tables = fill_rows(
             tables, block_size, lanes[running], start, np.ones_like(start)
         )
-        rows = PassRows(tokens, query_start, start.astype(np.int32), block_tables, slots, positions)
+        rows = PassRows(tokens, query_start, start.astype(np.int32), block_tables, slots, positions, nowhere)
         if head is None:
             hidden = decode(model, no_taps, nowhere, caches, blocks, rows)
         else:

@@ -8,6 +8,7 @@ import torch
 
 from dynaspec.contract.errors import ProposerFault
 from dynaspec.contract.proposer import Drafts, Ints
+from dynaspec.contract.step import SpecPlan
 from dynaspec.sampling.compiled import kernel
 
 Floats = npt.NDArray[np.float32]
@@ -16,19 +17,22 @@ Bools = npt.NDArray[np.bool_]
 _NO_SIGNAL: Floats = np.zeros((0, 0), np.float32)
 
 
-def nonsense(drafts: Drafts, depth: Ints, vocab_size: int) -> Bools:
+def nonsense(drafts: Drafts, plan: SpecPlan, vocab_size: int) -> Bools:
     """[B] which rows cannot be verified.
 
     Args:
-        depth: [B] most tokens that were asked for.
+        plan: what was asked for.
 
     Raises:
         ProposerFault: the answer as a whole has the wrong form.
     """
-    _check_form(drafts, depth, vocab_size)
+    depth, nodes = np.array(plan.depth, dtype=np.int64), np.array(plan.nodes, dtype=np.int64)
+    _check_form(drafts, nodes if drafts.parents is not None else depth, vocab_size)
     tokens, lens = np.ascontiguousarray(drafts.tokens, np.int64), np.ascontiguousarray(drafts.lens, np.int64)
     signals = map(_signal, (drafts.confidence, drafts.signal, drafts.repeat_bonus))
-    bad = unusable(tokens, lens, depth, vocab_size, *signals)
+    bad = unusable(tokens, lens, depth if drafts.parents is None else nodes, vocab_size, *signals)
+    if drafts.parents is not None:
+        bad |= misgrown(np.ascontiguousarray(drafts.parents, np.int64), np.where(bad, 0, lens), depth)
     if drafts.q is not None:
         request, slot = np.nonzero(np.arange(tokens.shape[1]) < np.where(bad, 0, lens)[:, None])
         drawn = drafts.q[request, slot, tokens[request, slot]]
@@ -66,6 +70,25 @@ def unusable(
     return bad
 
 
+@kernel
+def misgrown(parents: Ints, lens: Ints, depth: Ints) -> Bools:
+    """[B] trees of ``lens`` [B] nodes with a parent that does not come before its child, or deeper than ``depth`` [B].
+
+    Args:
+        parents: [B, N]
+    """
+    bad, own = np.zeros(lens.size, np.bool_), np.zeros(parents.shape[1], np.int64)
+    for r in range(lens.size):
+        for j in range(lens[r]):
+            above = parents[r, j]
+            if above < -1 or above >= j:
+                bad[r] = True
+                break
+            own[j] = 1 if above < 0 else own[above] + 1
+            bad[r] |= own[j] > depth[r]
+    return bad
+
+
 def _check_form(drafts: Drafts, depth: npt.NDArray[np.int64], vocab_size: int) -> None:
     """
     Raises:
@@ -91,9 +114,12 @@ def _check_form(drafts: Drafts, depth: npt.NDArray[np.int64], vocab_size: int) -
         "confidence": (requests, width),
         "signal": (requests, width),
         "repeat_bonus": (requests, width),
+        "parents": (requests, width),
         "early_exit": (requests,),
         "q": (requests, width, vocab_size),
     }
+    if drafts.parents is not None and drafts.q is not None:
+        raise ProposerFault("drafts have parents and q; expected trees of certain tokens")
     for name, shape in expected.items():
         column = getattr(drafts, name)
         if column is not None and tuple(column.shape) != shape:

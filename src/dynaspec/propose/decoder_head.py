@@ -16,7 +16,7 @@ from dynaspec.model.decoder_heads.head import Head, TimedHead
 from dynaspec.model.taps import Taps
 
 from .calibrate import Runner
-from .drafter import Chain
+from .drafter import Chain, Tree
 from .shared_vocabulary import Translation
 
 
@@ -45,10 +45,12 @@ class DecoderHeadDrafter:
         self.device = head.device
         self.runner = Runner(TimedHead(head), arena)
         self.chain: Chain | None = None
+        self.tree: Tree | None = None
         if head.compiled is not None:
-            from .chain import chain_of  # it compiles what it calls
+            from .chain import chain_of, tree_of  # they compile what they call
 
-            self.chain = chain_of(head.compiled.decoder, arena, head.compiled, taps.arena.numpy())
+            parts = head.compiled.decoder, arena, head.compiled, taps.arena.numpy()
+            self.chain, self.tree = chain_of(*parts), tree_of(*parts)
 
     def read(self, rows: ForwardBatch, before: Ints) -> torch.Tensor:
         states = self._states[torch.from_numpy(before).to(self.device)]

@@ -16,7 +16,7 @@ from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
 
 from .calibrate import Runner
-from .drafter import Chain
+from .drafter import Chain, Tree
 from .shared_vocabulary import Translation
 
 
@@ -41,7 +41,7 @@ class DraftModel:
             targets_kv: see ``Drafter``; the arena is the target's, or the part of it that the model has layers for.
             translation: see ``Drafter``.
         """
-        self.traits = traits
+        self.traits = replace(traits, trees=traits.trees and translation is None)
         self.targets_kv = targets_kv
         self.translation = translation
         shared = None if translation is None else translation.shared
@@ -59,10 +59,12 @@ class DraftModel:
         self.device = model.device
         self.runner = Runner(model, arena)
         self.chain: Chain | None = None
+        self.tree: Tree | None = None
         if model.compiled is not None:
-            from .chain import chain_of  # it compiles what it calls
+            from .chain import chain_of, tree_of  # they compile what they call
 
             self.chain = chain_of(model.compiled, arena, shared=shared)
+            self.tree = tree_of(model.compiled, arena) if self.traits.trees else None
 
     def read(self, rows: ForwardBatch, before: Ints) -> torch.Tensor:
         return self._model.forward(rows, self._arena.layers)

@@ -16,6 +16,8 @@ from .shared_vocabulary import Translation
 
 Chain = Callable[..., tuple[Ints, Ints, Ints]]
 """A whole draft in one call: of (texts, lengths, tables, block_size, read, most, choices), as ``chain.draft_chain``."""
+Tree = Callable[..., tuple[Ints, Ints]]
+"""Likewise trees: of (tables, block_size, read, most, lengths, requests, known, growth), as ``chain.draft_tree``."""
 
 
 class Drafter(Protocol):
@@ -42,6 +44,8 @@ class Drafter(Protocol):
     device: torch.device
     chain: Chain | None
     """None where passes have to be run from Python."""
+    tree: Tree | None
+    """Likewise."""
     runner: Runner
     """For timing its passes."""
 

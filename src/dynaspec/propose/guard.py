@@ -92,7 +92,7 @@ class Guard:
             started = self._clock()
             drafts = self.proposer.propose(batch, plan)
             seconds = self._clock() - started
-            bad = nonsense(drafts, np.array(plan.depth, dtype=np.int64), self._vocab_size)
+            bad = nonsense(drafts, plan, self._vocab_size)
         except Exception as error:  # whatever a proposer does, its requests go on
             self._fault("raised", "raised", error)
             self._off.update(lane for lane, depth in zip(batch.lanes.tolist(), plan.depth, strict=True) if depth)
@@ -131,7 +131,10 @@ class Guard:
         allowed = [self.enabled and lane not in self._off for lane in batch.lanes.tolist()]
         columns = tuple(zip(batch.ids, plan.depth, allowed, strict=True))
         barred = {request: "proposer_fault" for request, depth, ok in columns if depth and not ok}
-        return plan.with_depth(tuple(depth if ok else 0 for _, depth, ok in columns)), barred
+        depth, nodes = (
+            tuple(k if ok else 0 for k, ok in zip(column, allowed, strict=True)) for column in (plan.depth, plan.nodes)
+        )
+        return plan.with_nodes(depth, nodes), barred
 
     def advance(self, step: TargetStep) -> None:
         self._call(lambda: self.proposer.advance(step), None)

@@ -106,10 +106,10 @@ class Part:
 
 
 def merge(requests: int, parts: Sequence[tuple[Sequence[int], Drafts]]) -> Drafts:
-    """One step's drafts out of several proposers'; chains only.
+    """One step's drafts out of several proposers'.
 
     Tokens without a signal that others have get NaN. Certain drafts beside drawn ones get q = one-hot, which is what
-    acceptance takes certain drafts to be.
+    acceptance takes certain drafts to be. Chains beside trees become trees without branches.
 
     Args:
         requests: B, the requests of the whole step; those in no part have length 0.
@@ -134,6 +134,11 @@ def merge(requests: int, parts: Sequence[tuple[Sequence[int], Drafts]]) -> Draft
     merged.signal = _column(merged.tokens.shape, [(keep, drafts.signal) for keep, drafts in parts])
     merged.repeat_bonus = _column(merged.tokens.shape, [(keep, drafts.repeat_bonus) for keep, drafts in parts])
     merged.q = _distributions(merged.tokens.shape, parts)
+    if any(drafts.parents is not None for _, drafts in parts):
+        merged.parents = np.tile(np.arange(-1, width - 1), (requests, 1))
+        for keep, drafts in parts:
+            if drafts.parents is not None:
+                merged.parents[keep, : drafts.parents.shape[1]] = drafts.parents
     return merged
 
 

@@ -15,19 +15,23 @@ import numpy.typing as npt
 import torch
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, ProposerNeeds, TargetStep
-from dynaspec.contract.step import ProposerTraits, SpecPlan
+from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule, TreeRule
 from dynaspec.kv.tables import BlockTables
 from dynaspec.model.state_heads.base import StateHeads
 from dynaspec.model.taps import Taps
 from dynaspec.sampling.state import SamplerState
 
 from .first_choice import Choices
+from .growth import NOTHING, Growth, as_drafts, grow
 from .none import no_drafts
 from .passes import DraftPasses, draft_passes
+from .tree import grow_by_heads
 from .unread import slots_before
 
 Chain = Callable[[npt.NDArray[np.int32], int, Choices], Ints]
 """A whole draft in one call: of (tables, block_size, choices), as ``heads_chain.draft_heads``."""
+Tree = Callable[[npt.NDArray[np.int32], int, Ints, Growth], Ints]
+"""The same for trees: of (tables, block_size, known, growth)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +112,12 @@ class StateHeadsProposer:
         self._max_length = max_length
         self._probabilistic = probabilistic
         self._chain: Chain | None = None
+        self._tree: Tree | None = None
         if heads.compiled is not None:
-            from .state_heads_chain import chain_of  # it compiles what it calls
+            from .state_heads_chain import chain_of, tree_of  # they compile what they call
 
-            self._chain = chain_of(heads.compiled, self._states.numpy())
+            states = self._states.numpy()
+            self._chain, self._tree = chain_of(heads.compiled, states), tree_of(heads.compiled, states)
 
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
         return (0,) * len(batch.ids)
@@ -147,6 +153,8 @@ class StateHeadsProposer:
         """Requests ``index`` draft up to ``depth`` tokens."""
         granted = depth[index]
         rule = plan.stop if plan.stop is None or index.size == depth.size else plan.stop.select(index.tolist())
+        if plan.tree is not None:
+            return self._draft_trees(batch, plan, plan.tree, granted, index, rule)
         passes = draft_passes(
             self._sampler,
             batch,
@@ -163,6 +171,21 @@ class StateHeadsProposer:
         else:
             rows = self._run(batch, passes, index, int(granted.max()))
         drafts = passes.finish(depth)
+        drafts.rows_per_pass = tuple(rows[:1] if self._at_once else rows)
+        return drafts
+
+    def _draft_trees(
+        self, batch: DecodeBatch, plan: SpecPlan, rule: TreeRule, granted: Ints, index: Ints, stop: StopRule | None
+    ) -> Drafts:
+        growth = grow(batch, index, granted, np.array(plan.nodes, dtype=np.int64)[index], rule, stop)
+        if self._tree is not None and self._sampler.leaves_alone(growth.lanes):
+            known = NOTHING if self._heads.vocabulary is None else self._heads.vocabulary
+            rows = self._tree(batch.block_tables, self._tables.block_size, known, growth).tolist()
+        else:
+            before = slots_before(batch.block_tables, self._tables.block_size, growth.lanes, growth.lengths - 1)
+            hidden = self._states[torch.from_numpy(before).to(self._heads.device)]
+            rows = grow_by_heads(growth, self._heads, self._sampler, hidden)
+        drafts = as_drafts(growth, index, plan)
         drafts.rows_per_pass = tuple(rows[:1] if self._at_once else rows)
         return drafts
 

@@ -11,9 +11,10 @@ from dynaspec.model.state_heads.compiled import CompiledHeads, CompiledMedusa, C
 from dynaspec.sampling.compiled import kernel
 
 from .first_choice import Choices, take_first
-from .state_heads import Chain
+from .growth import Growth, add_best, next_parents, rows_above, tokens_of
+from .state_heads import Chain, Tree
 from .unread import rows_at, slots_before
-from .warm_up import nobody
+from .warm_up import no_growth, nobody
 
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -31,6 +32,70 @@ def chain_of(heads: CompiledHeads, states: Floats) -> Chain:
     _, _, tables, block_size, *_, choices = nobody()
     chain(tables, block_size, choices)
     return chain
+
+
+def tree_of(heads: CompiledHeads, states: Floats) -> Tree:
+    """The same for trees."""
+    medusa = heads if isinstance(heads, CompiledMedusa) else None
+    mlp = heads if isinstance(heads, CompiledMlp) else None
+
+    def tree(tables: Int32, block_size: int, known: Ints, growth: Growth) -> Ints:
+        return draft_tree(medusa, mlp, states, tables, block_size, known, growth)
+
+    tables, block_size, *_, known, growth = no_growth()
+    tree(tables, block_size, known, growth)
+    return tree
+
+
+@kernel
+def _run(
+    medusa: CompiledMedusa | None, mlp: CompiledMlp | None, head: int, state: Floats, tokens: Ints
+) -> tuple[Floats, Floats]:
+    """The state that a head leaves [R, …], and its logits [R, V]."""
+    scores = np.empty((0, 0), np.float32)
+    if mlp is not None:
+        state = mlp_step(mlp, head, state, tokens)
+        scores = mlp_logits(mlp, head, state)
+    if medusa is not None:
+        scores = medusa_logits(medusa, head, state)
+    return state, scores
+
+
+@kernel
+def draft_tree(
+    medusa: CompiledMedusa | None,
+    mlp: CompiledMlp | None,
+    states: Floats,
+    tables: Int32,
+    block_size: int,
+    known: Ints,
+    growth: Growth,
+) -> Ints:
+    """Grows trees.
+
+    Args:
+        medusa … tables: see ``draft_heads``.
+        known: [V] the target's ids of the tokens that logits are about; empty = all, in their order.
+        growth: trees without nodes.
+
+    Returns:
+        Rows that each head ran over.
+    """
+    state = rows_at(states, slots_before(tables, block_size, growth.lanes, growth.lengths - 1))
+    if mlp is not None:
+        state = mlp_begin(mlp, state)
+    longest = growth.depth.max() if growth.depth.size else 0
+    rows, who, above = np.empty(longest, np.int64), np.arange(growth.made.size), np.full(growth.made.size, -1, np.int64)
+    for done in range(1, longest + 1):
+        rows[done - 1] = who.size
+        state, scores = _run(medusa, mlp, done - 1, state, tokens_of(growth, who, above))
+        add_best(growth, who, above, scores, known)
+        before_who, before_above = who, above
+        who, above = next_parents(growth, done)
+        if not who.size:
+            return rows[:done]
+        state = rows_at(state, rows_above(growth, who, above, before_who, before_above))
+    return rows
 
 
 @kernel
@@ -59,15 +124,11 @@ def draft_heads(
         tokens[i] = choices.texts[lanes[i], lengths[i] - 1]
     if mlp is not None:
         state = mlp_begin(mlp, state)
-    running, longest, scores = np.arange(lanes.size), choices.tokens.shape[1], np.empty((0, 0), np.float32)
+    running, longest = np.arange(lanes.size), choices.tokens.shape[1]
     rows = np.empty(longest, np.int64)
     for done in range(1, longest + 1):
         rows[done - 1] = running.size
-        if mlp is not None:
-            state = mlp_step(mlp, done - 1, state, tokens)
-            scores = mlp_logits(mlp, done - 1, state)
-        if medusa is not None:
-            scores = medusa_logits(medusa, done - 1, state)
+        state, scores = _run(medusa, mlp, done - 1, state, tokens)
         ran, running = running, take_first(scores, running, done, choices)
         if not running.size:
             return rows[:done]

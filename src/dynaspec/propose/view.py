@@ -19,7 +19,12 @@ def draft_view(drafts: Drafts) -> DraftView:
         confidence=((),) * len(lens) if drafts.confidence is None else _cut(drafts.confidence, lens),
         signal=() if drafts.signal is None else _cut(drafts.signal, lens),
         repeat_bonus=() if drafts.repeat_bonus is None else _cut(drafts.repeat_bonus, lens),
+        parents=None if drafts.parents is None else _first(drafts.parents, lens),
     )
+
+
+def _first(column: npt.NDArray[np.int64], lens: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple([tuple(row[:n]) for row, n in zip(column.tolist(), lens, strict=True)])
 
 
 def _cut(column: npt.NDArray[np.float32], lens: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:

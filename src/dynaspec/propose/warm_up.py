@@ -9,11 +9,13 @@ import numpy.typing as npt
 import torch
 
 from dynaspec.contract.proposer import Ints
-from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule
+from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule, TreeRule
+from dynaspec.sampling import ops
 
 from .check import nonsense
 from .drawing import REPEAT_MATCH, REPEAT_WEIGHT
 from .first_choice import Choices, FirstChoices
+from .growth import Growth, add_nodes, as_drafts, grow, next_parents, parent_rows, paths
 from .match import gather_signal
 from .ngram import NgramProposer
 from .router import Part
@@ -42,13 +44,31 @@ def load_kernels() -> None:
     gather_signal(column[0], column[0], LOGIT_RANGE, *text, 0, REPEAT_MATCH, REPEAT_WEIGHT, column, column.copy())
     lookup = NgramProposer(1, 2)
     lookup.peek(batch)
-    drafts = lookup.propose(batch, SpecPlan(step=0, depth=(1,), proposer=(0,), nodes=(1,)))
-    nonsense(drafts, one, vocab_size=2)
+    plan = SpecPlan(step=0, depth=(1,), proposer=(0,), nodes=(1,))
+    drafts = lookup.propose(batch, plan)
+    nonsense(drafts, plan, vocab_size=2)
+    drafts.parents = np.full(drafts.tokens.shape, -1)
+    nonsense(drafts, plan, vocab_size=2)
+    growth, first = grow(batch, zero, one, one, TreeRule(1), _SURVIVAL), np.zeros((1, 1), np.int64)
+    paths(growth, zero, zero - 1)
+    add_nodes(growth, zero, zero - 1, first, np.ones((1, 1), np.float32))
+    next_parents(growth, 1)
+    parent_rows(growth, zero, zero, batch.block_tables, 1)
+    as_drafts(growth, zero, plan)
+    ops.top(torch.zeros(1, 2), 1)
     tree = SuffixTree(2)
     tree.start(0)
     tree.append(0, batch.tokens[0])
     tree.speculate(batch.tokens[0], 4, 1)
     tree.evict(0)
+
+
+def no_growth() -> tuple[npt.NDArray[np.int32], int, Ints, int, Ints, Ints, Ints, Growth]:
+    """Arguments of a ``drafter.Tree``, likewise."""
+    none, one = np.zeros(0, np.int64), np.ones(1, np.int64)
+    tables = np.zeros((1, 1), np.int32)
+    batch = Part(("",), 0 * one, 4 * one, tokens=np.zeros((1, 8), np.int32), block_tables=tables)
+    return tables, 1, 0 * one, 1, 4 * one, none, none, grow(batch, none, one[:0], one[:0], TreeRule(1), _SURVIVAL)
 
 
 def nobody() -> tuple[npt.NDArray[np.int32], Ints, npt.NDArray[np.int32], int, Ints, int, Choices]:

@@ -235,6 +235,55 @@ def excess(p: Float32, rows: Int64, scale: Float64, q: Float32, request: Int64, 
 
 
 @kernel
+def top(scores: Float32, tokens: Int64, probability: Float32) -> None:
+    """The largest of each row of scores [r, V], in order, the lowest id first among equals: which, and their softmax
+    probabilities, NaN where a score is NaN or all are −inf.
+
+    Args:
+        tokens, probability: [r, n] out; n ≤ V.
+    """
+    count, span = tokens.shape[1], 256
+    best, lanes, masses = np.empty(count, np.float32), np.empty(16, np.float32), np.empty(16, np.float32)
+    for r in range(tokens.shape[0]):
+        row, found = scores[r], tokens[r]
+        best[:] = -np.inf
+        found[:] = np.arange(count)
+        for start in range(0, row.size, span):
+            end = min(start + span, row.size)
+            whole = start + (end - start) // 16 * 16
+            lanes[:] = -np.inf
+            for i in range(start, whole, 16):
+                for lane in range(16):
+                    lanes[lane] = max(lanes[lane], row[i + lane])
+            most = lanes.max()
+            for i in range(whole, end):
+                most = max(most, row[i])
+            if not most > best[count - 1]:
+                continue
+            for i in range(start, end):
+                if row[i] > best[count - 1]:
+                    at = count - 1
+                    while at > 0 and row[i] > best[at - 1]:
+                        best[at], found[at] = best[at - 1], found[at - 1]
+                        at -= 1
+                    best[at], found[at] = row[i], i
+        masses[:] = np.float32(0.0)
+        whole = row.size // 16 * 16
+        for i in range(0, whole, 16):
+            for lane in range(16):
+                masses[lane] += _exp_single(row[i + lane] - best[0])
+        for i in range(whole, row.size):
+            masses[0] += _exp_single(row[i] - best[0])
+        mass = 0.0
+        for lane in range(16):
+            mass += np.float64(masses[lane])
+        for n in range(count):
+            # Behind as many −inf as there are, what was found is what was there first.
+            weight = np.float64(_exp_single(best[n] - best[0])) if best[n] > -np.inf else 0.0
+            probability[r, n] = np.float32(weight / mass) if mass >= 1.0 else np.nan
+
+
+@kernel
 def race(weights: Float32, keys: UInt64, out: Int64) -> None:
     """out[r] = argmin_i E_i / weights[r, i] with exponential noise E of stream keys[r]; 0 if no weight is positive.
 

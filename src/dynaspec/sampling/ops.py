@@ -72,6 +72,17 @@ def excess(
     return out
 
 
+def top(scores: torch.Tensor, count: int) -> tuple[Int64, npt.NDArray[np.float32]]:
+    """The ``count`` largest scores of each row [R, V], in order: tokens, int64 [R, count], and their probabilities in
+    the row's softmax, float32 [R, count]. On the host; waits for the device."""
+    if not _on_cpu(scores):
+        weights, found = scores.softmax(-1).topk(count, dim=-1)
+        return found.cpu().numpy(), weights.float().cpu().numpy()
+    tokens, probability = np.empty((scores.shape[0], count), np.int64), np.empty((scores.shape[0], count), np.float32)
+    cpu.top(scores.numpy(), tokens, probability)
+    return tokens, probability
+
+
 def race(weights: torch.Tensor, keys: UInt64) -> torch.Tensor:
     """One token of each row [r, V], drawn in proportion to its weights with the noise of stream keys[r].
 

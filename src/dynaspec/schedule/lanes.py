@@ -29,8 +29,10 @@ class Lanes:
         self.expected: Ints = np.zeros(max_lanes, dtype=np.int64)
         self.expected_computed: Ints = np.zeros(max_lanes, dtype=np.int64)
         self.max_length: Ints = np.zeros(max_lanes, dtype=np.int64)
-        self.last_depth: Ints = np.zeros(max_lanes, dtype=np.int64)
-        """Draft length granted last; an estimate of the rows that a lane will take next."""
+        self.branches: Ints = np.zeros(max_lanes, dtype=np.int64)
+        """Nodes of a tree in flight beyond its depth: they have KV, too."""
+        self.last_draft: Ints = np.zeros(max_lanes, dtype=np.int64)
+        """Draft tokens granted last; an estimate of the rows that a lane will take next."""
         self.requests: list[Request | None] = [None] * max_lanes
         self._free = list(range(max_lanes - 1, -1, -1))
 
@@ -50,7 +52,7 @@ class Lanes:
         self.length[lane] = self.expected[lane] = len(tokens)
         self.computed[lane] = self.expected_computed[lane] = computed
         self.max_length[lane] = request.max_length
-        self.last_depth[lane] = 0
+        self.branches[lane] = self.last_draft[lane] = 0
         self.requests[lane] = request
         request.lane = lane
         return lane

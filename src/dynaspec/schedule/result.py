@@ -24,11 +24,16 @@ class StepResult:
     accepted: Ints
     """[B] draft tokens accepted."""
     tokens: npt.NDArray[np.int64]
-    """[B, max accepted + 1] accepted tokens, then the target's own."""
+    """[B, most accepted + 1] accepted tokens, then the target's own."""
     chunk_tokens: list[int | None]
     """For each chunk, the token its last row gave; None where the chunk does not complete its request."""
     refused: npt.NDArray[np.bool_] | None = None
     """[B] a grammar refused the first draft token that was not accepted; None = nowhere."""
+    verdict: npt.NDArray[np.int64] | None = None
+    """[B, N] of the nodes of trees: 1 = accepted; −1 = not, but child of the root or of an accepted one; 0 = never
+    reached. None for chains."""
+    whole: npt.NDArray[np.bool_] | None = None
+    """[B] trees whose accepted path ended where nothing more was drafted. None for chains."""
     dead_ends: dict[str, DeadEnd] = field(default_factory=dict)
     """Request id → why no token may follow the accepted ones; its own token in this result is none."""
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)

@@ -118,8 +118,8 @@ class Scheduler:
         """KV for what was granted. Shrinks the plan where rooms, rows or blocks run out; never preempts."""
         lanes = self.lanes
         spare_rows = max(0, self._max_rows - len(batch.requests) - batch.prefill_tokens)
-        granted = np.zeros(len(batch.requests), dtype=np.int64)
-        for i, wanted in enumerate(plan.depth):
+        granted, sizes = np.zeros((2, len(batch.requests)), dtype=np.int64)
+        for i, (wanted, nodes) in enumerate(zip(plan.depth, plan.nodes, strict=True)):
             lane, length = int(batch.lanes[i]), int(batch.lengths[i])
             held = len(self.tables.blocks(lane)) + self.tables.pool.free_count
             caps = {
@@ -131,19 +131,21 @@ class Scheduler:
             depth = max(0, min(wanted, caps[reason]))
             if depth < wanted:
                 batch.skipped[reason] = batch.skipped.get(reason, 0) + 1
-            self.tables.try_grow(lane, length + depth)
-            spare_rows -= depth
-            granted[i] = depth
+            size = min(nodes, caps["no_rows"], caps["no_blocks"]) if depth and plan.tree else depth
+            self.tables.try_grow(lane, length + size)
+            spare_rows -= size
+            granted[i], sizes[i] = depth, size
         lanes.expected[batch.lanes] += granted + 1
         lanes.expected_computed[batch.lanes] += granted + 1
-        lanes.last_depth[batch.lanes] = granted
+        lanes.branches[batch.lanes] = sizes - granted
+        lanes.last_draft[batch.lanes] = sizes
         for chunk in batch.chunks:
             lanes.expected_computed[chunk.lane] += chunk.count
             lanes.expected[chunk.lane] += int(chunk.completes)
         batch.granted = granted
         self._scheduled = batch.step
-        depth_column = tuple(granted.tolist())
-        return plan if depth_column == plan.depth else plan.with_depth(depth_column)
+        columns = tuple(granted.tolist()), tuple(sizes.tolist())
+        return plan if columns == (plan.depth, plan.nodes) else plan.with_nodes(*columns)
 
     def settle(self, batch: StepBatch) -> list[int] | None:
         """Drops requests that left since the batch was planned, and reads the true lengths.
@@ -175,6 +177,8 @@ class Scheduler:
         """Makes a step's tokens output, up to each request's end, and gives back the KV of rejected ones."""
         now = self._clock()
         self._committed = batch.step
+        if batch.step == self._scheduled:  # else branches are those of the step in flight
+            self.lanes.branches[batch.lanes] = 0
         emitted = np.zeros(len(batch.requests), dtype=np.int64)
         for i, request in enumerate(batch.requests):
             if request.lane == batch.lanes[i]:
@@ -241,7 +245,7 @@ class Scheduler:
     def _rows_for_prompts(self, decoding: list[Request]) -> int:
         """Rows that drafts as long as the last ones leave, but at least a block where decoding leaves that much."""
         left = self._max_rows - len(decoding)
-        drafts = sum(int(self.lanes.last_depth[lane]) for lane in (r.lane for r in decoding) if lane is not None)
+        drafts = sum(int(self.lanes.last_draft[lane]) for lane in (r.lane for r in decoding) if lane is not None)
         return max(left - drafts, min(left, self.tables.block_size))
 
     def _continue_prefills(self, budget: int) -> list[Chunk]:
@@ -351,7 +355,7 @@ class Scheduler:
             self._leave(request)
             request.end(request.finish_reason, now)
         else:
-            self.tables.shrink(lane, int(self.lanes.expected[lane]))
+            self.tables.shrink(lane, int(self.lanes.expected[lane] + self.lanes.branches[lane]))
 
 
 def _count_draft(request: Request, result: StepResult, i: int, emitted: int) -> None:

@@ -19,13 +19,14 @@ def test_lanes_are_handed_out_lowest_first() -> None:
 
 def test_a_seated_request_fills_its_row() -> None:
     lanes = Lanes(2, 8)
-    lanes.last_depth[0] = 5
+    lanes.last_draft[0] = lanes.branches[0] = 5
     one = request("a", [4, 5, 6], most=3)
     one.output = [7]
     lane = lanes.open(one, 2)
     assert lanes.tokens[lane, :4].tolist() == [4, 5, 6, 7]
     assert (lanes.length[lane], lanes.expected[lane], lanes.max_length[lane]) == (4, 4, 6)
-    assert (lanes.computed[lane], lanes.expected_computed[lane], lanes.last_depth[lane]) == (2, 2, 0)
+    assert (lanes.computed[lane], lanes.expected_computed[lane]) == (2, 2)
+    assert (lanes.last_draft[lane], lanes.branches[lane]) == (0, 0)
     assert (one.lane, lanes.requests[lane]) == (lane, one)
     lanes.vacate(lane)
     assert (one.lane, lanes.requests[lane]) == (None, None)

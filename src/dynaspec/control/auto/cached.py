@@ -36,6 +36,8 @@ class CachedPlan(Wrapper[AutoController]):
             latest = self._repeated(view, latest)
             self._inner.note(view, latest)
             plan = self._planner.plan(view, latest.plan.depth, latest.plan.stop, latest.plan.proposer)
+            if latest.plan.tree is not None:
+                plan = self._planner.branch(view, plan, self._inner.most_nodes, latest.plan.tree)
         else:
             plan = self._inner.plan(view)
             self._made_for = frozenset(view.ids)
@@ -89,6 +91,6 @@ class CachedPlan(Wrapper[AutoController]):
         slower = self._inner.costs.target_s(now, 0.0, 0.0) / self._inner.costs.target_s(before, 0.0, 0.0)
         once_s = self._reading_s(view, latest) if any(depth) else 0.0
         stop = plan.stop and plan.stop.with_offset(tuple([plan.stop.offset[i] if i >= 0 else 0.0 for i in old]))
-        plan = SpecPlan(view.step, depth, plan.proposer[:1] * len(old), depth, stop)
+        plan = SpecPlan(view.step, depth, plan.proposer[:1] * len(old), depth, stop, tree=plan.tree)
         expected = expected._replace(tokens=expected.tokens * share, seconds=expected.seconds * slower, once_s=once_s)
         return replace(latest, plan=plan, ids=view.ids, prefill_tokens=view.prefill_tokens, expected=expected)

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.signals import flat, signal_of
-from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView, StopRule
+from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView, StopRule, TreeRule
 from dynaspec.contract.work import runs_model
 
-from ..estimate.acceptance import AcceptanceModel, RequestSlots
+from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots
 from ..estimate.costs import StepCosts, row_price_s, target_s
 from ..estimate.settings import AutoSettings
 from ..plain import plain_plan
@@ -24,7 +24,7 @@ from ..profile import Profile
 from .candidates import Candidate, Candidates, Situation
 from .explore import PLAIN, Choice, Explorer, Prediction
 from .learning import Learner, Planned, matches
-from .lengths import Target, admit, stop_thresholds
+from .lengths import Target, admit, branch_thresholds, stop_thresholds
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -42,6 +42,7 @@ class AutoController:
         costs: passes measured at start-up; None = learnt from the first steps.
         warm_start: a saved profile.
         settings: every number that could be another one.
+        tree: most children of a node and most nodes of a draft, where drafts may branch.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class AutoController:
         limits: Limits,
         *,
         longest: int,
+        tree: tuple[int, int] = (1, 1),
         costs: PassCosts | None = None,
         warm_start: Profile | None = None,
         settings: AutoSettings | None = None,
@@ -71,10 +73,12 @@ class AutoController:
         self._candidates = Candidates(limits, self._models, self.costs, levels, settings)
         self._explorer = Explorer([runs_model(traits) for traits in limits.proposers], settings)
         self._slots = RequestSlots()
-        self._learner = Learner(limits.proposers, self._models, self.costs, self._explorer, self._slots)
+        self._later = [LaterChoices(settings) for _ in limits.proposers]
+        self._learner = Learner(limits.proposers, self._models, self.costs, self._explorer, self._slots, self._later)
         # Lengths are rounded before drafting, not after: where few can run, or all must be alike, drafts are not cut.
         dense = limits.ragged and len(limits.draft_lens) == limits.draft_lens[-1] + 1
         self._can_stop, self._can_trim = limits.can_stop and dense, limits.can_trim and dense
+        self._tree_width, self.most_nodes = tree
         self._price, self._advantage, self._step, self._rejected = 0.0, 1.0, 0, 0
         self._pending: dict[int, Planned] = {}
         self._worth: dict[int, float] = {}
@@ -205,17 +209,32 @@ class AutoController:
     def _drafts(self, at: Situation, choice: Choice, candidate: Candidate) -> SpecPlan:
         depth, stop, index = candidate.depth, None, choice.arm - 1
         traits, mine = self._limits.proposers[index], (candidate.owner == index) & (depth > 0)
-        if self._can_stop and traits.has_confidence and traits.passes_per_draft == "per_token":
+        rule = self._tree_rule(at, index, int(np.count_nonzero(mine))) if not candidate.probe_context else None
+        per_token = traits.passes_per_draft == "per_token"
+        if self._can_stop and traits.has_confidence and (per_token or rule is not None):
             price = self._price * (self.settings.probe_price if choice.probe else 1.0)
             stop = self._stop_rule(price, at, index, np.where(mine, depth, 0))
             if not choice.probe:  # the rule ends drafts by what they turn out to be: the expected length is no limit
                 end = next((done for done, below in enumerate(stop.below, 1) if below >= 1.0), self._longest)
                 depth = np.where(mine, np.minimum(at.cap, end), depth)
         plan = self._planner.plan(at.view, depth.tolist(), stop, tuple(candidate.owner.tolist()))
-        return replace(plan, probe_context=candidate.probe_context) if candidate.probe_context else plan
+        if candidate.probe_context:
+            return replace(plan, probe_context=candidate.probe_context)
+        return plan if rule is None or stop is None else self._planner.branch(at.view, plan, self.most_nodes, rule)
+
+    def _tree_rule(self, at: Situation, index: int, drafting: int) -> TreeRule | None:
+        """Branches where a second choice could pay for its row behind the first: its chance is less than a half."""
+        if self._tree_width == 1 or not self._limits.proposers[index].trees or not drafting:
+            return None
+        row_s = self.costs.draft_terms(index)[2] + float(at.seen_s.sum()) / at.cap.size
+        below = branch_thresholds(self._price, row_s, at.target, drafting, self.most_nodes)
+        rule = TreeRule(self._tree_width, tuple(below.tolist()), later=self._later[index].ratio)
+        return rule if below[1] < 0.5 else None
 
     def _stop_rule(self, price: float, at: Situation, index: int, depth: Ints) -> StopRule:
         model, (_, pass_s, row_s, _) = self._models[index], self.costs.draft_terms(index)
+        if self._limits.proposers[index].passes_per_draft == "one":
+            pass_s = 0.0  # of a tree: it has been run
         biases, (gamma, weight, shift) = model.biases(), model.head.tolist()
         row_s += float(at.seen_s.sum()) / at.cap.size
         below, together = stop_thresholds(price, biases, row_s, pass_s, at.target, depth, int(at.cap.max()))

@@ -13,7 +13,7 @@ from dynaspec.contract.signals import match_signals, signal_of
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StepOutcome
 from dynaspec.contract.work import drafting_before, drafting_in, drafting_of, runs_model
 
-from ..estimate.acceptance import AcceptanceModel, RequestSlots
+from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots
 from ..estimate.costs import Measured, StepCosts
 from .explore import PLAIN, Choice, Explorer, Prediction
 
@@ -48,6 +48,8 @@ class Learner:
     costs: StepCosts
     explorer: Explorer
     slots: RequestSlots
+    later: Sequence[LaterChoices]
+    """Of each proposer."""
     _unread: list[tuple[StepOutcome, Planned | None]] = field(default_factory=list)
     _ended: list[str] = field(default_factory=list)
     _after_prompt: bool = False
@@ -64,7 +66,8 @@ class Learner:
         """From the steps that have come since the last time."""
         drafted = [one for one in self._unread if any(one[0].drafted)]
         if drafted:
-            self._learn_acceptance(drafted)
+            self._learn_acceptance([one for one in drafted if one[0].tested is None])
+            self._learn_walks([one for one in drafted if one[0].tested is not None])
         told = [self._told(outcome, planned) for outcome, planned in self._unread]
         self.costs.observe(*(step for step in told if step is not None))
         for model in self.models:
@@ -73,7 +76,37 @@ class Learner:
         self._unread.clear()
         self._ended.clear()
 
+    def _learn_walks(self, steps: Sequence[tuple[StepOutcome, Planned | None]]) -> None:
+        """From trees. Where another than the first choice was accepted, the walk goes on: then a new run begins."""
+        runs: dict[int, list[tuple[int, int, int, int]]] = {}
+        signals: dict[int, list[float]] = {}
+        for outcome, planned in steps:
+            columns = zip(self.slots.of(outcome.ids).tolist(), outcome.proposer, outcome.tested or (), strict=True)
+            for i, (slot, index, walk) in enumerate(columns):
+                told, start = signals.setdefault(index, []), 0
+                strength, confidence = self._strength(outcome, planned, i), outcome.confidence[i]
+                for position, (first, *others) in enumerate(walk):
+                    told.append(strength[_node(first)])
+                    self.later[index].observe([confidence[_node(node)] for node in others], others)
+                    if first < 0 or position == len(walk) - 1:
+                        length = position + 1 - start
+                        runs.setdefault(index, []).append((slot, length, length - (first < 0), start))
+                        start = position + 1
+        for index, found in runs.items():
+            slots, tested, accepted, starts = (np.array(column, dtype=np.int64) for column in zip(*found, strict=True))
+            self.models[index].observe(slots, tested, tested, accepted, np.array(signals[index]), starts)
+
+    def _strength(self, outcome: StepOutcome, planned: Planned | None, i: int) -> Floats:
+        """[drafted] What speaks for the tokens of request i."""
+        lens = outcome.drafted[i : i + 1]
+        if runs_model(self.proposers[outcome.proposer[i]]):
+            return signal_of(outcome.signal[i : i + 1], outcome.confidence[i : i + 1], lens)
+        offers = planned.offers[outcome.proposer[i]] if planned else None
+        return matches(None if offers is None else offers[i : i + 1], lens)
+
     def _learn_acceptance(self, steps: Sequence[tuple[StepOutcome, Planned | None]]) -> None:
+        if not steps:
+            return
         outcomes = [outcome for outcome, _ in steps]
         slots = self.slots.of([request for outcome in outcomes for request in outcome.ids])
         drafted, accepted, proposer = (
@@ -124,6 +157,11 @@ class Learner:
             rest_s, draft_s = rest_s - outcome.draft_s, outcome.draft_s
         told = Measured(rows, read, work.kv_tokens, rest_s, draft_s, usual=not probe or arm == PLAIN)
         return told if drafting is None else told.with_drafting(drafting)
+
+
+def _node(told: int) -> int:
+    """The node of an entry of ``StepOutcome.tested``."""
+    return told if told >= 0 else ~told
 
 
 def matches(offers: tuple[tuple[int, int], ...] | None, lens: Sequence[int]) -> Floats:

@@ -177,6 +177,20 @@ def stop_thresholds(
 
 
 @njit(cache=True, nogil=True)
+def branch_thresholds(price: float, row_s: float, target: Target, requests: int, most: int) -> Floats:
+    """[most] Survival that pays for a tree's node at each place of the draft, where ``requests`` draft as much alike.
+
+    Args:
+        row_s: as in ``Slots``, on average.
+    """
+    below = np.empty(most)
+    for n in range(most):
+        rows, more = target.rows + requests * n, float(requests * (most - n))
+        below[n] = (row_s + row_price_s(target.knots, target.curve, rows, more)) / price
+    return below
+
+
+@njit(cache=True, nogil=True)
 def admit(price: float, survival: Floats, lens: Ints, row_s: Floats, target: Target, budget: int) -> Ints:
     """[B] Slots to verify: position by position, at each in order of survival as long as they pay.
 

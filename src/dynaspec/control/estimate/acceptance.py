@@ -109,16 +109,18 @@ def _learn_head(s: _State, x: tuple[float, float, float], accepted: float, memor
 
 @njit(cache=True, nogil=True)
 def _observe(
-    s: _State, drafts: tuple[Ints, Ints, Ints, Ints], signal: Floats, settings: tuple[float, float, float, float]
+    s: _State, drafts: tuple[Ints, Ints, Ints, Ints, Ints], signal: Floats, settings: tuple[float, float, float, float]
 ) -> None:
     """One outcome after the other, see ``AcceptanceModel.observe``. An empty signal: the proposer has none."""
-    (slots, drafted, tested, accepted), (memory, surprise, recent, shrinkage), first = drafts, settings, 0
+    (slots, drafted, tested, accepted, starts), (memory, surprise, recent, shrinkage), first = drafts, settings, 0
     for r in range(slots.size):
         before, judged, offset = 0.0, min(tested[r], drafted[r]), _offset(s.counts, slots[r], shrinkage)
         # A token that was cut because of its signal counts as likely as that made it: or only good ones would count.
         cut = signal.size > 0 and tested[r] == accepted[r] and judged < drafted[r]
+        for j in range(min(starts[r], POSITIONS)):
+            before = _pulled(s, j, before)[1]
         for position in range(judged + cut if slots[r] >= 0 else 0):
-            j, right = min(position, POSITIONS - 1), 1.0 if position < accepted[r] else 0.0
+            j, right = min(starts[r] + position, POSITIONS - 1), 1.0 if position < accepted[r] else 0.0
             target, believed = _pulled(s, j, before)
             before, z = believed, believed + offset
             p, half = _sigmoid(believed), _sigmoid(believed + 0.5 * offset)
@@ -223,7 +225,9 @@ class AcceptanceModel:
         """So many steps have passed: what was seen of single requests grows old."""
         self._state.counts[:] *= np.exp(-steps / self.settings.request_memory)
 
-    def observe(self, slots: Ints, drafted: Ints, tested: Ints, accepted: Ints, signal: Floats) -> None:
+    def observe(
+        self, slots: Ints, drafted: Ints, tested: Ints, accepted: Ints, signal: Floats, starts: Ints | None = None
+    ) -> None:
         """Learns from verified drafts.
 
         Args:
@@ -232,9 +236,14 @@ class AcceptanceModel:
             tested: [B] tokens with a verdict: the accepted ones, and the first rejected one.
             accepted: [B]
             signal: [Σ drafted] of all drafted tokens, one request after the other.
+            starts: [B] position of the first token; None = 0 of all. Later ones are of runs on a walk through a tree.
         """
         on, signal = self.settings, signal if self._has_signal else _UNKNOWN
-        drafts, numbers = (slots, drafted, tested, accepted), (on.memory, on.surprise, on.recent, on.request_shrinkage)
+        starts = np.zeros_like(slots) if starts is None else starts
+        drafts, numbers = (
+            (slots, drafted, tested, accepted, starts),
+            (on.memory, on.surprise, on.recent, on.request_shrinkage),
+        )
         _observe(self._state, drafts, signal, numbers)
 
     def biases(self) -> Floats:
@@ -269,6 +278,29 @@ class AcceptanceModel:
             "acceptance": [round(self.chance(j), 4) for j in range(POSITIONS)],
             "signal": {"weight": weight, "bias": (gamma * self.biases() + shift).tolist()},
         }
+
+
+class LaterChoices:
+    """How often a drafter's second and later choices are accepted, over the probability that it gives them.
+
+    An EAGLE-3 head's is near 1: of 7,800 children of accepted tokens, those of probability 0.1 to 0.2 were accepted in
+    14 % of all cases, those of 0.2 to 0.3 in 30 %.
+    """
+
+    def __init__(self, settings: AutoSettings) -> None:
+        self._memory = settings.memory
+        self._accepted = self._expected = settings.request_shrinkage
+
+    @property
+    def ratio(self) -> float:
+        return self._accepted / self._expected
+
+    def observe(self, probabilities: Sequence[float], tested: Sequence[int]) -> None:
+        """Children of an accepted token, as ``StepOutcome.tested`` tells them."""
+        for probability, node in zip(probabilities, tested, strict=True):
+            keep = 1.0 - probability / self._memory
+            self._accepted = keep * self._accepted + (node >= 0)
+            self._expected = keep * self._expected + probability
 
 
 class RequestSlots:

@@ -28,6 +28,13 @@ class AttentionSpec:
     """KV entries at the beginning of every sequence that no row sees (EAGLE: a text's first token has none)."""
 
 
+def move_rows(kv: KV, source: torch.Tensor, target: torch.Tensor) -> None:
+    """``AttentionBackend.move`` for caches [blocks, BLOCK_SIZE, …]."""
+    for cache in kv:
+        rows = cache.flatten(0, 1)
+        rows[target] = rows[source]
+
+
 class AttentionMeta(Protocol):
     """What a backend works out once a pass and every layer uses."""
 
@@ -55,6 +62,11 @@ class AttentionBackend(Protocol):
 
     def kv_shape(self, num_blocks: int) -> tuple[Shape, Shape]:
         """Shapes of the key and of the value cache of one layer."""
+        ...
+
+    def move(self, kv: KV, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies keys and values of one layer between slots: ``source`` [n] → ``target`` [n], int64 on the caches'
+        device. All are read before any is written."""
         ...
 
     def prepare(self, batch: ForwardBatch) -> AttentionMeta:

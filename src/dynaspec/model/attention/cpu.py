@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.batch import BLOCK_SIZE, NO_ANCESTORS, ForwardBatch
 from dynaspec.model.kernels import paged_attention as kernels
 from dynaspec.model.kernels.attention_work import plan_work
 from dynaspec.model.kernels.simd import LANES
@@ -18,7 +18,6 @@ from .base import KV, AttentionSpec, Shape
 
 _TEAM_WORK = 1 << 18
 """Multiplications of one layer from which more threads than one are faster."""
-_NO_ANCESTORS = np.empty(0, np.int64)
 
 
 def attention_work(spec: AttentionSpec) -> int:
@@ -51,20 +50,24 @@ class CpuAttention:
         leading = (num_blocks, self.spec.num_kv_heads)
         return (*leading, self.spec.head_dim, BLOCK_SIZE), (*leading, BLOCK_SIZE, padded)
 
+    def move(self, kv: KV, source: torch.Tensor, target: torch.Tensor) -> None:
+        """See ``AttentionBackend.move``."""
+        kernels.move_kv(kv[0].numpy(), kv[1].numpy(), source.numpy(), target.numpy())
+
     def prepare(self, batch: ForwardBatch) -> CpuMeta:
         spec = self.spec
+        ancestors = NO_ANCESTORS if batch.ancestors is None else batch.ancestors
         units, chains, bounds, longest = plan_work(
             batch.query_start,
             batch.context_lens,
             batch.slots,
             batch.positions,
-            batch.ancestors is not None,
+            ancestors,
             spec.num_heads,
             spec.num_kv_heads,
             self._threads,
             attention_work(spec),
         )
-        ancestors = _NO_ANCESTORS if batch.ancestors is None else batch.ancestors
         tables = batch.query_start, batch.context_lens, batch.block_tables, batch.slots, batch.positions
         work = units, bounds, longest, *tables, ancestors, chains
         return CpuMeta(torch.from_numpy(batch.positions), torch.from_numpy(batch.slots), work)

@@ -18,7 +18,7 @@ import torch
 from dynaspec.contract.errors import ConfigError
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch, Int32
 
-from .base import KV, AttentionSpec, Shape
+from .base import KV, AttentionSpec, Shape, move_rows
 
 FEW_ROWS_M = 64
 """Sequences of at most so many rows · query heads a KV head take one tile, others several larger ones."""
@@ -102,6 +102,10 @@ class CudaAttention:
     def kv_shape(self, num_blocks: int) -> tuple[Shape, Shape]:
         shape = (num_blocks, BLOCK_SIZE, self.spec.num_kv_heads, self.spec.head_dim)
         return shape, shape
+
+    def move(self, kv: KV, source: torch.Tensor, target: torch.Tensor) -> None:
+        """See ``AttentionBackend.move``."""
+        move_rows(kv, source, target)
 
     def prepare(self, batch: ForwardBatch) -> CudaMeta:
         rows = np.diff(batch.query_start)

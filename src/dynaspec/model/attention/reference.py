@@ -8,7 +8,7 @@ import torch
 
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 
-from .base import KV, AttentionSpec, Shape
+from .base import KV, AttentionSpec, Shape, move_rows
 
 
 @dataclass(slots=True)
@@ -28,6 +28,10 @@ class ReferenceAttention:
     def kv_shape(self, num_blocks: int) -> tuple[Shape, Shape]:
         shape = (num_blocks, BLOCK_SIZE, self.spec.num_kv_heads, self.spec.head_dim)
         return shape, shape
+
+    def move(self, kv: KV, source: torch.Tensor, target: torch.Tensor) -> None:
+        """See ``AttentionBackend.move``."""
+        move_rows(kv, source, target)
 
     def prepare(self, batch: ForwardBatch) -> ReferenceMeta:
         positions, slots = (torch.from_numpy(column).to(self._device) for column in (batch.positions, batch.slots))
@@ -64,8 +68,8 @@ class ReferenceAttention:
         row = torch.arange(rows)
         among = row[None, :] <= row[:, None]
         if batch.ancestors is not None:
-            bits = torch.from_numpy(batch.ancestors[begin:end])
-            among = (bits[:, None] >> row[None, :]) & 1 == 1
+            bits = torch.from_numpy(batch.ancestors[begin:end])[:, None]
+            among &= (bits == -1) | ((bits >> row.clamp(max=63)[None, :]) & 1 == 1)
         among = among & (torch.from_numpy(batch.slots[begin:end]) >= 0)[None, :]
         visible = torch.cat([torch.ones(rows, context, dtype=torch.bool), among], 1)
         visible[:, : self.spec.hidden_keys] = False

@@ -117,7 +117,7 @@ class Head:
         Returns:
             [R, hidden]
         """
-        if self.compiled is not None and batch.ancestors is None:
+        if self.compiled is not None:
             caches, blocks = self._caches.of(kv), kv[0][0].shape[0]
             rows = kernels().PassRows.of(batch)
             return torch.from_numpy(kernels().head_pass(self.compiled, caches, blocks, rows, hidden.numpy()))

@@ -13,7 +13,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 @njit(
-    "Tuple((i4[:, ::1], b1[::1], i8[::1], i8))(i4[::1], i4[::1], i8[::1], i8[::1], b1, i8, i8, i8, i8)",
+    "Tuple((i4[:, ::1], b1[::1], i8[::1], i8))(i4[::1], i4[::1], i8[::1], i8[::1], i8[::1], i8, i8, i8, i8)",
     cache=True,
     nogil=True,
 )
@@ -22,7 +22,7 @@ def plan_work(
     context_lens: Int32,
     slots: Int64,
     positions: Int64,
-    trees: bool,
+    ancestors: Int64,
     heads: int,
     kv_heads: int,
     threads: int,
@@ -31,6 +31,8 @@ def plan_work(
     """Splits a pass into units of few rows of one sequence, as many as fill a tile, and these over the threads.
 
     Args:
+        query_start, context_lens, slots, positions: see ``ForwardBatch``.
+        ancestors: the same; empty = −1 throughout.
         threads: to share the work, about equally.
         team_work: rows · keys from which more threads than one are faster.
 
@@ -49,9 +51,10 @@ def plan_work(
     unit = 0
     for s in range(sequences):
         begin, end = query_start[s], query_start[s + 1]
-        chains[s] = not trees
+        chains[s] = True
         for row in range(begin, end):
-            if slots[row] < 0 or positions[row] != context_lens[s] + row - begin:
+            branches = ancestors.size > 0 and ancestors[row] != -1
+            if branches or slots[row] < 0 or positions[row] != context_lens[s] + row - begin:
                 chains[s] = False
         for first in range(0, end - begin, unit_rows):
             stop = min(first + unit_rows, end - begin)

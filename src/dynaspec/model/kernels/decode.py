@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from dynaspec.model.batch import NO_ANCESTORS
+
 from .attention_work import plan_work
 from .elementwise import softcap
 from .layers import MATRIX, PassWork, add_norm, keep, product, run
@@ -28,7 +30,7 @@ HEAD, FINAL_NORM = 0, MATRIX
 
 
 class PassRows(NamedTuple):
-    """Chains of rows, see ``ForwardBatch``."""
+    """See ``ForwardBatch``."""
 
     tokens: Int64
     query_start: Int32
@@ -36,23 +38,25 @@ class PassRows(NamedTuple):
     block_tables: Int32
     slots: Int64
     positions: Int64
+    ancestors: Int64
+    """Empty = −1 throughout."""
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> PassRows:
-        """A batch without trees."""
-        tokens, tables = batch.tokens.numpy(), batch.block_tables
-        return cls(tokens, batch.query_start, batch.context_lens, tables, batch.slots, batch.positions)
+        """The rows of a batch on CPU."""
+        ancestors = NO_ANCESTORS if batch.ancestors is None else batch.ancestors
+        columns = batch.query_start, batch.context_lens, batch.block_tables, batch.slots, batch.positions
+        return cls(batch.tokens.numpy(), *columns, ancestors)
 
 
 @njit(cache=True, nogil=True)
 def attention_of(model: CompiledDecoder, rows: PassRows) -> PassWork:
     """The work of attention in a pass."""
-    _, start, context, tables, slots, positions = rows
+    _, start, context, tables, slots, positions, ancestors = rows
     heads, kv_heads, _ = model.heads
     units, chains, bounds, longest = plan_work(
-        start, context, slots, positions, False, heads, kv_heads, model.threads, model.attention_work
+        start, context, slots, positions, ancestors, heads, kv_heads, model.threads, model.attention_work
     )
-    ancestors = np.empty(0, np.int64)
     return PassWork(units, bounds, longest, start, context, tables, slots, positions, ancestors, chains)
 
 

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 from .elementwise import activate, gated
 from .gemm import PANEL, multiply, steps
 from .norm import add_layer_norm, add_rms_norm, add_rows, head_rms_norm, layer_norm, rms_norm
-from .paged_attention import attend, write_kv
+from .paged_attention import attend, move_kv, write_kv
 from .rope import rotate
 from .simd import LANES
 
@@ -133,6 +133,27 @@ def keep(x: Floats, at: int, taps: Floats, slots: Int64) -> None:
 
 
 @njit(cache=True, nogil=True)
+def _caches(model: CompiledDecoder, caches: Int64, blocks: int) -> tuple[Floats, Floats]:
+    """A layer's key and value cache, of ``caches`` [2] addresses."""
+    _, kv_heads, head_dim = model.heads
+    padded = (head_dim + LANES - 1) // LANES * LANES
+    keys = carray(_pointer(caches[0]), (blocks, kv_heads, head_dim, LANES), np.float32)
+    return keys, carray(_pointer(caches[1]), (blocks, kv_heads, LANES, padded), np.float32)
+
+
+@njit(cache=True, nogil=True)
+def move(model: CompiledDecoder, caches: Int64, blocks: int, source: Int64, target: Int64) -> None:
+    """``paged_attention.move_kv`` in every layer.
+
+    Args:
+        caches, blocks: see ``run``.
+    """
+    for index in range(model.layers.shape[0]):
+        k_cache, v_cache = _caches(model, caches[index], blocks)
+        move_kv(k_cache, v_cache, source, target)
+
+
+@njit(cache=True, nogil=True)
 def after_norm(
     model: CompiledDecoder, x: Floats, h: Floats, layer: Int64, caches: Int64, blocks: int, work: PassWork
 ) -> Floats:
@@ -149,7 +170,6 @@ def after_norm(
     """
     query_heads, kv_heads, head_dim = model.heads
     rows = x.shape[0]
-    padded = (head_dim + LANES - 1) // LANES * LANES
     attended = np.empty((rows, query_heads * head_dim), np.float32)
     qkv = product(h, layer, QKV, model.threads).reshape(rows, query_heads + 2 * kv_heads, head_dim)
     q, k = qkv[:, :query_heads], qkv[:, query_heads : query_heads + kv_heads]
@@ -159,8 +179,7 @@ def after_norm(
     if model.cos.shape[1]:
         start, turned = layer[ROTATION], qkv[:, : query_heads + kv_heads]
         rotate(turned, work.positions, model.cos[start:], model.sin[start:], model.interleaved)
-    k_cache = carray(_pointer(caches[0]), (blocks, kv_heads, head_dim, LANES), np.float32)
-    v_cache = carray(_pointer(caches[1]), (blocks, kv_heads, LANES, padded), np.float32)
+    k_cache, v_cache = _caches(model, caches, blocks)
     write_kv(k, qkv[:, query_heads + kv_heads :], k_cache, v_cache, work.slots)
     settings = model.scale, model.softcap, layer[WINDOW], layer[HIDDEN_KEYS]
     attend(q, k_cache, v_cache, attended, *work[:], *settings)  # [:]: numba joins plain tuples only

@@ -44,6 +44,28 @@ def write_kv(k: Floats, v: Floats, k_cache: Floats, v_cache: Floats, slots: Int6
 
 
 @njit(cache=True, nogil=True)
+def move_kv(k_cache: Floats, v_cache: Floats, source: Int64, target: Int64) -> None:
+    """Copies what is at the slots ``source`` [n] to ``target`` [n]; all is read before anything is written."""
+    heads, head_dim, width = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
+    keys, values = (
+        np.empty((source.size, heads, head_dim), np.float32),
+        np.empty((source.size, heads, width), np.float32),
+    )
+    for i in range(source.size):
+        block, offset = source[i] // LANES, source[i] % LANES
+        for head in range(heads):
+            for d in range(head_dim):
+                keys[i, head, d] = k_cache[block, head, d, offset]
+            values[i, head] = v_cache[block, head, offset]
+    for i in range(source.size):
+        block, offset = target[i] // LANES, target[i] % LANES
+        for head in range(heads):
+            for d in range(head_dim):
+                k_cache[block, head, d, offset] = keys[i, head, d]
+            v_cache[block, head, offset] = values[i, head]
+
+
+@njit(cache=True, nogil=True)
 def _scores(queries: Floats, k_cache: Floats, head: int, table: Int32, first: int, end: int, scores: Floats) -> None:
     """Dot products of the tile's queries [TILE, head_dim] with all keys of blocks first … end − 1.
 
@@ -125,9 +147,9 @@ def _number_keys(
 
     Returns the range of numbers that the row sees, given that of the context it sees all from ``low`` on.
     """
-    number = context
+    number, branches = context, ancestors.size > 0 and ancestors[row] != -1
     for other in range(first_row, row + 1):
-        if slots[other] < 0 or (ancestors.size and not (ancestors[row] >> (other - first_row)) & 1):
+        if slots[other] < 0 or (branches and not (ancestors[row] >> (other - first_row)) & 1):
             continue
         key = context + other - first_row
         keys[t, number] = key
@@ -339,7 +361,7 @@ def attend(
         units: [U, 3] sequence, first and end row within it. Work is numbered unit · kv heads + kv head.
         bounds: [threads + 1] thread i does work bounds[i] … bounds[i + 1] − 1.
         longest: most keys that any row may look at.
-        ancestors: [R] or empty.
+        ancestors: [R] see ``ForwardBatch``; empty = −1 throughout.
         chains: [S] whether positions, slots and ancestors are those of plain text, so that row i simply sees the
             context and rows 0 … i.
         scale, softcap, window: 0 = none for the last two.

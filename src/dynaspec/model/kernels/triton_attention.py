@@ -152,11 +152,10 @@ def attend_paged(
         keys = tl.load(k + (at * k_row + head_kv * k_head)[:, None] + d[None, :], mask=inside, other=0.0)
         values = tl.load(v + (at * v_row + head_kv * v_head)[:, None] + d[None, :], mask=inside, other=0.0)
         visible = real[None, :] & real_row[:, None]
-        if TREE:
+        visible = visible & (index[None, :] <= row[:, None])
+        if TREE:  # −1, a chain, has all bits set
             bit = tl.minimum(index, 63).to(tl.int64)
             visible = visible & (((branch[:, None] >> bit[None, :]) & 1) != 0)
-        else:
-            visible = visible & (index[None, :] <= row[:, None])
         if WINDOW > 0:
             key_position = tl.load(positions + begin + index, mask=real, other=0)
             visible = visible & (key_position[None, :] > position[:, None] - WINDOW)
