@@ -18,7 +18,7 @@ from dynaspec.simulate.simulator import HostConfig
 BEGIN, END = "<!-- methods-table -->\n", "<!-- /methods-table -->\n"
 COLUMNS = (
     *("method", "who drafts", "`model`", "reads the target's hidden states", "drafter passes a draft"),
-    *("drafts can be drawn", "has a confidence", "dynaspec", "vLLM", "Transformers", "simulator"),
+    *("drafts can be drawn", "has a confidence", "drafts trees", "dynaspec", "vLLM", "Transformers", "simulator"),
 )
 _PASSES = {"none": "none", "one": "one", "per_token": "one a token"}
 Row = tuple[str, ...]
@@ -69,6 +69,7 @@ def _row(method: Method) -> Row:
         _PASSES[method.traits.passes_per_draft],
         _yes(_takes(_embedded, config | {"draft_sample_method": "probabilistic"})),
         _yes(method.traits.has_confidence),
+        _yes(method.traits.trees),
         _yes(_takes(_embedded, config)),
         _on_vllm(config),
         _yes(_takes(_transformers, config)),

@@ -12,6 +12,7 @@ from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.resolve import DEFAULT_LOOKUP_BESIDE
 from dynaspec.control.suffix import DEFAULTS
+from dynaspec.control.trees import NODES_KEY, WIDTH_KEY
 
 PLAIN = "plain"
 _HEADS = (*METHODS, "both", "all")
@@ -21,7 +22,8 @@ FORMS = (
     "plain, auto[:K], constant:K, heuristic[:K], heuristic_transient[:K], confidence[:T[:K]], goodput:FILE[:K], "
     "schedule:LO-HI=K;… or elastic[:A/B/C[:GATE]]. If need be after ngram: or suffix: (lookups), draft_model: or the "
     "method's name (no lookup beside the model), both: (n-grams beside it, as auto has by itself) or all: (suffix "
-    "trees beside it), and before +stop:T (confidence stopping) or +off:B (plain above B requests)"
+    "trees beside it), and before +stop:T (confidence stopping), +off:B (plain above B requests) or +tree:W[:N] (token "
+    "trees of at most W choices behind a token and N tokens in all; +tree:1 = chains)"
 )
 """What a command line may say."""
 
@@ -165,7 +167,11 @@ def _suffix(name: str, text: str) -> Options:
         return {"draft_confidence_threshold": _threshold(name, value)}
     if word == "off":
         return {"disable_by_batch_size": _integer(name, value)}
-    raise ConfigError(f"the policy {name!r} has the addition {text!r}; expected stop:T or off:B")
+    if word == "tree":
+        values = [_integer(name, part) for part in value.split(":")]
+        if len(values) <= 2:
+            return dict(zip((WIDTH_KEY, NODES_KEY), values, strict=False))
+    raise ConfigError(f"the policy {name!r} has the addition {text!r}; expected stop:T, off:B or tree:W[:N]")
 
 
 _READERS: Mapping[str, Callable[[str, Sequence[str]], Options]] = {
