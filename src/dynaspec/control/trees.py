@@ -39,8 +39,8 @@ def resolve_trees(values: dict[str, Any]) -> None:
         )
     if given is not None and values.get("use_heterogeneous_vocab"):
         raise ConfigError(
-            f"{given} is {plain(values[given])!r} beside use_heterogeneous_vocab, whose drafts are chains; expected one "
-            "of the two"
+            f"{given} is {plain(values[given])!r} beside use_heterogeneous_vocab, whose drafts are chains; expected "
+            "one of the two"
         )
     if NODES_KEY in values and values.get(WIDTH_KEY, 1) == 1:
         raise ConfigError(f"{NODES_KEY} is {values[NODES_KEY]!r} but there is no {WIDTH_KEY} above 1; expected one")
