@@ -51,7 +51,7 @@ class LengthController:
     def plan(self, view: StepView) -> SpecPlan:
         wanted = [self._policy.length(view)] * len(view.ids)
         plan = self._planner.plan(view, wanted, self._stop.rule if self._stop else None)
-        if self._tree is None or not any(plan.depth):
+        if self._tree is None:
             return plan
         rule, nodes = self._tree
         return self._planner.branch(view, plan, nodes, rule)

@@ -80,6 +80,8 @@ class ChainPlanner:
 
     def branch(self, view: StepView, plan: SpecPlan, nodes: int, rule: TreeRule) -> SpecPlan:
         """The same plan with trees of up to ``nodes`` nodes, within each request's room and its own wish."""
+        if not any(plan.depth):
+            return plan
         sizes = []
         for depth, room, most in zip(plan.depth, view.room_nodes, view.max_draft, strict=True):
             size = min(nodes, room) if most is None else min(nodes, room, most)
