@@ -25,6 +25,7 @@ from dynaspec.train.heads.shape import HeadShape
 from dynaspec.train.heads.state_head import StateHead
 
 EPS = 1e-6
+INPUT_SCALE: float = 0.5**0.5
 
 
 class BiasedNorm(nn.Module):
@@ -66,7 +67,7 @@ class MlpHead(StateHead):
     def begin(self, states: Tensor) -> Tensor:
         """See :class:`StateHead`."""
         normed: Tensor = nn.functional.rms_norm(states, states.shape[-1:], eps=EPS)
-        return normed * 0.5**0.5
+        return normed * INPUT_SCALE
 
     def step(self, depth: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`StateHead`."""
