@@ -79,7 +79,7 @@ def _training(facts: Mapping[str, Any]) -> str:
         first; cross-entropy against the target's distribution at temperature {loss["temperature"]:g} over what can be
         drafted; noise of {loss["noise"]:.0%} on the hidden states. Steps of {run["batch_tokens"]}
         tokens; Muon ({rates["matrix_lr"]:g}, weight decay {rates["weight_decay"]:g}) for the matrices, AdamW
-        ({rates["other_lr"]:g}) for head and norms; warm-up, stable, linear decay over the last
+        ({rates["other_lr"]:g}) for the rest; warm-up, stable, linear decay over the last
         {run["decay_share"]:.0%}. Last losses by draft, in nats: {losses}. {facts["note"]}"""
     )
     return f"## Training\n\n{text}\n"

@@ -31,7 +31,7 @@ class Kind(Protocol):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What makes two heads of this kind different networks, for JSON."""
+        """What makes two runs of this kind different ones, beside the shape; for JSON."""
         ...
 
     def shape(self, config: Mapping[str, Any], draft_vocab: int, start: Start | None) -> HeadShape:

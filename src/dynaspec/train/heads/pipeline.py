@@ -147,7 +147,7 @@ class Pipeline:
         if basis.shape.aux_layers != reads:
             raise ConfigError(
                 f"work: got {str(self._settings.work)!r} with the hidden states {list(basis.shape.aux_layers)}, "
-                f"expected {list(reads)}; use another folder, which can begin with these --conversations"
+                f"expected {list(reads)}; use another folder, with this one's conversations.jsonl as --conversations"
             )
         return basis
 

@@ -33,7 +33,6 @@ class HeadSettings:
     """A whole run."""
 
     kind: Kind
-
     model: str
     out: Path
     work: Path
