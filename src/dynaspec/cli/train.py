@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from dynaspec.cli.train_eagle3 import eagle3
+from dynaspec.cli.train_heads import eagle, eagle3, head_command, medusa, mlp_speculator
 from dynaspec.contract.errors import ConfigError, DynaspecError
 
 if TYPE_CHECKING:
@@ -37,7 +37,14 @@ def train() -> None:
     """Train models for speculative decoding."""
 
 
-app.command()(eagle3)
+WHOLE_VOCABULARY = ("draft_vocab",)
+"""Left out where a checkpoint has no place for a part of the vocabulary."""
+app.command()(head_command(eagle3, work=Path("eagle3-state")))
+app.command()(head_command(eagle, WHOLE_VOCABULARY, work=Path("eagle-state")))
+app.command()(head_command(medusa, work=Path("medusa-state")))
+app.command("mlp_speculator")(
+    head_command(mlp_speculator, WHOLE_VOCABULARY, work=Path("mlp_speculator-state"), lr="0.02,0.003")
+)
 
 
 @app.command()

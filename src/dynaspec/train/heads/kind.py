@@ -1,0 +1,78 @@
+"""What a kind of head says of itself; everything else about training is the same for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from dynaspec.train.heads.basis import Basis
+from dynaspec.train.heads.head import TrainedHead
+from dynaspec.train.heads.shape import HeadShape, shape_for
+from dynaspec.train.heads.start import Start
+
+
+class Kind(Protocol):
+    """A kind of head with its options."""
+
+    @property
+    def method(self) -> str:
+        """Its name in a speculative configuration."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """What one is called in its card."""
+        ...
+
+    @property
+    def start_from(self) -> str | None:
+        """Folder or hub id of a head to train on from."""
+        ...
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What makes two runs of this kind different ones, beside the shape; for JSON."""
+        ...
+
+    def shape(self, config: Mapping[str, Any], draft_vocab: int, start: Start | None) -> HeadShape:
+        """Sizes for a target with Hugging Face's ``config``; ``start`` is what :meth:`start` gave.
+
+        Raises:
+            ConfigError: the target is too shallow, or its configuration lacks a size.
+        """
+        ...
+
+    def start(self, config: Mapping[str, Any]) -> Start | None:
+        """The head to train on from, if one was given, for a target with Hugging Face's ``config``.
+
+        Raises:
+            CheckpointError, ConfigError: it cannot be read, or is of another kind.
+        """
+        ...
+
+    def head(self, basis: Basis, seed: int) -> TrainedHead:
+        """A head with its start weights in float32."""
+        ...
+
+    def config(self, basis: Basis, verifier: str, architectures: list[str], drafts: int) -> dict[str, Any]:
+        """``config.json`` of one for the target ``verifier``, which drafts so many tokens in a row."""
+        ...
+
+    def described(self, facts: Mapping[str, Any]) -> str:
+        """What it looks like, for the card, from its ``training.json``."""
+        ...
+
+
+class ReadsLastState:
+    """A kind that reads the target's state after the final norm, and always begins afresh."""
+
+    __slots__ = ()
+    start_from: str | None = None
+
+    def shape(self, config: Mapping[str, Any], draft_vocab: int, start: Start | None) -> HeadShape:
+        """See :class:`Kind`."""
+        return shape_for(config, draft_vocab)
+
+    def start(self, config: Mapping[str, Any]) -> Start | None:
+        """See :class:`Kind`."""
+        return None

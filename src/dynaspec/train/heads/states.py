@@ -1,0 +1,165 @@
+"""From conversations to shards of states, by as many processes as are asked for."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.multiprocessing
+from safetensors import safe_open
+
+from dynaspec.contract.errors import ConfigError
+from dynaspec.train.heads.basis import Basis, load_basis
+from dynaspec.train.heads.cache import shard_path, trainable, write_shard
+from dynaspec.train.heads.conversations import Conversation, read_conversations
+from dynaspec.train.heads.target import Target
+
+SHARD_CONVERSATIONS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class StatesPlace:
+    """Files of the states; conversation number ``through`` of the file is the first that no shard covers."""
+
+    folder: Path
+
+    @property
+    def shards(self) -> Path:
+        """Folder of what is trained on."""
+        return self.folder / "states"
+
+    @property
+    def held_out(self) -> Path:
+        """Folder of what is measured on."""
+        return self.folder / "held-out"
+
+    @property
+    def conversations(self) -> Path:
+        """All conversations, in the order in which they came."""
+        return self.folder / "conversations.jsonl"
+
+    def next_shard(self) -> int:
+        """Number of the first shard that is missing."""
+        number = 0
+        while shard_path(self.shards, number).is_file():
+            number += 1
+        return number
+
+    def through(self) -> int:
+        """Conversations that the shards cover."""
+        number = self.next_shard()
+        if number == 0:
+            return 0
+        with safe_open(shard_path(self.shards, number - 1), framework="pt") as file:
+            return int(file.metadata()["through"])
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """Conversations [begin, end) of the file, as shard ``number``."""
+
+    number: int
+    begin: int
+    end: int
+
+
+def held_out_indices(conversations: Sequence[Conversation], count: int, longest: int) -> list[int]:
+    """``count`` conversations spread over the file, greedy ones only where there are enough."""
+    fit = [i for i, c in enumerate(conversations) if trainable(c, longest)]
+    greedy = [i for i in fit if conversations[i].temperature == 0.0]
+    pool = greedy if len(greedy) >= 2 * count else fit
+    count = min(count, max(1, len(pool) // 4))
+    return [pool[(2 * k + 1) * len(pool) // (2 * count)] for k in range(count)] if pool else []
+
+
+def plan_shards(through: int, total: int, first: int, size: int = SHARD_CONVERSATIONS) -> list[ShardJob]:
+    """Shards for the conversations [through, total)."""
+    begins = range(through, total, size)
+    return [ShardJob(first + k, b, min(total, b + size)) for k, b in enumerate(begins)]
+
+
+def compute_states(
+    model: str,
+    place: StatesPlace,
+    dtype: torch.dtype,
+    device: torch.device,
+    workers: int,
+    longest: int,
+    room_gb: float,
+    say: Callable[[str], None],
+) -> None:
+    """Shards for all conversations that have none yet.
+
+    Raises:
+        ConfigError: the states would take more than ``room_gb``, or more than the disk has.
+    """
+    conversations = list(read_conversations(place.conversations))
+    jobs = plan_shards(place.through(), len(conversations), place.next_shard())
+    if not jobs:
+        return
+    basis = load_basis(place.folder)
+    if basis is None:
+        raise ConfigError("basis: got none in the work folder, expected the draft vocabulary to be chosen first")
+    _check_room(conversations, basis, place, room_gb)
+    workers = max(1, min(workers, len(jobs)))
+    say(f"states of {len(conversations) - jobs[0].begin} conversations, {workers} process(es)")
+    arguments = [(model, str(place.folder), dtype, str(device), longest, jobs[k::workers]) for k in range(workers)]
+    if workers == 1:
+        _compute(*arguments[0])
+        return
+    context = torch.multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_compute, args=a, daemon=True) for a in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if wrong := [p.exitcode for p in processes if p.exitcode]:
+        raise ConfigError(f"states: a process ended with exit status {wrong[0]}, expected 0")
+
+
+def _compute(model: str, folder: str, dtype: torch.dtype, device: str, longest: int, jobs: Sequence[ShardJob]) -> None:
+    if device == "cpu":
+        torch.set_num_threads(1)
+    place = StatesPlace(Path(folder))
+    basis = load_basis(place.folder)
+    if basis is None:
+        return
+    target = Target(model, dtype, torch.device(device))
+    conversations = list(read_conversations(place.conversations))
+    held_out = set(held_out_prompts(place))
+    parent = multiprocessing.parent_process()
+    for job in jobs:
+        if parent is not None and not parent.is_alive():
+            return  # it was killed, and another run may be at the same shards
+        some = [c for c in conversations[job.begin : job.end] if trainable(c, longest) and c.tokens not in held_out]
+        if some:
+            write_shard(
+                shard_path(place.shards, job.number),
+                some,
+                target,
+                basis.shape.aux_layers,
+                basis.vocabulary,
+                basis.scale,
+                job.end,
+            )
+
+
+def held_out_prompts(place: StatesPlace) -> list[tuple[int, ...]]:
+    """Tokens of the conversations that are measured on."""
+    path = place.folder / "held-out.jsonl"
+    return [c.tokens for c in read_conversations(path)] if path.is_file() else []
+
+
+def _check_room(conversations: Sequence[Conversation], basis: Basis, place: StatesPlace, room_gb: float) -> None:
+    width = basis.shape.aux_width + basis.shape.hidden
+    needed = sum(len(c.tokens) for c in conversations) * width * 2 / 1e9
+    free = shutil.disk_usage(place.folder).free / 1e9
+    if needed > room_gb:
+        raise ConfigError(f"states: got {needed:.1f} GB of them, expected at most {room_gb:g}; raise --states-gb")
+    left = sum(len(c.tokens) for c in conversations[place.through() :]) * width * 2 / 1e9
+    if left > free - 1:
+        raise ConfigError(f"states: got {left:.1f} GB to write, expected to have that on disk; {free:.1f} GB are free")
