@@ -20,7 +20,6 @@ from dynaspec.kv.pool import BlockPool
 from dynaspec.kv.tables import BlockTables
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
-from dynaspec.model.kernels.team import dissolve
 from dynaspec.model.loader import load_model
 from dynaspec.model.taps import Taps
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
@@ -97,7 +96,6 @@ def build_engine(
     log = _decision_log(config, costs)
     if log is not None:
         controller = LoggedController(controller, log)
-    dissolve()  # who has built the engine need not be who steps it
     pace = TargetPace()
     vocab_size = target.config.vocab_size
     router = Router([Guard(p, vocab_size, stats.proposer_fault, pace, time.monotonic) for p in proposers])
