@@ -35,7 +35,6 @@ from dynaspec.bench.statistics import ratios
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import RequestOutputKind
-from dynaspec.model.kernels.team import dissolve
 
 LEAST_RATIO = 0.95
 MOST_EXTRA_MS = 1.0
@@ -120,16 +119,12 @@ async def take_turns(
 
 def offline_turn(llm: dynaspec.LLM, work: Workload) -> tuple[float, float]:
     """Tokens per second, and milliseconds to a first token."""
-    figures = offline_rate(llm, work), engine_first_token_ms(llm, work)
-    dissolve()
-    return figures
+    return offline_rate(llm, work), engine_first_token_ms(llm, work)
 
 
 async def online_turn(llm: dynaspec.AsyncLLM, work: Workload) -> tuple[float, float, float]:
     """Tokens and outputs per second, and milliseconds to a first token."""
-    figures = *await online_rate(llm, work), await async_first_token_ms(llm, work)
-    await asyncio.wrap_future(llm._thread.ask(dissolve))
-    return figures
+    return *await online_rate(llm, work), await async_first_token_ms(llm, work)
 
 
 def offline_rate(llm: dynaspec.LLM, work: Workload) -> float:

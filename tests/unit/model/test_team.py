@@ -1,33 +1,109 @@
-"""Which OpenMP runtime compiled code runs on."""
+"""Threads for compiled code: every share is done once, whoever does it, and nobody waits for who does none."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
-import torch
+from numba import njit
 
-PROBE = """
-import ctypes, sys
-import torch
-other = ctypes.CDLL(sys.argv[1])
+from dynaspec.model.kernels.team import team_size, together, usable_cores
+
+Int64 = npt.NDArray[np.int64]
+
+needs_threads = pytest.mark.skipif(team_size(2) < 2, reason="one core, or no futex")
+
+
+@njit("void(i8, i8, i8[::1], i8)", nogil=True)
+def _count(share: int, shares: int, done: Int64, amount: int) -> None:
+    for _ in range(amount):
+        done[share] += 1
+    done[-1] = shares
+
+
+@njit(nogil=True)
+def _count_all(done: Int64, amount: int) -> None:
+    together(_count, done.size - 1, (done, amount))
+
+
+@pytest.mark.parametrize("shares", [1, 2, 7, 200])
+def test_every_share_is_done_once(shares: int) -> None:
+    team_size(2)
+    for amount in (1, 1000):
+        for _ in range(200):
+            done = np.zeros(shares + 1, np.int64)
+            _count_all(done, amount)
+            assert done.tolist() == [amount] * shares + [shares]
+
+
+def test_several_callers_at_once() -> None:
+    def call(_: int) -> list[int]:
+        done = np.zeros(6, np.int64)
+        _count_all(done, 300)
+        return done.tolist()
+
+    with ThreadPoolExecutor(4) as callers:
+        assert all(done == [300] * 5 + [5] for done in callers.map(call, range(2000)))
+
+
+ABSENT = """
+import numpy as np
 from dynaspec.model.kernels import team
-address = lambda library: ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
-runtime = team._runtime()
-print(runtime is not None and address(runtime) == address(ctypes.CDLL(sys.argv[2])) != address(other))
+from unit.model.test_team import _count_all
+team._set_helpers(1)  # which nobody has started: it is displaced for good
+done = np.zeros(9, np.int64)
+_count_all(done, 10)
+print(done.tolist())
+"""
+FORKED = """
+import os, sys
+import numpy as np
+from dynaspec.model.kernels.team import team_size
+from unit.model.test_team import _count_all
+done = np.zeros(9, np.int64)
+team_size(2)
+_count_all(done, 10)
+child = os.fork()
+done[:] = 0
+_count_all(done, 10)
+team_size(2)
+_count_all(done, 10)
+if child == 0:
+    os._exit(done.tolist() != [20] * 8 + [8])
+print(done.tolist() if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 else "the child failed")
 """
 
 
-def test_the_runtime_is_pytorch_s_own_and_no_other_copy(tmp_path: Path) -> None:
-    """With two runtimes in turn each waits for the other's threads to stop spinning: a step took twice as long."""
-    bundled = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-    if not bundled:
-        pytest.skip("PyTorch here brings no GNU OpenMP of its own")
-    copy = tmp_path / "libgomp-copy.so"  # under a name of its own, as wheels carry it
-    copy.write_bytes(bundled[0].read_bytes().replace(b"libgomp.so.1\0", b"libgomp.so.9\0"))
-    found = subprocess.run(
-        [sys.executable, "-c", PROBE, copy, bundled[0]], capture_output=True, text=True, check=True, timeout=120
+@needs_threads
+@pytest.mark.parametrize(("script", "times"), [(ABSENT, 10), (FORKED, 20)], ids=["not running", "after a fork"])
+def test_helpers_that_are_not_there(script: str, times: int) -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=120, check=False
     )
-    assert found.stdout.strip() == "True"
+    assert done.stdout.split("\n")[0] == str([times] * 8 + [8]), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu.max": "100000 100000\n"}, 1),
+        ({"cpu.max": "20000 100000\n"}, 1),
+        ({"cpu.max": "170000 100000\n"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_a_containers_time_counts_as_cores(files: dict[str, str], cores: int | None, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    everything = usable_cores(tmp_path / "nothing")
+    assert usable_cores(tmp_path) == (everything if cores is None else min(cores, everything))

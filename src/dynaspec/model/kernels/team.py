@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
-import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -48,8 +47,10 @@ _WAIT, _WAKE, _EVERYBODY = 128, 129, 1 << 30
 """Private operations of Linux's futex."""
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 
-_state = np.zeros(9 * _LINE, np.uint8)
-_aligned = _state.ctypes.data + -_state.ctypes.data % _LINE
+_allocate = ctypes.CDLL(None).calloc
+_allocate.restype, _allocate.argtypes = ctypes.c_size_t, (ctypes.c_size_t, ctypes.c_size_t)
+_state = _allocate(9, _LINE)  # never freed: helpers look at it until the process has ended
+_aligned = _state + -_state % _LINE
 llvm.add_symbol("dynaspec_team", _aligned)
 
 
