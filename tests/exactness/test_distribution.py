@@ -19,7 +19,7 @@ from dynaspec.contract.step import SpecPlan
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.propose.state_heads import StateHeadsProposer
 from dynaspec.sampling.ops import pick
-from dynaspec.verify import block, rejection
+from dynaspec.verify import block, rejection, tree
 from support.checkpoints import VOCAB, Pair
 from support.controllers import VaryingController
 from support.engines import PlainDecoding, open_llm
@@ -113,6 +113,10 @@ def speculation(kind: str, drafter: str) -> dict[str, Any]:
         return config | {"policy": "constant", "rejection_sample_method": "block"}
     if kind == "blocks with auto":
         return speculation("auto", drafter) | {"rejection_sample_method": "block"}
+    if kind == "fixed tree":
+        return config | {"speculative_token_tree": [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]}
+    if kind == "grown tree":
+        return config | {"policy": "constant", "tree_width": 3, "tree_nodes": 8}
     return config | {"policy": "constant", "draft_sample_method": kind}
 
 
@@ -144,6 +148,7 @@ BOTH = [
         *BOTH,
         *(("greedy", "async"), ("auto", "serial"), ("varying", "async"), ("gated", "serial"), ("early exit", "async")),
         *(("blocks", "serial"), ("blocks", "async"), ("blocks with auto", "serial")),
+        *(("fixed tree", "async"), ("grown tree", "serial")),
     ],
 )
 def test_unseeded_output_follows_the_targets_law(
@@ -163,7 +168,10 @@ def test_unseeded_output_follows_the_targets_law(
     assert stats.verified > stats.accepted > 0
 
 
-@pytest.mark.parametrize("kind", ["probabilistic", "greedy", "stopping", "auto", "gated", "blocks"])
+HEAD_KINDS = "probabilistic", "greedy", "stopping", "auto", "gated", "blocks", "fixed tree", "grown tree"
+
+
+@pytest.mark.parametrize("kind", HEAD_KINDS)
 def test_unseeded_output_follows_it_with_a_head(
     kind: str, tiny: Pair, head: str, law: dict[tuple[int, ...], float]
 ) -> None:
@@ -317,12 +325,13 @@ def check_fault(
     tiny: Pair,
     law: dict[tuple[int, ...], float],
     monkeypatch: pytest.MonkeyPatch,
+    kind: str = "probabilistic",
     **options: Any,
 ) -> None:
     fault(monkeypatch)
     with open_llm(
         tiny.target,
-        speculative_config={**speculation("probabilistic", drafter), **options},
+        speculative_config={**speculation(kind, drafter), **options},
         max_model_len=64,
         max_num_seqs=250,
     ) as llm:
@@ -339,6 +348,50 @@ def test_a_ratio_forgotten_is_seen_in_blocks(
         tiny.target, speculative_config=speculation("blocks", head), max_model_len=64, max_num_seqs=250
     ) as llm:
         assert p_value(llm, law) < 1e-8
+
+
+def redraws_at_every_child(patch: pytest.MonkeyPatch) -> None:
+    """Takes the likeliest child where any of them, each with a draw of its own, would have been the target's token."""
+    honest = tree.walk
+
+    def walk(own: np.ndarray, nothing: np.ndarray, roots: np.ndarray, *columns: Any) -> Any:
+        tokens, parents, lens = columns[:3]
+        own = own.copy()
+        for b, n in enumerate(lens.tolist()):
+            for above in range(-1, n):
+                children = np.flatnonzero(parents[b, :n] == above)
+                if children.size and own[roots[b] + 1 + above] in tokens[b, children]:
+                    own[roots[b] + 1 + above] = tokens[b, children[0]]
+        return honest(own, nothing, roots, *columns)
+
+    patch.setattr(tree, "walk", walk)
+
+
+def verifies_likely_tokens_twice(patch: pytest.MonkeyPatch) -> None:
+    """Draws again where the first draw is none of the children."""
+    honest, again = tree.draw, np.random.default_rng(0)
+
+    def draw(scores: torch.Tensor, rows: Any, state: Any, purpose: Any) -> Any:
+        drawn, q = honest(scores, rows, state, purpose)
+        second = torch.multinomial(scores.softmax(-1), 1)[:, 0]
+        best = scores.argmax(-1)
+        keep = torch.from_numpy(again.random(len(drawn)) < 0.5)
+        return torch.where((second == best) & keep, second, drawn), q
+
+    patch.setattr(tree, "draw", draw)
+
+
+@pytest.mark.parametrize("kind", ["fixed tree", "grown tree"])
+@pytest.mark.parametrize("fault", [redraws_at_every_child, verifies_likely_tokens_twice])
+def test_a_tree_verified_wrongly_is_seen(
+    fault: Callable[[pytest.MonkeyPatch], None],
+    kind: str,
+    drafter: str,
+    tiny: Pair,
+    law: dict[tuple[int, ...], float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_fault(fault, drafter, tiny, law, monkeypatch, kind)
 
 
 def test_a_certain_draft_that_claims_to_be_drawn_is_seen(tiny: Pair, law: dict[tuple[int, ...], float]) -> None:

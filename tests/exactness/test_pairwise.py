@@ -43,6 +43,8 @@ POLICIES: dict[str, dict[str, Any]] = {
     },
     "elastic": {"policy": "elastic", "draft_length_options": [2, 4, 8]},
     "elastic_gated": {"policy": "elastic", "draft_length_options": [2, 4, 8], "kv_write_gating_threshold": 0.5},
+    "tree_fixed": {"speculative_token_tree": [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 0, 0]]},
+    "tree_grown": {"policy": "constant", "num_speculative_tokens": 5, "tree_width": 3, "tree_nodes": 12},
     "auto": {"policy": "auto", "num_speculative_tokens": 8},
     "auto_measured": {"policy": "auto", "num_speculative_tokens": 8},
     "varying": {"policy": "auto", "num_speculative_tokens": 8},
@@ -67,7 +69,8 @@ FACTORS = {
 LOOKUPS = ("ngram", "suffix")
 STATE_HEADS = ("medusa", "mlp_speculator")
 HEADS = ("eagle", "mtp", *STATE_HEADS)
-"""Beginnings of the proposers that are heads."""
+CHAINS = (*LOOKUPS, "scripted", *STATE_HEADS)
+"""Beginnings of the proposers that are heads; then of those that draft chains only, whose KV cannot be gated either."""
 TIGHT_BLOCKS = 7
 """As many as one request may need."""
 AGAIN = 8
@@ -80,7 +83,7 @@ def conflict(a: Choice, b: Choice) -> bool:
         needs_confidence = b[1].startswith("confidence") or b[1] == "goodput_confidence"
         return (
             (a[1] in LOOKUPS and needs_confidence)
-            or (a[1].startswith((*LOOKUPS, "scripted", *STATE_HEADS)) and b[1].endswith("gated"))  # no KV to gate
+            or (a[1].startswith(CHAINS) and (b[1].endswith("gated") or b[1].startswith("tree")))
             or (a[1].endswith("mixed") and b[1] not in ("auto", "auto_measured", "varying"))  # nobody else routes
         )
     return (a, b) == (("memory", "tight"), ("batch", "1"))  # one request, or two, have all the memory they need

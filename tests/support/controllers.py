@@ -7,13 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView, StopRule
+from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView, StopRule, TreeRule
+from dynaspec.contract.tree import TokenTree
 from dynaspec.control.planner import ChainPlanner
+
+SHAPE = TokenTree.parse([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0, 0)])
 
 
 class VaryingController:
-    """Random lengths, proposers, stop rules, KV gates, probes and trims, for every request and step anew; a length of
-    0 as often as not.
+    """Random lengths, trees, proposers, stop rules, KV gates, probes and trims, for every request and step anew; a
+    length of 0 as often as not.
 
     What it does is a function of the seed and the view's step. Its trim is causal: it draws lengths without looking.
     """
@@ -35,12 +38,20 @@ class VaryingController:
         self.lengths.update(plan.depth)
         gate = float(random.random()) if self._limits.can_gate and random.random() < 0.5 else 0.0
         probe_context = int(random.integers(1, 40)) if random.random() < 0.3 else 0
-        return replace(plan, proposer=tuple(proposer.tolist()), gate_kv_below=gate, probe_context=probe_context)
+        plan = replace(plan, proposer=tuple(proposer.tolist()), gate_kv_below=gate, probe_context=probe_context)
+        trees = self._limits.can_branch and any(traits.trees for traits in self._limits.proposers)
+        if not trees or random.random() < 0.6:
+            return plan
+        below = (0.0,) if random.random() < 0.5 else tuple(random.random(4).tolist())
+        later = float(random.random())
+        shape = SHAPE if random.random() < 0.5 else None
+        return self._planner.branch(view, plan, int(random.integers(1, 25)), TreeRule(3, below, later, shape))
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
         plan = self._planner.trim(view, plan, drafts)
         most = self._random(view, 1).integers(0, 2 * self._planner.longest, len(view.ids))
-        return plan.with_depth(tuple(map(min, plan.depth, most.tolist())))
+        nodes = tuple(map(min, plan.nodes, most.tolist()))
+        return plan.with_nodes(tuple(map(min, plan.depth, nodes)), nodes)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Nothing to learn."""

@@ -22,7 +22,7 @@ from dynaspec.propose.autoregressive import AutoregressiveProposer
 
 @dataclass(frozen=True, slots=True)
 class SeenDraft:
-    """A request's draft of one step."""
+    """A request's draft of one step, or a path of a tree that is one."""
 
     text: list[int]
     tokens: list[int]
@@ -40,7 +40,7 @@ def watch_drafts(kind: type[Any] = AutoregressiveProposer) -> Iterator[list[Seen
     """Collects the drafts of all engines that run in the block, by proposers of one kind.
 
     Left out is what is not meant to follow the whole text: probes of the latest tokens, and what comes after a token
-    whose KV was gated.
+    whose KV was gated. Of trees, those of requests whose logits are edited: their probabilities are, too.
     """
     seen: list[SeenDraft] = []
     honest = kind.propose
@@ -51,22 +51,37 @@ def watch_drafts(kind: type[Any] = AutoregressiveProposer) -> Iterator[list[Seen
         of_drawn = plan.stop is not None and plan.stop.signal == "token_prob"
         lens = np.minimum(drafts.lens, 1) if plan.gate_kv_below else drafts.lens
         for i in () if plan.probe_context else np.flatnonzero(lens).tolist():
-            n, lane = int(lens[i]), batch.lanes[i : i + 1]
-            assert drafts.confidence is not None
-            seen.append(
-                SeenDraft(
-                    text=batch.tokens[lane[0], : batch.lengths[i]].tolist(),
-                    tokens=drafts.tokens[i, :n].tolist(),
-                    confidence=drafts.confidence[i, :n].copy(),
-                    of_drawn=of_drawn,
-                    greedy=bool(self._sampler.greedy[lane].all()) and self._sampler.leaves_alone(lane),
-                    unread=int(unread[i]),
+            lane = batch.lanes[i : i + 1]
+            greedy = bool(self._sampler.greedy[lane].all()) and self._sampler.leaves_alone(lane)
+            branches = drafts.parents is not None
+            for path in paths_of(drafts, i) if branches and greedy else () if branches else [np.arange(lens[i])]:
+                assert drafts.confidence is not None
+                seen.append(
+                    SeenDraft(
+                        text=batch.tokens[lane[0], : batch.lengths[i]].tolist(),
+                        tokens=drafts.tokens[i, path].tolist(),
+                        confidence=drafts.confidence[i, path].copy(),
+                        of_drawn=of_drawn or branches,
+                        greedy=greedy and not branches,
+                        unread=int(unread[i]),
+                    )
                 )
-            )
         return drafts
 
     with mock.patch.object(kind, "propose", propose):
         yield seen
+
+
+def paths_of(drafts: Drafts, i: int) -> list[np.ndarray]:
+    """The nodes from the root to every leaf of a request's tree."""
+    assert drafts.parents is not None
+    parents, leaves = drafts.parents[i, : drafts.lens[i]].tolist(), []
+    for leaf in sorted(set(range(len(parents))) - set(parents)):
+        path = [leaf]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        leaves.append(np.array(path))
+    return leaves
 
 
 class Fitted(Protocol):

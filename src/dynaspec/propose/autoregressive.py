@@ -207,7 +207,8 @@ class AutoregressiveProposer:
         everyone = index.size == len(plan.depth)
         stop = plan.stop if plan.stop is None or everyone else plan.stop.select(index.tolist())
         growth = grow(batch, index, depth[index], np.array(plan.nodes, dtype=np.int64)[index], rule, stop)
-        if self._tree is not None and not catching_up.size and self._sampler.leaves_alone(batch.lanes[index]):
+        plain = not plan.probe_context and not catching_up.size and self._sampler.leaves_alone(batch.lanes[index])
+        if plain and self._tree is not None:
             known = NOTHING if self._drafter.vocabulary is None else self._drafter.vocabulary
             passes, end = self._tree(
                 *(batch.block_tables, self._tables.block_size, read, self._catch_up, batch.lengths, index),

@@ -202,7 +202,9 @@ def next_parents(growth: Growth, done: int) -> tuple[Ints, Ints]:
             for node in range(g.made[a]):
                 if g.own_depth[a, node] == done and (g.shape[0, : g.nodes[a]] == node).any():
                     who[n], chosen[n], n, taken = a, node, n + 1, taken + 1
-        while not shape and taken < g.width and g.parent_count[a] + taken < g.nodes[a] - 1:
+        # Every later depth is left one, or branches would use up what a sure draft needs to go on.
+        most = g.nodes[a] - 1 - max(0, min(g.depth[a], g.nodes[a]) - 1 - done)
+        while not shape and taken < g.width and g.parent_count[a] + taken < most:
             best = -1
             for node in range(g.made[a]):
                 new = g.own_depth[a, node] == done and g.row[a, node] < 0 and g.survival[a, node] >= least

@@ -349,6 +349,9 @@ WRONG_VALUES = {
     "rejection_sample_method": ["strict", "typical", 1],
     "synthetic_acceptance_rates": [[], 0.5, [1.5], [0.5, "0.2"], [0.5, -0.1], [float("nan")]],
     "synthetic_acceptance_length": [0.5, "2", float("inf"), True],
+    "speculative_token_tree": [[], "[]", "(0,", "[0, 1]", 3, [0], [[0], []], [[0], [-1]], [[16]], [["0"]], [[True]]],
+    "tree_width": [0, 17, 2.0, "2", True],
+    "tree_nodes": [0, 64, 2.0, "2", True],
 }
 
 
@@ -362,6 +365,8 @@ class TestValues:
             base["use_heterogeneous_vocab"] = "slem"
         if key in ("draft_confidence_scope", "signal"):
             base["policy"] = "confidence"
+        if key == "tree_nodes":
+            base["tree_width"] = 2  # type: ignore[assignment]
         if key.startswith("synthetic"):
             base["rejection_sample_method"] = "synthetic"
         with pytest.raises(ConfigError) as caught:

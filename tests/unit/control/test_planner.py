@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from dynaspec.contract.errors import ConfigError, IntegrityError
-from dynaspec.contract.step import DraftView, StopRule
+from dynaspec.contract.step import DraftView, StopRule, TreeRule
+from dynaspec.contract.tree import TokenTree
 from dynaspec.control.planner import ChainPlanner
 from unit.control.seam import limits, view
 
@@ -24,10 +25,46 @@ def test_a_length_is_rounded_down_to_one_that_can_run() -> None:
     assert plan.depth == (0, 2, 2, 5, 5)
 
 
-def test_room_for_nodes_is_a_cap_too() -> None:
+def test_rooms_are_caps() -> None:
     host = limits()
-    plan = ChainPlanner(host).plan(view("a", host, room_nodes=(3,)), (5,))
-    assert plan.depth == (3,)
+    plan = ChainPlanner(host).plan(view("ab", host, room_depth=(3, 9)), (5, 5))
+    assert plan.depth == plan.nodes == (3, 5)
+
+
+class TestBranch:
+    """Chains of these lengths become trees."""
+
+    def test_sizes_are_within_rooms_and_wishes(self) -> None:
+        host = limits(can_branch=True)
+        seen = view("abcde", host, room_nodes=(50, 7, 2, 50, 50), max_draft=(None, None, None, 6, 0))
+        planner = ChainPlanner(host)
+        plan = planner.branch(seen, planner.plan(seen, (4, 4, 4, 9, 4)), 12, TreeRule(3))
+        assert plan.nodes == (12, 7, 2, 6, 0)
+        assert plan.depth == (4, 4, 2, 6, 0)
+        assert plan.tree == TreeRule(3)
+
+    def test_of_a_shape_what_the_depth_holds(self) -> None:
+        shape = TokenTree.parse([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
+        host = limits(can_branch=True)
+        seen = view(
+            "abcde", host, room_depth=(1, 2, 3, 9, 0), room_nodes=(60,) * 5, max_draft=(None, None, None, 4, None)
+        )
+        planner = ChainPlanner(host)
+        plan = planner.branch(seen, planner.plan(seen, (3,) * 5), 6, TreeRule(2, shape=shape))
+        assert plan.nodes == (2, 5, 6, 4, 0)
+        assert plan.depth == (1, 2, 3, 3, 0)
+
+    def test_a_trim_keeps_a_beginning_and_the_rule(self) -> None:
+        host = limits(can_branch=True, verify_budget=12)
+        seen = view("ab", host)
+        planner = ChainPlanner(host)
+        plan = planner.branch(seen, planner.plan(seen, (3, 3), STOP), 12, TreeRule(3))
+        drafts = DraftView((9, 4), ((0.5,) * 9, (0.5,) * 4), parents=((-1,) * 9, (-1,) * 4))
+        trimmed = planner.trim(seen, plan, drafts)
+        assert sum(trimmed.nodes) == 10
+        assert trimmed.nodes[1] == 4
+        assert trimmed.depth == (3, 3)
+        assert trimmed.tree == plan.tree
 
 
 def test_a_host_that_is_not_ragged_runs_the_largest_common_length() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts, ProposerNeeds
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule
+from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule, TreeRule
+from dynaspec.propose.check import nonsense
 from dynaspec.propose.guard import Guard
 from dynaspec.propose.patience import TargetPace
 from dynaspec.propose.router import Router, merge
@@ -203,3 +205,30 @@ def test_drafts_without_a_distribution_stay_without() -> None:
     merged = merge(3, [([0], _part([1], None)), ([2], _part([1, 2], None))])
     assert merged.q is None
     assert merged.tokens.tolist() == [[1, 0], [0, 0], [1, 2]]
+
+
+def test_chains_beside_trees_become_trees_without_branches() -> None:
+    tree = Drafts(
+        np.array([[1, 2, 3, 4]]),
+        np.array([4]),
+        confidence=np.full((1, 4), 0.5, np.float32),
+        parents=np.array([[-1, -1, 0, 1]]),
+        early_exit=np.array([True]),
+    )
+    chain = Drafts(np.array([[5, 6], [7, 0]]), np.array([2, 1]))
+    merged = merge(4, [([1], tree), ([0, 3], chain)])
+    assert merged.parents is not None
+    assert merged.lens.tolist() == [2, 4, 0, 1]
+    assert merged.parents[1].tolist() == [-1, -1, 0, 1]
+    assert merged.parents[0, :2].tolist() == [-1, 0]
+    assert merged.parents[3, :1].tolist() == [-1]
+    assert merged.tokens[0, :2].tolist() == [5, 6]
+    assert merged.tokens[1].tolist() == [1, 2, 3, 4]
+    assert merged.q is None
+    wanted = replace(plan(2, 2, 0, 1), nodes=(4, 4, 0, 4), tree=TreeRule(2))
+    assert not nonsense(replace(merged, confidence=None), wanted, VOCAB).any()
+
+
+def test_chains_alone_stay_chains() -> None:
+    chain = Drafts(np.array([[5, 6]]), np.array([2]))
+    assert merge(2, [([0], chain), ([1], chain)]).parents is None

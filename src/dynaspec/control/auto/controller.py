@@ -107,7 +107,9 @@ class AutoController:
         if choice.arm != PLAIN:
             candidate = probe(choice.arm) if choice.probe else found[choice.arm - 1]
             plan, expected = self._drafts(at, choice, candidate), candidate.expected
-            trims = not choice.probe and self._worth_trimming(at.target, candidate.depth, plan.depth)
+            # A tree's nodes were chosen by what they are worth, and are no chain of which the end could be left out.
+            trims = not choice.probe and plan.tree is None
+            trims = trims and self._worth_trimming(at.target, candidate.depth, plan.depth)
         uses = {p for p, depth in zip(plan.proposer, plan.depth, strict=True) if depth}
         if all(runs_model(self._limits.proposers[p]) for p in uses):
             often = self.settings.planning_s / (self.settings.planning_share * expected.seconds)
