@@ -100,6 +100,13 @@ def speculation(kind: str, drafter: str) -> dict[str, Any]:
         }
     if kind == "suffix":
         return {"method": "suffix", "policy": "constant", "num_speculative_tokens": DEPTH}
+    if kind == "suffix trees":
+        return speculation("suffix", drafter) | {
+            "tree_width": 3,
+            "tree_nodes": 8,
+            "suffix_decoding_max_spec_factor": 4.0,
+            "suffix_decoding_min_token_prob": 0.0,
+        }
     if kind == "early exit":
         return {"assistant_early_exit": 1, "policy": "constant", "num_speculative_tokens": DEPTH}
     config = {"model": drafter, "num_speculative_tokens": DEPTH}
@@ -146,7 +153,7 @@ BOTH = [
     ("kind", "scheduling"),
     [
         *BOTH,
-        *(("greedy", "async"), ("auto", "serial"), ("varying", "async"), ("gated", "serial"), ("early exit", "async")),
+        *(("suffix trees", "serial"), ("greedy", "async"), ("auto", "serial"), ("varying", "async"), ("gated", "serial"), ("early exit", "async")),
         *(("blocks", "serial"), ("blocks", "async"), ("blocks with auto", "serial")),
         *(("fixed tree", "async"), ("grown tree", "serial")),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from heapq import heappop, heappush
 
 from dynaspec.propose.suffix_kernels import (
     AT,
@@ -83,6 +84,58 @@ class SuffixReference:
             if tokens and sum(probabilities) >= best[3]:
                 best = tokens, probabilities, match, sum(probabilities)
         return best
+
+    def speculate_tree(
+        self,
+        context: list[int],
+        max_nodes: int,
+        depth: int,
+        width: int,
+        factor: float,
+        offset: float,
+        min_probability: float,
+    ) -> tuple[list[int], list[int], list[float], int, float]:
+        """(tokens, parents, probabilities, length of the match, score)."""
+        context = context[-self.max_depth :]
+        best: tuple[list[int], list[int], list[float], int, float] = ([], [], [], 0, 0.0)
+        for match in range(1, len(context)):
+            string = tuple(context[-match:])
+            if string not in self.count:
+                break
+            limit = min(max_nodes, math.floor(match * factor + offset + 1e-6))
+            tokens, parents, probabilities = self._grow(string, limit, depth, width, min_probability)
+            score = 0.0
+            for probability in probabilities:
+                score += probability
+            if tokens and score >= best[4]:
+                best = tokens, parents, probabilities, match, score
+        return best
+
+    def _grow(
+        self, root: String, limit: int, depth: int, width: int, min_probability: float
+    ) -> tuple[list[int], list[int], list[float]]:
+        tokens: list[int] = []
+        parents: list[int] = []
+        probabilities: list[float] = []
+        heap: list[tuple[float, int, String, int]] = []
+        found = 0
+        string, probability, parent = root, 1.0, -1
+        while len(tokens) < limit:
+            children = [(*string, token) for token in self.followers.get(string, ())]
+            children.sort(key=lambda s: (self.count[s], self.last[s]), reverse=True)
+            for child in children[:width] if len(string) < len(root) + depth else []:
+                chance = probability * (self.count[child] / self.count[string])
+                if chance >= min_probability:
+                    found += 1
+                    heappush(heap, (-chance, found, child, parent))
+            if not heap:
+                break
+            negative, _, string, above = heappop(heap)
+            probability, parent = -negative, len(tokens)
+            tokens.append(string[-1])
+            parents.append(above)
+            probabilities.append(probability)
+        return tokens, parents, probabilities
 
     def _draft(self, string: String, limit: int, min_probability: float) -> tuple[list[int], list[float]]:
         tokens: list[int] = []

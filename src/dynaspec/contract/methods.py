@@ -90,7 +90,7 @@ _ALL = (
     Method(
         "suffix",
         "suffix trees of the request's own text and of earlier answers",
-        ProposerTraits("suffix", passes_per_draft="none", has_confidence=False),
+        ProposerTraits("suffix", passes_per_draft="none", has_confidence=False, trees=True),
     ),
 )
 METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}

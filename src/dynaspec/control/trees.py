@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.methods import METHODS, WITH_TREES
+from dynaspec.contract.methods import BY_PASSES, METHODS, WITH_TREES
 from dynaspec.contract.step import TreeRule
 from dynaspec.contract.tree import MAX_NODES, TokenTree
 
@@ -37,6 +37,13 @@ def resolve_trees(values: dict[str, Any]) -> None:
             f"{given} is {plain(values[given])!r} but method is {values['method']!r}, which drafts chains; expected no "
             f"{given}, or method {either(WITH_TREES)}"
         )
+    if given is not None and values["method"] == "suffix":
+        if given == SHAPE_KEY:
+            raise ConfigError(
+                f"{SHAPE_KEY} is {plain(values[given])!r} but method is 'suffix', whose nodes are those of the largest "
+                f"counts; expected {WIDTH_KEY} and {NODES_KEY} instead"
+            )
+        values.setdefault("policy", "constant")
     if given is not None and values.get("use_heterogeneous_vocab"):
         raise ConfigError(
             f"{given} is {plain(values[given])!r} beside use_heterogeneous_vocab, whose drafts are chains; expected "
@@ -67,7 +74,8 @@ def check_policy(values: Mapping[str, Any]) -> None:
         ConfigError: trees with a policy that plans lengths only.
     """
     policy = values["policy"]
-    allowed = ("constant",) if SHAPE_KEY in values else _POLICIES
+    # ``auto`` prices what is looked up as chains.
+    allowed = ("constant",) if SHAPE_KEY in values or values["method"] not in BY_PASSES else _POLICIES
     given = next((key for key in KEYS if key in values and (key, values[key]) != (WIDTH_KEY, 1)), None)
     if given is not None and policy not in allowed:
         raise ConfigError(

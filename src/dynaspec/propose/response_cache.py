@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from .suffix_tree import SuffixDraft, SuffixTree
+from .suffix_tree import Branching, SuffixDraft, SuffixTree
 
 
 @dataclass(slots=True)
@@ -90,12 +90,13 @@ class ResponseCache:
         max_tokens: int,
         max_factor: float,
         min_probability: float,
+        branching: Branching | None = None,
     ) -> SuffixDraft | None:
         """What answers of this salt go on with; see ``SuffixTree.speculate``. None if there are none."""
         tenant = self._tenants.get(cache_salt)
         if tenant is None:
             return None
-        return tenant.tree.speculate(context, length, max_tokens, max_factor, min_probability=min_probability)
+        return tenant.tree.speculate(context, length, max_tokens, max_factor, 0.0, min_probability, branching)
 
     def _evict(self) -> None:
         _, (cache_salt, name) = self._order.popitem(last=False)

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import DecodeBatch, Drafts, KeptText, NewText, ProposerNeeds, TargetStep
-from dynaspec.contract.step import SpecPlan
+from dynaspec.contract.step import SpecPlan, TreeRule
 from dynaspec.control.suffix import SuffixSettings
 
 from .response_cache import ResponseCache
-from .suffix_tree import SuffixDraft, SuffixTree
+from .suffix_tree import Branching, SuffixDraft, SuffixTree
 
 Int32 = npt.NDArray[np.int32]
 
@@ -53,15 +53,23 @@ class RequestText:
             text: [≥ length]
         """
         if self._draft is None and self.length:
-            on, asked = self._settings, (text, self.length, self._longest)
-            found = self.own.speculate(*asked, on.max_spec_factor, min_probability=on.min_token_prob)
-            others = self._answers.speculate(self._cache_salt, *asked, on.max_spec_factor, on.min_token_prob)
-            self._draft = others if others is not None and others.score > found.score else found
+            self._draft = self._best(text, self._longest)
         return self._draft
+
+    def tree(self, text: Int32, nodes: int, branching: Branching) -> SuffixDraft | None:
+        """The same as a tree of so many ``nodes`` at most."""
+        return self._best(text, nodes, branching) if self.length else None
+
+    def _best(self, text: Int32, most: int, branching: Branching | None = None) -> SuffixDraft:
+        on, asked = self._settings, (text, self.length, most, self._settings.max_spec_factor)
+        found = self.own.speculate(*asked, 0.0, on.min_token_prob, branching)
+        others = self._answers.speculate(self._cache_salt, *asked, on.min_token_prob, branching)
+        return others if others is not None and others.score > found.score else found
 
 
 class SuffixProposer:
-    """Keeps trees of counts. Its offers are looked up once a step, and drafted from as they are.
+    """Keeps trees of counts. Its offers are looked up once a step, and drafted from as they are; draft trees are made
+    only when they are asked for.
 
     A step that is planned ahead asks for offers while the one before it drafts, in another thread: hence the lock. It
     is offered what followed the text as it was last committed.
@@ -95,18 +103,29 @@ class SuffixProposer:
         return tuple([(0, 0) if d is None else (d.match_length, d.tokens.size) for d in drafts])
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
-        tokens = np.zeros((len(plan.depth), max(plan.depth, default=0)), dtype=np.int64)
+        # A stop rule is about a model's signals, and so are the trees beside it: drafts of counts stay chains there.
+        rule = plan.tree if plan.stop is None else None
+        most = plan.depth if rule is None else plan.nodes
+        tokens = np.zeros((len(most), max(most, default=0)), dtype=np.int64)
+        parents = None if rule is None else np.full(tokens.shape, -1, dtype=np.int64)
         lens = np.zeros(len(plan.depth), dtype=np.int64)
         skipped = {}
         with self._lock:
             for i, depth in enumerate(plan.depth):
-                draft = self._draft(batch.tokens, int(batch.lanes[i])) if depth else None
+                draft, lane = None, int(batch.lanes[i])
+                if depth and rule is None:
+                    draft = self._draft(batch.tokens, lane)
+                elif depth and rule is not None and lane in self._lanes:
+                    draft = self._lanes[lane].tree(batch.tokens[lane], most[i], Branching(rule.width, depth))
                 if draft is not None and draft.tokens.size:
-                    lens[i] = n = min(depth, draft.tokens.size)
+                    lens[i] = n = min(most[i], draft.tokens.size if rule is None else _worth(draft, rule))
                     tokens[i, :n] = draft.tokens[:n]
+                    if parents is not None and draft.parents is not None:
+                        parents[i, :n] = draft.parents[:n]
                 elif depth:
                     skipped[batch.ids[i]] = "no_match"
-        return Drafts(tokens, lens, early_exit=np.zeros(lens.size, dtype=np.bool_), skipped=skipped)
+        early_exit = np.zeros(lens.size, dtype=np.bool_)
+        return Drafts(tokens, lens, parents=parents, early_exit=early_exit, skipped=skipped)
 
     def advance(self, step: TargetStep) -> None:
         """Nothing to keep: ``commit`` says what was accepted."""
@@ -128,3 +147,10 @@ class SuffixProposer:
         """Of a lane; None if its prompt is not complete."""
         lane = self._lanes.get(number)
         return None if lane is None else lane.draft(tokens[number])
+
+
+def _worth(draft: SuffixDraft, rule: TreeRule) -> int:
+    """Nodes of a tree until the survival of one is too low for its place; one at least."""
+    below = np.array(rule.below)[np.minimum(np.arange(draft.tokens.size), len(rule.below) - 1)]
+    low = np.flatnonzero(draft.probabilities[1:] < below[1:])
+    return 1 + int(low[0]) if low.size else draft.tokens.size

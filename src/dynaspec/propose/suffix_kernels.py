@@ -169,6 +169,37 @@ def best_draft(
 
 
 @njit(cache=True, nogil=True)
+def best_tree(
+    tree: Tree,
+    context: Int32,
+    length: int,
+    max_nodes: int,
+    depth: int,
+    width: int,
+    factor: float,
+    offset: float,
+    min_probability: float,
+) -> tuple[Int64, Int64, Float32, int, float]:
+    """``best_draft`` of trees: of ``max_nodes`` nodes at most, no deeper than ``depth``, with ``width`` children a node.
+
+    Returns:
+        (tokens, parents, probabilities, each [nodes]; length of the match, score)
+    """
+    tokens, parents, probabilities = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
+    best_match, best_score = 0, 0.0
+    for match in range(_longest_followed(tree, context, length), 0, -1):
+        limit = min(max_nodes, int(np.floor(match * factor + offset + 1e-6)))
+        if limit <= best_score:  # no node scores more than 1
+            continue
+        deepest = min(depth, tree.ends.shape[1] - match)
+        found = _grow(tree, context, length - match, length, limit, deepest, width, min_probability)
+        if found[3] > best_score:
+            tokens, parents, probabilities, best_score = found
+            best_match = match
+    return tokens, parents, probabilities, best_match, best_score
+
+
+@njit(cache=True, nogil=True)
 def fullest(size: int) -> int:
     """The most entries in a table of that size."""
     return size // 4 * 3
@@ -483,6 +514,16 @@ def _longest_followed(tree: Tree, context: Int32, length: int) -> int:
 
 
 @njit(cache=True, nogil=True)
+def _end(tree: Tree, context: Int32, start: int, length: int) -> tuple[int, int, int]:
+    """Where ``context[start:length]``, which occurs, ends: (node, tokens of its edge, place of the last of these)."""
+    node, used = _find(tree, context, start, length)
+    at = tree.nodes[node, AT]
+    for _ in range(used - 1):
+        at = _following(tree.next_page, at)
+    return node, used, at
+
+
+@njit(cache=True, nogil=True)
 def _draft(
     tree: Tree, context: Int32, start: int, length: int, limit: int, min_probability: float, row: int
 ) -> tuple[int, float]:
@@ -492,10 +533,7 @@ def _draft(
         (tokens, put into ``row`` of ``drafts``; score)
     """
     nodes = tree.nodes
-    node, used = _find(tree, context, start, length)
-    at = nodes[node, AT]
-    for _ in range(used - 1):
-        at = _following(tree.next_page, at)
+    node, used, at = _end(tree, context, start, length)
     n, score, probability = 0, 0.0, 1.0
     while n < limit:
         if used < nodes[node, LENGTH]:
@@ -513,6 +551,85 @@ def _draft(
         score += probability
         n += 1
     return n, score
+
+
+@njit(cache=True, nogil=True)
+def _grow(
+    tree: Tree,
+    context: Int32,
+    start: int,
+    length: int,
+    limit: int,
+    depth: int,
+    width: int,
+    min_probability: float,
+) -> tuple[Int64, Int64, Float32, float]:
+    """Adds the most probable token that follows what is drafted, one after the other; among equals the one whose parent
+    was added first, among its children the most frequent one, then the one entered last.
+
+    Returns:
+        (tokens, parents, probabilities, each [nodes ≤ limit]; score)
+    """
+    nodes = tree.nodes
+    tokens, parents = np.empty(limit, np.int64), np.empty(limit, np.int64)
+    probabilities = np.empty(limit, np.float32)
+    # What may come next, in order of discovery: node, tokens of its edge, place of the last of these, parent, depth.
+    # These exclude each other, so there are no more than 1 / min_probability of them.
+    open_ends, chances = np.empty(((limit + 1) * width, 5), np.int64), np.empty((limit + 1) * width, np.float64)
+    children = np.empty(width, np.int64)
+    n, waiting, score = 0, 0, 0.0
+    node, used, at = _end(tree, context, start, length)
+    parent, level, probability = -1, 0, 1.0
+    while n < limit:
+        if level < depth and used < nodes[node, LENGTH]:
+            end = open_ends[waiting]
+            end[0], end[1], end[2], end[3], end[4] = node, used + 1, _following(tree.next_page, at), parent, level + 1
+            chances[waiting] = probability
+            waiting += 1
+        elif level < depth:
+            for child in children[: _top_children(nodes, node, children)]:
+                chance = probability * (nodes[child, COUNT] / nodes[node, COUNT])
+                if chance < min_probability:
+                    break
+                end = open_ends[waiting]
+                end[0], end[1], end[2], end[3], end[4] = child, 1, nodes[child, AT], parent, level + 1
+                chances[waiting] = chance
+                waiting += 1
+        if not waiting:
+            break
+        first = int(np.argmax(chances[:waiting]))
+        probability = chances[first]
+        node, used, at, parents[n], level = open_ends[first]
+        tokens[n], probabilities[n] = tree.tokens[at], probability
+        score += probability
+        parent, n, waiting = n, n + 1, waiting - 1
+        for i in range(first, waiting):
+            open_ends[i], chances[i] = open_ends[i + 1], chances[i + 1]
+    return tokens[:n], parents[:n], probabilities[:n], score
+
+
+@njit(cache=True, nogil=True)
+def _top_children(nodes: Int32, node: int, out: Int64) -> int:
+    """Puts the children with the largest counts into ``out``, in this order, among equals the one entered last first.
+
+    Returns:
+        how many.
+    """
+    n, child = 0, nodes[node, CHILD]
+    while child:
+        i = n
+        while i > 0:
+            lead = nodes[child, COUNT] - nodes[out[i - 1], COUNT]
+            if lead < 0 or (lead == 0 and nodes[child, STAMP] < nodes[out[i - 1], STAMP]):
+                break
+            if i < out.size:
+                out[i] = out[i - 1]
+            i -= 1
+        if i < out.size:
+            out[i] = child
+            n = min(n + 1, out.size)
+        child = nodes[child, NEXT]
+    return n
 
 
 @njit(cache=True, nogil=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from .suffix_kernels import (
     Tree,
     append_tokens,
     best_draft,
+    best_tree,
     fullest,
     refill,
     remove_sequence,
@@ -38,6 +39,14 @@ _FIRST_PAGES = 4
 _FIRST_SLOTS = 4
 
 
+class Branching(NamedTuple):
+    """Bounds of a draft tree."""
+
+    width: int
+    """Children of a node."""
+    depth: int
+
+
 @dataclass(frozen=True, slots=True)
 class SuffixDraft:
     """What may follow a text."""
@@ -45,11 +54,14 @@ class SuffixDraft:
     tokens: npt.NDArray[np.int64]
     """[n]"""
     probabilities: npt.NDArray[np.float32]
-    """[n] by the counts, of the draft up to and including each token; never rises."""
+    """[n] by the counts, of the draft up to and including each token; never rises. In a tree, of the path that
+    ends with it."""
     match_length: int
     """Last tokens of the text that it follows; 0 if n is 0."""
     score: float
     """Sum of ``probabilities``: tokens expected to be right."""
+    parents: npt.NDArray[np.int64] | None = None
+    """[n] of a tree's nodes, −1: the text's end; None for a path."""
 
 
 class SuffixTree:
@@ -186,6 +198,7 @@ class SuffixTree:
         max_factor: float = 1.0,
         max_offset: float = 0.0,
         min_probability: float = 0.1,
+        branching: Branching | None = None,
     ) -> SuffixDraft:
         """Drafts what has most often followed the end of a text.
 
@@ -194,17 +207,24 @@ class SuffixTree:
         frequent ones the one that occurred last, be it in a sequence evicted since. The draft with the largest score
         is returned, among equals that of the longest match.
 
+        A tree takes the most probable token of all that may follow one of its nodes, time after time; so parents come
+        before their children, and the most frequent child before its brothers.
+
         Args:
             context: [≥ length] the text.
             length: its tokens.
             max_tokens: in the draft, at most.
             min_probability: the draft stops before a token with a lower one.
+            branching: of a tree; None = a path.
         """
         n = min(length, self._max_depth)
         self._context[:n] = context[length - n : length]
-        row, drafted, match, score = best_draft(
-            self._tree, self._context, n, max_tokens, float(max_factor), float(max_offset), float(min_probability)
-        )
+        bounds = float(max_factor), float(max_offset), float(min_probability)
+        if branching is not None:
+            size = max_tokens, branching.depth, branching.width
+            tokens, parents, probabilities, match, score = best_tree(self._tree, self._context, n, *size, *bounds)
+            return SuffixDraft(tokens, probabilities, match, score, parents)
+        row, drafted, match, score = best_draft(self._tree, self._context, n, max_tokens, *bounds)
         return SuffixDraft(
             self._tree.drafts[row, :drafted].copy(), self._tree.probabilities[row, :drafted].copy(), match, score
         )

@@ -20,7 +20,7 @@ from .match import gather_signal
 from .ngram import NgramProposer
 from .router import Part
 from .stopping import stop_mask
-from .suffix_tree import SuffixTree
+from .suffix_tree import Branching, SuffixTree
 from .unread import slots_before, unread_rows
 from .watermark import move_marks
 
@@ -59,7 +59,8 @@ def load_kernels() -> None:
     tree = SuffixTree(2)
     tree.start(0)
     tree.append(0, batch.tokens[0])
-    tree.speculate(batch.tokens[0], 4, 1)
+    for branching in (None, Branching(1, 1)):
+        tree.speculate(batch.tokens[0], 4, 1, branching=branching)
     tree.evict(0)
 
 

@@ -408,6 +408,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "3 but method is 'suffix'; expected no prompt_lookup_max, or method",
     ),
     ({"method": "suffix", "model": "drafter"}, "model is 'drafter' but method is 'suffix'"),
+    ({"method": "suffix", "speculative_token_tree": [(0,), (1,)]}, "expected tree_width and tree_nodes instead"),
+    ({"method": "suffix", "tree_width": 2, "policy": "auto"}, "policy is 'auto'; expected no tree_width, or policy"),
     (
         {"model": "m", "suffix_decoding_min_token_prob": 0.2, "policy": "constant"},
         "suffix_decoding_min_token_prob is 0.2 but method is 'draft_model' and policy is 'constant'; expected no "

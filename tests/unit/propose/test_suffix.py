@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from threading import Thread
 
 import numpy as np
 
 from dynaspec.contract.proposer import Drafts, NewText
+from dynaspec.contract.step import StopRule, TreeRule
 from dynaspec.control.suffix import SuffixSettings
+from dynaspec.propose.check import nonsense
 from dynaspec.propose.suffix import SuffixProposer
 from support.suffix_reference import SuffixReference
 from unit.propose.batches import batch, plan
@@ -73,6 +76,42 @@ def test_what_is_offered_is_drafted() -> None:
     assert drafts.lens[2] == 0
     assert drafts.skipped == {"b": "no_match"}
     assert (drafts.q, drafts.confidence, drafts.rows_per_pass) == (None, None, ())
+
+
+def test_where_trees_are_asked_for_they_are_drafted_and_offers_stay_those_of_paths() -> None:
+    desk = Desk()
+    desk.open(0, [2, 3, 4, 2, 3, 4, 2, 5])
+    desk.open(1, [7])
+    desk.emit(0, 2)
+    desk.emit(1, 8)
+    before, asked = desk.peek(0, 1), replace(plan(2, 2), nodes=(4, 4), tree=TreeRule(2))
+    drafts = desk.proposer.propose(desk.batch(0, 1), asked)
+    assert drafts.parents is not None
+    assert drafts.lens.tolist() == [4, 0]
+    assert drafts.tokens[0].tolist() == [3, 4, 5, 2]
+    assert drafts.parents[0].tolist() == [-1, 0, -1, 2]
+    assert drafts.skipped == {"b": "no_match"}
+    assert not nonsense(drafts, asked, 10).any()
+    assert desk.peek(0, 1) == before
+    assert drafts.confidence is None
+
+
+def test_a_tree_ends_where_survival_is_too_low_for_the_place_but_for_the_first_node() -> None:
+    desk = Desk()
+    desk.open(0, [2, 3, 4, 2, 3, 4, 2, 5])
+    desk.emit(0, 2)
+    for below, lens in (((0.9,), 1), ((0.9, 0.5), 2), ((0.0, 0.5, 0.2), 4)):
+        asked = replace(plan(2), nodes=(4,), tree=TreeRule(2, below))
+        assert desk.proposer.propose(desk.batch(0), asked).lens.tolist() == [lens]
+
+
+def test_beside_a_models_stop_rule_drafts_are_chains() -> None:
+    desk = Desk()
+    desk.open(0, [2, 3, 4, 2, 3, 4, 2, 5])
+    desk.emit(0, 2)
+    asked = replace(plan(2, stop=StopRule((0.5,))), nodes=(4,), tree=TreeRule(2))
+    drafts = desk.proposer.propose(desk.batch(0), asked)
+    assert (drafts.parents, drafts.tokens.tolist()) == (None, [[3, 4]])
 
 
 def test_answers_of_others_are_drafted_from_and_their_prompts_are_not() -> None:

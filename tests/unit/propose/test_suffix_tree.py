@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from dynaspec.contract.errors import ConfigError
 from dynaspec.propose import suffix_tree
 from dynaspec.propose.suffix_kernels import CLOCK
-from dynaspec.propose.suffix_tree import SuffixDraft, SuffixTree
+from dynaspec.propose.suffix_tree import Branching, SuffixDraft, SuffixTree
 from support.suffix_reference import SuffixReference, strings_of
 
 
@@ -17,7 +18,12 @@ def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, dtype=np.int32)
 
 
-def draft_of(tree: SuffixTree, *context: int, max_tokens: int = 8, **options: float) -> SuffixDraft:
+def parents_of(draft: SuffixDraft) -> list[int]:
+    assert draft.parents is not None
+    return draft.parents.tolist()
+
+
+def draft_of(tree: SuffixTree, *context: int, max_tokens: int = 8, **options: Any) -> SuffixDraft:
     return tree.speculate(ids(*context), len(context), max_tokens, **options)
 
 
@@ -31,6 +37,8 @@ class History:
         self.letters = self.random.choice([1, 2, 2, 3, 4, 9, 300])
         self.seen: deque[int] = deque(range(1), maxlen=200)
         self.order: list[int] = []
+        self.branched = 0
+        """Trees with a node of several children."""
 
     def start(self) -> None:
         sequence = self.random.choice([i for i in range(9) if i not in self.order])
@@ -66,6 +74,24 @@ class History:
         assert (got.tokens.tolist(), got.match_length) == (tokens, match)
         assert got.score == pytest.approx(score, abs=1e-6)
         assert got.probabilities.tolist() == pytest.approx(probabilities, abs=1e-6)
+
+    def speculate_tree(self) -> None:
+        context = self.random.choice([*self.reference.texts.values(), [0]])[-30:] + self.text(self.random.randint(0, 3))
+        size = self.random.choice([0, 1, 8, 8, 63]), self.random.choice([1, 2, 5, 64]), self.random.choice([1, 2, 4, 16])
+        factor, offset = self.random.choice([0.5, 1.0, 4.0, 4.0]), self.random.choice([-1.0, 0.0, 4.0, 9.0])
+        least = self.random.choice([0.0, 0.1, 0.1, 0.3, 1.0])
+        nodes, depth, width = size
+        got = self.tree.speculate(
+            np.array(context, np.int32), len(context), nodes, factor, offset, least, Branching(width, depth)
+        )
+        tokens, parents, probabilities, match, score = self.reference.speculate_tree(
+            context, *size, factor, offset, least
+        )
+        assert got.parents is not None
+        assert (got.tokens.tolist(), got.parents.tolist(), got.match_length) == (tokens, parents, match)
+        assert got.score == pytest.approx(score, abs=1e-6)
+        assert got.probabilities.tolist() == pytest.approx(probabilities, abs=1e-6)
+        self.branched += len(set(parents)) < len(parents)
 
     def text(self, n: int) -> list[int]:
         """Random letters, or a piece of what has been, or either over and over."""
@@ -108,6 +134,31 @@ def test_it_drafts_what_the_definition_says_through_any_history(block: int) -> N
             history.speculate()
         history.check()
         assert (history.tree.nodes, history.tree.pages, history.tree.tokens) == (1, 0, 0)
+
+
+def test_its_trees_are_what_the_definition_says_through_any_history() -> None:
+    branched = 0
+    for seed in range(200):
+        history = History(seed)
+        for _ in range(3):
+            history.live(6)
+            for _ in range(12):
+                history.speculate_tree()
+        branched += history.branched
+    assert branched > 200
+
+
+def test_a_tree_takes_the_most_probable_token_after_any_node() -> None:
+    tree = SuffixTree(8)
+    tree.start(0)
+    tree.append(0, ids(1, 2, 3, 1, 2, 4, 1, 9, 7, 1, 5, 6))
+    asked: dict[str, Any] = {"max_tokens": 8, "max_factor": 8.0}
+    found = draft_of(tree, 0, 1, branching=Branching(2, 2), **asked)  # 2 twice of four times
+    assert (found.tokens.tolist(), parents_of(found)) == ([2, 5, 4, 3, 6], [-1, -1, 0, 0, 1])
+    found = draft_of(tree, 0, 1, branching=Branching(1, 2), **asked)
+    assert (found.tokens.tolist(), parents_of(found)) == ([2, 4], [-1, 0])
+    found = draft_of(tree, 0, 1, branching=Branching(2, 1), **asked)
+    assert (found.tokens.tolist(), parents_of(found)) == ([2, 5], [-1, -1])
 
 
 def test_the_draft_of_the_largest_score_wins_and_among_equals_the_longest_match() -> None:

@@ -226,7 +226,9 @@ class AutoController:
 
     def _tree_rule(self, at: Situation, index: int, drafting: int) -> TreeRule | None:
         """Branches where a second choice could pay for its row behind the first: its chance is less than a half."""
-        if self._tree_width == 1 or not self._limits.proposers[index].trees or not drafting:
+        traits = self._limits.proposers[index]
+        # Lookups draft chains here: their acceptance is learnt from the length of the match alone.
+        if self._tree_width == 1 or not traits.trees or not runs_model(traits) or not drafting:
             return None
         row_s = self.costs.draft_terms(index)[2] + float(at.seen_s.sum()) / at.cap.size
         below = branch_thresholds(self._price, row_s, at.target, drafting, self.most_nodes)
