@@ -153,7 +153,14 @@ BOTH = [
     ("kind", "scheduling"),
     [
         *BOTH,
-        *(("suffix trees", "serial"), ("greedy", "async"), ("auto", "serial"), ("varying", "async"), ("gated", "serial"), ("early exit", "async")),
+        *(
+            ("suffix trees", "serial"),
+            ("greedy", "async"),
+            ("auto", "serial"),
+            ("varying", "async"),
+            ("gated", "serial"),
+            ("early exit", "async"),
+        ),
         *(("blocks", "serial"), ("blocks", "async"), ("blocks with auto", "serial")),
         *(("fixed tree", "async"), ("grown tree", "serial")),
     ],

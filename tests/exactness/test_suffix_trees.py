@@ -36,9 +36,7 @@ def test_output_is_that_of_plain_decoding(mode: str, scheduling: str, tiny: Pair
 
     with (
         mock.patch.object(SuffixProposer, "propose", kept),
-        open_llm(
-            tiny.target, speculative_config=TREES, max_num_seqs=4, async_scheduling=scheduling == "async"
-        ) as llm,
+        open_llm(tiny.target, speculative_config=TREES, max_num_seqs=4, async_scheduling=scheduling == "async") as llm,
     ):
         expected = plain.outputs(prompts, params)
         for _ in range(2):  # then there are answers to draft from

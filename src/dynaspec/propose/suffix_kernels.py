@@ -180,7 +180,7 @@ def best_tree(
     offset: float,
     min_probability: float,
 ) -> tuple[Int64, Int64, Float32, int, float]:
-    """``best_draft`` of trees: of ``max_nodes`` nodes at most, no deeper than ``depth``, with ``width`` children a node.
+    """``best_draft`` of trees: ``max_nodes`` nodes at most, no deeper than ``depth``, ``width`` children of a node.
 
     Returns:
         (tokens, parents, probabilities, each [nodes]; length of the match, score)

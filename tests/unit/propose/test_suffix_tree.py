@@ -77,7 +77,11 @@ class History:
 
     def speculate_tree(self) -> None:
         context = self.random.choice([*self.reference.texts.values(), [0]])[-30:] + self.text(self.random.randint(0, 3))
-        size = self.random.choice([0, 1, 8, 8, 63]), self.random.choice([1, 2, 5, 64]), self.random.choice([1, 2, 4, 16])
+        size = (
+            self.random.choice([0, 1, 8, 8, 63]),
+            self.random.choice([1, 2, 5, 64]),
+            self.random.choice([1, 2, 4, 16]),
+        )
         factor, offset = self.random.choice([0.5, 1.0, 4.0, 4.0]), self.random.choice([-1.0, 0.0, 4.0, 9.0])
         least = self.random.choice([0.0, 0.1, 0.1, 0.3, 1.0])
         nodes, depth, width = size
