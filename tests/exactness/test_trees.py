@@ -18,6 +18,7 @@ from dynaspec.control.constant import Constant
 from dynaspec.control.length_policy import LengthController
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.engine.target import TargetVerifier, Verified
+from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.schedule.batch import StepBatch
 from support.checkpoints import Pair
 from support.decoder_heads import FittedHead
@@ -128,11 +129,19 @@ def test_every_kind_of_request(drafter: str, tree: str, crowded: bool, tiny: Pai
 
 
 @pytest.mark.parametrize("method", ["eagle3", "eagle", "mtp"])
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(("tree", "one_call"), [("fixed", True), ("grown", True), ("grown", False)])
 def test_heads_read_the_states_of_the_accepted_path(
-    method: str, tree: str, tiny: Pair, fitted_heads: dict[str, FittedHead], plain: PlainDecoding
+    method: str,
+    tree: str,
+    one_call: bool,
+    tiny: Pair,
+    fitted_heads: dict[str, FittedHead],
+    plain: PlainDecoding,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every path of every tree has the confidences of the head's own passes over text and path."""
+    if not one_call:
+        pass_by_pass(monkeypatch)
     head, params = fitted_heads[method], [greedy(40 - i) for i in range(4)]
     with (
         watch_drafts() as seen,
@@ -142,6 +151,17 @@ def test_heads_read_the_states_of_the_accepted_path(
         assert_same(llm.generate(PROMPTS[:4], params), plain.outputs(PROMPTS[:4], params))
     assert walks.moved > 0
     check_drafts(seen, head)
+
+
+def pass_by_pass(patch: pytest.MonkeyPatch) -> None:
+    """Trees are drafted so, also where nothing has to be done between passes."""
+    honest = AutoregressiveProposer.__init__
+
+    def init(self: AutoregressiveProposer, *args: Any, **options: Any) -> None:
+        honest(self, *args, **options)
+        self._tree = None
+
+    patch.setattr(AutoregressiveProposer, "__init__", init)
 
 
 # --- KV, states and blocks --------------------------------------------------------------------------------------------

@@ -137,6 +137,7 @@ class Scheduler:
             granted[i], sizes[i] = depth, size
         lanes.expected[batch.lanes] += granted + 1
         lanes.expected_computed[batch.lanes] += granted + 1
+        lanes.branches[:] = 0  # of a step in flight, the requests that this one leaves out give theirs back with it
         lanes.branches[batch.lanes] = sizes - granted
         lanes.last_draft[batch.lanes] = sizes
         for chunk in batch.chunks:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dynaspec.contract.step import SpecPlan
+from dynaspec.contract.step import SpecPlan, TreeRule
 from dynaspec.kv.pool import BlockPool
 from dynaspec.kv.tables import BlockTables
 from dynaspec.sampling.dead_end import DeadEnd
@@ -30,21 +30,27 @@ class Driver:
         self.lanes = Lanes(lanes, longest)
         self.now = 0.0
         self.plans = 0
+        self.planned: SpecPlan | None = None
+        """The latest plan, as far as it could be carried out."""
         self.scheduler = Scheduler(self.lanes, self.tables, rows, self._clock)
 
     def add(self, *requests: Request) -> None:
         for request in requests:
             self.scheduler.add(request)
 
-    def plan(self, depth: int | Sequence[int] = 0) -> StepBatch:
-        """A batch with KV reserved for ``depth`` drafts a request."""
+    def plan(self, depth: int | Sequence[int] = 0, nodes: int | None = None) -> StepBatch:
+        """A batch with KV reserved for ``depth`` drafts a request, or for trees of so many ``nodes``."""
         self.plans += 1
         if self.plans > 1000:
             raise AssertionError("a scenario has not come to its end after 1000 steps")
         batch = self.scheduler.next_batch()
         wanted = (depth,) * len(batch.requests) if isinstance(depth, int) else tuple(depth)
         if not batch.empty:
-            self.scheduler.reserve(batch, SpecPlan(batch.step, wanted, (0,) * len(wanted), wanted))
+            sizes = wanted if nodes is None else (nodes,) * len(wanted)
+            tree = None if nodes is None else TreeRule(2)
+            self.planned = self.scheduler.reserve(
+                batch, SpecPlan(batch.step, wanted, (0,) * len(wanted), sizes, tree=tree)
+            )
         self.scheduler.verify_integrity()
         return batch
 

@@ -46,6 +46,32 @@ def test_the_surplus_is_subtracted_and_its_blocks_are_given_back() -> None:
     assert len(driver.tables.blocks(0)) == 3
 
 
+def test_nodes_of_the_step_ahead_keep_their_blocks() -> None:
+    driver = decoding()
+    flying, ahead = driver.plan(2, nodes=6), driver.plan(3, nodes=12)
+    driver.commit(flying, 0)
+    driver.settle(ahead)
+    assert ahead.lengths.tolist() == [8]
+    assert 4 * len(driver.tables.blocks(0)) >= 8 + 12
+    driver.commit(ahead, 1)
+    assert len(driver.tables.blocks(0)) == 3
+
+
+def test_nodes_keep_no_blocks_where_the_step_ahead_is_of_others() -> None:
+    """The first request may be about to end, so that the step ahead leaves it out."""
+    driver = Driver()
+    driver.add(request("a", prompt(6), most=5), request("b", prompt(6, 1), most=60))
+    driver.step()
+    flying = driver.plan(3, nodes=20)
+    ahead = driver.plan(3, nodes=12)
+    assert ids(ahead) == ["b"]
+    driver.commit(flying, 0)
+    assert len(driver.tables.blocks(0)) == 2
+    driver.settle(ahead)
+    driver.commit(ahead, 0)
+    assert [len(driver.tables.blocks(lane)) for lane in (0, 1)] == [2, 3]
+
+
 def test_lengths_are_equal_whenever_nothing_is_in_flight() -> None:
     driver = decoding()
     rng = np.random.default_rng(0)

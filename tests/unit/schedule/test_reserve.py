@@ -88,3 +88,34 @@ def test_tokens_behind_the_end_are_neither_committed_nor_hashed() -> None:
     assert (one.output[1:], one.finish_reason, one.draft_counts.accepted) == ([4, 9], "stop", 2)
     assert len(driver.tables.pool._block_of) == 2  # 9 tokens: two full blocks, not three
     assert driver.tables.pool.free_count == 64
+
+
+def test_every_node_of_a_tree_has_kv_until_its_step_is_over() -> None:
+    driver = seated(Driver(), 7)
+    batch = driver.plan(3, nodes=14)
+    assert len(driver.tables.blocks(0)) == 6  # 8 committed tokens and 14 nodes
+    assert driver.lanes.expected[0] == 8 + 4  # no more can be accepted
+    driver.commit(batch, 2)
+    assert len(driver.tables.blocks(0)) == 3
+
+
+def test_trees_are_cut_to_the_rows_and_blocks_that_there_are() -> None:
+    driver = seated(Driver(rows=12), 2, 2)
+    driver.plan(3, nodes=8)
+    assert driver.planned is not None
+    assert driver.planned.nodes == (8, 2)
+    assert driver.planned.depth == (3, 2)
+    driver = seated(Driver(blocks=6), 7, 3)
+    batch = driver.plan(3, nodes=20)
+    held = [4 * len(driver.tables.blocks(lane)) for lane in (0, 1)]
+    assert driver.planned is not None
+    for length, nodes, room in zip(batch.lengths.tolist(), driver.planned.nodes, held, strict=True):
+        assert length + nodes <= room
+    assert driver.planned.nodes[0] == 12
+
+
+def test_a_request_without_room_has_no_tree() -> None:
+    driver = seated(Driver(), 7, 7, most=2)
+    driver.plan(3, nodes=14)
+    assert driver.planned is not None
+    assert (driver.planned.depth, driver.planned.nodes) == ((0, 0), (0, 0))
