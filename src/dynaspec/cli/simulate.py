@@ -34,7 +34,8 @@ def simulate(
         str,
         typer.Option(
             help="Separated by commas: plain, constant:K, heuristic[:K], heuristic_transient[:K], "
-            "confidence[:T[:K[:SCOPE]]], schedule:LO-HI=K[/LO-HI=K …], goodput[:FILE[:K]], elastic[:K-K-K], auto[:K], "
+            "confidence[:T[:K[:SCOPE]]], schedule:LO-HI=K\\[/LO-HI=K …], goodput[:FILE[:K]], elastic[:K-K-K], "
+            "auto[:K], "
             "oracle, oracle:cost."
         ),
     ] = "plain,constant:2,constant:4,goodput,auto,oracle:cost",

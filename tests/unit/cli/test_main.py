@@ -5,12 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+import typer
 
 from dynaspec import __version__
 from dynaspec.cli import console
+from dynaspec.cli.main import app
 
 ENTRY = [sys.executable, "-c", "from dynaspec.cli.main import main; main()"]
 
@@ -26,6 +30,23 @@ def test_help_lists_the_commands_without_importing_torch():
     assert done.returncode == 0, done.stderr
     for command in ("generate", "chat", "bench", "demo", "collect-env", "train"):
         assert command in done.stdout
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+    """All commands and groups, by their words."""
+    yield path
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+        else:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("words", list(commands(typer.main.get_group(app))), ids=" ".join)
+def test_every_command_has_help(dynaspec, words):
+    result = dynaspec(*words, "--help")
+    assert result.code == 0, result.err
+    assert "--help" in result.out
 
 
 @pytest.mark.parametrize("arguments", [("generate",), ("nonsense",), ("generate", "--model"), ("bench", "offline")])
