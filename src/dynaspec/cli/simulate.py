@@ -35,8 +35,7 @@ def simulate(
         typer.Option(
             help="Separated by commas: plain, constant:K, heuristic[:K], heuristic_transient[:K], "
             "confidence[:T[:K[:SCOPE]]], schedule:LO-HI=K\\[/LO-HI=K …], goodput[:FILE[:K]], elastic[:K-K-K], "
-            "auto[:K], "
-            "oracle, oracle:cost."
+            "auto[:K], oracle, oracle:cost."
         ),
     ] = "plain,constant:2,constant:4,goodput,auto,oracle:cost",
     gpu: Annotated[str | None, _option("Cost", "Roofline of this GPU: H100, H200, A100, B200, L40S, MI300X, …")] = None,
