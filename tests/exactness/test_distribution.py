@@ -364,8 +364,8 @@ def test_a_ratio_forgotten_is_seen_in_blocks(
         assert p_value(llm, law) < 1e-8
 
 
-def redraws_at_every_child(patch: pytest.MonkeyPatch) -> None:
-    """Takes the likeliest child where any of them, each with a draw of its own, would have been the target's token."""
+def takes_the_first_child(patch: pytest.MonkeyPatch) -> None:
+    """Takes the drafter's likeliest child where the target's token is any of them."""
     honest = tree.walk
 
     def walk(own: np.ndarray, nothing: np.ndarray, roots: np.ndarray, *columns: Any) -> Any:
@@ -381,22 +381,22 @@ def redraws_at_every_child(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tree, "walk", walk)
 
 
-def verifies_likely_tokens_twice(patch: pytest.MonkeyPatch) -> None:
-    """Draws again where the first draw is none of the children."""
-    honest, again = tree.draw, np.random.default_rng(0)
+def draws_twice_for_the_likeliest(patch: pytest.MonkeyPatch) -> None:
+    """Draws again in half of the rows, and keeps that if it is the token that a good drafter has there."""
+    honest, coin = tree.draw, np.random.default_rng(0)
 
     def draw(scores: torch.Tensor, rows: Any, state: Any, purpose: Any) -> Any:
         drawn, q = honest(scores, rows, state, purpose)
         second = torch.multinomial(scores.softmax(-1), 1)[:, 0]
         best = scores.argmax(-1)
-        keep = torch.from_numpy(again.random(len(drawn)) < 0.5)
+        keep = torch.from_numpy(coin.random(len(drawn)) < 0.5)
         return torch.where((second == best) & keep, second, drawn), q
 
     patch.setattr(tree, "draw", draw)
 
 
 @pytest.mark.parametrize("kind", ["fixed tree", "grown tree"])
-@pytest.mark.parametrize("fault", [redraws_at_every_child, verifies_likely_tokens_twice])
+@pytest.mark.parametrize("fault", [takes_the_first_child, draws_twice_for_the_likeliest])
 def test_a_tree_verified_wrongly_is_seen(
     fault: Callable[[pytest.MonkeyPatch], None],
     kind: str,

@@ -13,7 +13,7 @@ import torch
 
 from dynaspec import LLM, SamplingParams, StructuredOutputsParams
 from dynaspec.contract.proposer import Drafts
-from dynaspec.contract.step import Limits, SpecPlan, StepView, TreeRule
+from dynaspec.contract.step import Limits, SpecPlan, StepOutcome, StepView, TreeRule
 from dynaspec.control.constant import Constant
 from dynaspec.control.length_policy import LengthController
 from dynaspec.control.planner import ChainPlanner
@@ -339,3 +339,52 @@ def test_auto_drafts_chains_where_its_width_is_one(tiny: Pair, drafter: str, pla
         assert_same(llm.generate(PROMPTS[:3], params), plain.outputs(PROMPTS[:3], params))
         assert llm.stats().draft_tokens > 0
     assert walks.branched == 0
+
+
+class Remembers(LengthController):
+    """Trees of one size, and all that comes of them."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(Constant(4), ChainPlanner(limits), tree=(TreeRule(3), 12))
+        self.outcomes: list[StepOutcome] = []
+
+    def observe(self, outcome: StepOutcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def test_outcomes_tell_the_walks(tiny: Pair, drafter: str) -> None:
+    """Which children were tested, and which of them were accepted; the sizes of drafts, and why walks ended."""
+    made: list[Remembers] = []
+
+    def controller(limits: Limits) -> Remembers:
+        made.append(Remembers(limits))
+        return made[-1]
+
+    config = {"model": drafter, "policy": "constant", "num_speculative_tokens": 4, "prompt_lookup_max": 0}
+    with open_llm(tiny.target, controller=controller, speculative_config=config, max_num_seqs=4) as llm:
+        llm.generate(PROMPTS[:4], [greedy(40 + i) for i in range(4)])
+    ends, others = set(), 0
+    for outcome in made[0].outcomes:
+        if not any(outcome.drafted):
+            continue
+        assert outcome.tested is not None
+        assert all(len(row) == n for row, n in zip(outcome.confidence, outcome.drafted, strict=True))
+        columns = zip(outcome.tested, outcome.drafted, outcome.verified, outcome.accepted, outcome.ended, strict=True)
+        for walk, drafted, verified, accepted, ended in columns:
+            assert drafted == verified <= 12
+            right = [[node for node in children if node >= 0] for children in walk]
+            assert all(len(nodes) <= 1 for nodes in right)
+            assert all(right[:-1])  # only the last step of a walk may fail
+            told = [node if node >= 0 else ~node for children in walk for node in children]
+            assert len(set(told)) == len(told)
+            assert set(told) <= set(range(drafted))
+            ends.add(ended)
+            if ended != "stopped":
+                assert sum(map(len, right)) == accepted
+            if ended == "rejected":
+                assert not right[-1]
+            if ended == "all_accepted":
+                assert right[-1]
+            others += sum(children[0] < 0 and bool(nodes) for children, nodes in zip(walk, right, strict=True))
+    assert ends >= {"rejected", "all_accepted"}
+    assert others > 0
