@@ -11,7 +11,9 @@ from statistics import median
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.checkpoint import checkpoint_method
+from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.estimate.costs import StepCosts
+from dynaspec.control.trees import WIDTH_KEY
 from dynaspec.engine.engine import Engine
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
@@ -254,9 +256,12 @@ Decode = Callable[[Sequence[tuple[int, ...]]], SideRun]
 def _open(
     model: str, draft_model: str, policies: Sequence[PolicySpec], stack: ExitStack, progress: Progress
 ) -> dict[str, Engine]:
-    """One engine a policy, and one for all fixed lengths: requests ask it for shorter drafts than its own."""
+    """One engine a policy, and one for all fixed lengths: requests ask it for shorter drafts than its own.
+
+    All draft chains, which is what the best possible is computed of.
+    """
     specs = {PLAIN: PolicySpec(PLAIN, None), _FIXED: parse_policy(f"constant:{LONGEST}", draft_model)}
-    specs |= {spec.name: spec for spec in policies}
+    specs |= {spec.name: _without_trees(spec) for spec in policies}
     engines = {}
     load = SharedModels()
     for done, (name, spec) in enumerate(specs.items()):
@@ -265,6 +270,12 @@ def _open(
         stack.callback(engines[name].close)
     progress("loading", len(specs), len(specs))
     return engines
+
+
+def _without_trees(spec: PolicySpec) -> PolicySpec:
+    if spec.config is None or spec.config.policy != "auto":
+        return spec
+    return replace(spec, config=SpeculativeConfig(**spec.config.model_dump(exclude_none=True) | {WIDTH_KEY: 1}))
 
 
 def _known_tasks(

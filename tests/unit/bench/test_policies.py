@@ -87,7 +87,7 @@ def test_plain_comes_first_given_or_not():
         ("elastic:5/x", "value 'x'; expected an integer"),
         ("elastic:5:high", "value 'high'; expected a number"),
         ("elastic:5:0.1:2", "at most A/B/C:GATE"),
-        ("constant:4+fast:1", "addition 'fast:1'; expected stop:T or off:B"),
+        ("constant:4+fast:1", "addition 'fast:1'; expected stop:T, off:B or tree"),
         ("both:constant:4", "policy 'auto', which looks up beside the model"),
         ("ngram", "'ngram' is not known"),
         ("constant", "expected constant:K"),

@@ -49,12 +49,13 @@ class TestKeys:
     @pytest.mark.parametrize("keys", [{"speculative_token_tree": SHAPE}, {"tree_width": 2}], ids=["shape", "width"])
     @pytest.mark.parametrize("method", sorted(set(METHODS) - set(WITH_TREES)))
     def test_methods_that_draft_chains_refuse(self, method: str, keys: dict[str, Any]) -> None:
-        model = {} if METHODS[method].checkpoint is None else {"model": "drafter"}
+        needs: dict[str, Any] = {} if METHODS[method].checkpoint is None else {"model": "drafter"}
+        needs |= {own: 1 for own in (METHODS[method].key,) if own is not None}
         (key,) = keys
         with pytest.raises(
             ConfigError, match=rf"^{key} is .* but method is '{method}', which drafts chains; .*'eagle'"
         ):
-            SpeculativeConfig(method=method, **model, **keys)
+            SpeculativeConfig(method=method, **needs, **keys)
 
     @pytest.mark.parametrize(
         ("keys", "message"),

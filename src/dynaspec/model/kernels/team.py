@@ -227,7 +227,7 @@ def team_size(threads: int) -> int:
     size = max(1, min(threads, usable_cores()))
     with _lock:
         while _started < size - 1:
-            threading.Thread(target=_help, name=f"dynaspec-{_started + 1}", daemon=True).start()
+            threading.Thread(target=_help, name=f"kernels-{_started + 1}", daemon=True).start()
             _started += 1
         _set_helpers(_started)
     return size
