@@ -1,7 +1,7 @@
 """How PyTorch's threads wait for its next parallel operation: asleep.
 
 The engine's products run on threads of their own (``model.kernels.team``). Threads of PyTorch's that look for work
-after each of its few operations would take these the cores: at eight requests a step took 5 % longer.
+after each of its few operations would take these the cores.
 """
 
 from __future__ import annotations

@@ -281,11 +281,7 @@ class AcceptanceModel:
 
 
 class LaterChoices:
-    """How often a drafter's second and later choices are accepted, over the probability that it gives them.
-
-    An EAGLE-3 head's is near 1: of 5,840 such children of accepted tokens, those of probability 0.1 to 0.2 were
-    accepted in 14 % of all cases, those of 0.2 to 0.3 in 30 %.
-    """
+    """How often a drafter's second and later choices are accepted, over the probability that it gives them."""
 
     def __init__(self, settings: AutoSettings) -> None:
         self._memory = settings.memory
