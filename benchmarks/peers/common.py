@@ -53,9 +53,7 @@ class UnsupportedError(Exception):
     """The peer cannot run this workload; the text says why."""
 
 
-def keep_running(
-    requests: int, at_once: int, add: Callable[[int], object], step: Callable[[], Iterable[int]]
-) -> None:
+def keep_running(requests: int, at_once: int, add: Callable[[int], object], step: Callable[[], Iterable[int]]) -> None:
     """Starts request after request so that ``at_once`` of them run until none is left.
 
     Args:

@@ -7,7 +7,6 @@ from importlib.metadata import version
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.engine.build import build_engine
 from dynaspec.engine.config import EngineConfig
-
 from peers.common import Setting, Workload, keep_running
 
 

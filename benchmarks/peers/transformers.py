@@ -8,9 +8,9 @@ from __future__ import annotations
 from importlib.metadata import version
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from peers.common import Setting, UnsupportedError, Workload
-from transformers import AutoModelForCausalLM
 
 
 class Transformers:
