@@ -6,6 +6,7 @@ import json
 import select
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,10 @@ class Process:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):  # what it was never told
+                    stream.close()
 
     def _answer(self, timeout_s: float) -> dict[str, Any]:
         out = self._process.stdout

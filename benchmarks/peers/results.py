@@ -80,7 +80,7 @@ class Results:
         turns = self.turns.get(side, {}).get(load, [])
         if not turns or self.failure(side, load) is not None:
             return None
-        return median(getattr(turn, what) for turn in turns)
+        return float(median(getattr(turn, what) for turn in turns))
 
     def peers(self) -> list[str]:
         return list(dict.fromkeys(peer for peer, _ in self.order))
