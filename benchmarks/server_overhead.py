@@ -29,10 +29,9 @@ from dynaspec.bench.policies import PolicySpec, parse_policy
 from dynaspec.bench.provenance import provenance
 from dynaspec.bench.report import make_folder, write_json
 from dynaspec.bench.serving.client import send
-from dynaspec.bench.serving.launch import HOST, free_port, launched, serve_command
 from dynaspec.bench.serving.load import put_load
-from dynaspec.bench.serving.server import Server, ServerError, connect
-from dynaspec.bench.serving.settings import Target
+from dynaspec.bench.serving.server import Server, ServerError, Target, connect
+from dynaspec.bench.serving.sweep import HOST, free_port, launched, serve_command
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.engine.tokenizer import Tokenizer

@@ -31,7 +31,7 @@ from rich.table import Table
 from dynaspec.bench.policies import parse_policy
 from dynaspec.bench.provenance import provenance
 from dynaspec.bench.report import make_folder, write_json
-from dynaspec.bench.serving.launch import HOST, free_port, launched, serve_command
+from dynaspec.bench.serving.sweep import HOST, free_port, launched, serve_command
 from dynaspec.bench.style import BLUE, GOLD, GREY, RED, new_figure, save_png, tidy
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import DynaspecError

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 import aiohttp
 
-from dynaspec.bench.serving.sse import EventStream
+from dynaspec.bench.serving.client import EventStream
 from dynaspec.contract.outputs import CompletionOutput, RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
 

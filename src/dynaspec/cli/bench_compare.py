@@ -18,9 +18,8 @@ def compare(
 
     Results of vllm bench serve can be compared too. Says in which settings the results differ.
     """
+    from dynaspec.bench.serving.compare import as_table, load_results, warnings
     from dynaspec.bench.serving.compare import compare as compare_results
-    from dynaspec.bench.serving.compare import load_results
-    from dynaspec.bench.serving.compare_report import as_table, warnings
 
     comparison = compare_results(load_results(files))
     result_console().print(as_table(comparison))

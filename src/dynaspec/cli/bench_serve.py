@@ -15,7 +15,7 @@ from dynaspec.cli.bench_console import progress, result_console
 from dynaspec.cli.console import note
 
 if TYPE_CHECKING:
-    from dynaspec.bench.serving.run import Finished
+    from dynaspec.bench.serving.load import Finished
 
 _ALL_FAILED = 1
 """Exit code where no request succeeded."""
@@ -91,7 +91,7 @@ def serve(
     options = dict(locals())
     import asyncio
 
-    from dynaspec.bench.serving.run import run_load_test
+    from dynaspec.bench.serving.load import run_load_test
     from dynaspec.cli.bench_settings import pairs, settings_of, target_of
 
     settings = settings_of(options, target_of(options))
@@ -131,7 +131,7 @@ class _Saving:
 
     def save(self, finished: Finished) -> None:
         from dynaspec.bench.report import write_json
-        from dynaspec.bench.serving.document import as_document, details, result_name
+        from dynaspec.bench.serving.report import as_document, details, result_name
 
         document = as_document(finished, label=self.label, metadata=self.metadata)
         path = self.folder / (self.name or result_name(finished, self.label))

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 from uuid import uuid4
 
-from dynaspec.bench.serving.settings import Reported, Settings, Target, Traffic, Workload, base_address
+from dynaspec.bench.serving.server import Reported, Settings, Target, Traffic, Workload, base_address
 from dynaspec.contract.errors import ConfigError
 
 _SAMPLING = (

@@ -23,7 +23,7 @@ from dynaspec.contract.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynaspec.bench.policies import PolicySpec
-    from dynaspec.bench.serving.settings import Settings, Target
+    from dynaspec.bench.serving.server import Settings, Target
     from dynaspec.bench.serving.sweep import Cell, Plan, Start
 
 _ALL_FAILED = 1
@@ -116,7 +116,7 @@ def _prepare(options: Mapping[str, Any]) -> _Sweep:
     Raises:
         ConfigError: options that contradict each other, or a value that cannot be.
     """
-    from dynaspec.bench.serving.settings import Target, base_address
+    from dynaspec.bench.serving.server import Target, base_address
     from dynaspec.bench.serving.sweep import Plan, make_points
     from dynaspec.cli.bench_settings import new_prefix, numbers, settings_of
 
@@ -170,7 +170,7 @@ def _launched(options: Mapping[str, Any], target: Target) -> dict[str, Start]:
 
 @asynccontextmanager
 async def _launch(spec: PolicySpec, options: Mapping[str, Any], target: Target) -> AsyncIterator[Target]:
-    from dynaspec.bench.serving.launch import HOST, free_port, launched, serve_command
+    from dynaspec.bench.serving.sweep import HOST, free_port, launched, serve_command
 
     port = free_port()
     command = serve_command(options["model"], spec, port, shlex.split(options["serve_args"]))
@@ -209,16 +209,14 @@ class _Result:
     def add(self, cell: Cell) -> None:
         """Written at once, so that a sweep that is stopped has not been in vain."""
         from dynaspec.bench.report import write_json
-        from dynaspec.bench.serving.sweep_report import as_document
+        from dynaspec.bench.serving.sweep import as_document
 
         self._cells.append(cell)
         write_json(self._folder / "sweep.json", as_document(self._cells, self._options))
 
     def show(self, title: str) -> None:
         from dynaspec.bench.report import write_text
-        from dynaspec.bench.serving.sweep_plot import plot_sweep
-        from dynaspec.bench.serving.sweep_report import all_remarks, as_table, as_text
-        from dynaspec.bench.serving.sweep_summary import summarise
+        from dynaspec.bench.serving.sweep import all_remarks, as_table, as_text, plot_sweep, summarise
 
         console = result_console()
         console.print(as_table(self._cells))

@@ -1,17 +1,125 @@
-"""A load test at several loads, against several servers in turn."""
+"""Load tests of several servers over several loads, in rounds: measured, summarised, as tables and as a picture."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, replace
 from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
 
+from matplotlib.axes import Axes
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from dynaspec.bench.markdown import as_markdown
+from dynaspec.bench.policies import PolicySpec
+from dynaspec.bench.provenance import provenance
+from dynaspec.bench.style import GREY, INK, SERIES, new_figure, save_png, tidy
 from dynaspec.contract.errors import ConfigError
 
-from .run import Finished, run_load_test
-from .settings import Settings, Target
+from .load import Finished, run_load_test
+from .report import SCHEMA, figures, remarks
+from .results import Spread
+from .server import ServerError, Settings, Target, connect
+
+HOST = "127.0.0.1"
+_KEYS = "DYNASPEC_API_KEY"
+"""A server that only this process can know of needs no keys."""
+_POLL_S = 0.5
+_STOP_S = 60.0
+"""What a server gets to finish after it was asked to stop."""
+
+
+def serve_command(model: str, spec: PolicySpec, port: int, further: Sequence[str]) -> list[str]:
+    """The command line of a server under a policy.
+
+    Args:
+        further: options of ``dynaspec serve``, which come last.
+    """
+    command = [sys.executable, "-m", "dynaspec.cli.main", "serve", model, "--host", HOST, "--port", str(port)]
+    if spec.config is not None:
+        given = spec.config.model_dump(mode="json", exclude_none=True)
+        command += ["--speculative-config", json.dumps(given)]
+    return [*command, *further]
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return int(listener.getsockname()[1])
+
+
+@asynccontextmanager
+async def launched(
+    name: str, command: Sequence[str], root: str, log: Path, timeout_s: float
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A server process that runs as long as the context; it has listed its models when the context begins.
+
+    Args:
+        name: what messages call it.
+        root: where it will listen.
+        log: receives what it writes.
+
+    Raises:
+        ServerError: it ended, or was not ready in time; the message has the last line that it wrote.
+        ConfigError: the log cannot be written.
+    """
+    try:
+        output = log.open("wb")
+    except OSError as error:
+        raise ConfigError(f"the log {log} cannot be written: {error.strerror}") from None
+    environment = {name: value for name, value in os.environ.items() if name != _KEYS}
+    with output:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=asyncio.subprocess.STDOUT, env=environment
+        )
+        try:
+            await _wait(name, process, root, log, timeout_s)
+            yield process
+        finally:
+            await _stop(process)
+
+
+async def _wait(name: str, process: asyncio.subprocess.Process, root: str, log: Path, timeout_s: float) -> None:
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    async with connect(Target(root=root)) as server:
+        while process.returncode is None:
+            try:
+                if await server.models():
+                    return
+            except ServerError:
+                pass  # it does not listen yet
+            if asyncio.get_running_loop().time() >= deadline:
+                raise ServerError(f"the server of {name} was not ready after {timeout_s:g} s, see {log}")
+            await asyncio.sleep(_POLL_S)
+    raise ServerError(f"the server of {name} ended with code {process.returncode}: {_last_line(log)}")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), _STOP_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1].strip() if lines else f"it wrote nothing to {log}"
+
 
 Progress = Callable[[str, int, int], None]
 Start = Callable[[], AbstractAsyncContextManager[Target]]
@@ -188,3 +296,237 @@ def _at(settings: Settings, target: Target, point: Point, turn: int, plan: Plan)
 
 def _silent(stage: str, done: int, total: int) -> None:
     """Progress of a warm-up: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A side at a load. Times are in milliseconds; all None where nothing was measured."""
+
+    side: str
+    point: Point
+    output_tokens_per_s: float
+    """Of all requests together."""
+    over_first: float | None
+    """Of them, over those of the first side in the same round."""
+    ttft_ms: float | None
+    """The median request's, as the two that follow."""
+    tpot_ms: float | None
+    e2el_ms: float | None
+    tail_e2el_ms: float | None
+    """Of the highest percentile that is reported."""
+    goodput: float | None
+    """Requests a second that met every goal; None without goals."""
+    acceptance_length: float | None
+    """By the server's counters, as the rate; None without drafts."""
+    acceptance_rate: float | None
+    failed: int
+    """In all rounds."""
+
+
+def summarise(cells: Sequence[Cell]) -> list[Row]:
+    """A row for every side at every load that was measured, load by load."""
+    first_round = [cell for cell in cells if cell.round == 0]
+    sides = list(dict.fromkeys(cell.side for cell in first_round))
+    points = dict.fromkeys(cell.point for cell in first_round)
+    return [_row(side, point, sides[0], cells) for point in points for side in sides if _of(cells, side, point)]
+
+
+def tail_of(cells: Sequence[Cell]) -> float:
+    """The highest percentile that is reported."""
+    return max(cells[0].finished.settings.reported.percentiles)
+
+
+def _row(side: str, point: Point, first: str, cells: Sequence[Cell]) -> Row:
+    mine = _of(cells, side, point)
+    theirs = {cell.round: _speed(cell.finished) for cell in _of(cells, first, point)}
+    ratios = [_speed(cell.finished) / speed for cell in mine if (speed := theirs.get(cell.round))]
+    runs = [cell.finished for cell in mine]
+
+    def middle(value: Callable[[Finished], float | None]) -> float | None:
+        return _median(value(run) for run in runs)
+
+    return Row(
+        side=side,
+        point=point,
+        output_tokens_per_s=median(map(_speed, runs)),
+        over_first=_median(ratios),
+        ttft_ms=middle(lambda run: _spread(run, "ttft").median),
+        tpot_ms=middle(lambda run: _spread(run, "tpot").median),
+        e2el_ms=middle(lambda run: _spread(run, "e2el").median),
+        tail_e2el_ms=middle(lambda run: _spread(run, "e2el").percentiles[tail_of(cells)]),
+        goodput=middle(lambda run: None if run.measured.good is None else run.measured.per_second(run.measured.good)),
+        acceptance_length=middle(lambda run: run.counters.acceptance_length if run.counters else None),
+        acceptance_rate=middle(lambda run: run.counters.acceptance_rate if run.counters else None),
+        failed=sum(len(run.measured.failures) for run in runs),
+    )
+
+
+def _of(cells: Sequence[Cell], side: str, point: Point) -> list[Cell]:
+    return [cell for cell in cells if (cell.side, cell.point) == (side, point)]
+
+
+def _speed(run: Finished) -> float:
+    return run.measured.per_second(run.measured.output_tokens)
+
+
+def _spread(run: Finished, name: str) -> Spread:
+    return run.measured.spreads[name]
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+KIND = "sweep"
+_COLUMNS = (
+    "medians over the rounds, times in milliseconds; tokens/s: output tokens of all requests; / first: over those of "
+    "the first side in the same round; TTFT, TPOT, E2E: of the median request; good/s: requests a second within the "
+    "goodput's limits; length: tokens per step with a draft"
+)
+
+
+def as_document(cells: Sequence[Cell], options: Mapping[str, Any]) -> dict[str, Any]:
+    """All cells with their figures, and their medians."""
+    return {
+        "kind": KIND,
+        "schema": SCHEMA,
+        "provenance": provenance(),
+        "options": dict(options),
+        "summary": [asdict(row) | {"point": _point(row.point)} for row in summarise(cells)],
+        "cells": [
+            {"side": cell.side, "round": cell.round, "num_prompts": len(cell.finished.fitted.requests)}
+            | _point(cell.point)
+            | figures(cell.finished)
+            | {"remarks": remarks(cell.finished)}
+            for cell in cells
+        ],
+    }
+
+
+def as_text(cells: Sequence[Cell]) -> str:
+    """The medians as a Markdown table, and below it what must be known of them."""
+    said = "".join(f"\n* {remark}" for remark in (_COLUMNS, *all_remarks(cells)))
+    return f"{as_markdown(_shown(cells))}{said}\n"
+
+
+def as_table(cells: Sequence[Cell]) -> Table:
+    """The medians for a terminal."""
+    table = Table(box=SIMPLE_HEAD, title="Medians over the rounds; times in ms", title_justify="left")
+    rows, summaries = _shown(cells), summarise(cells)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == "side" else "right", no_wrap=True)
+    for i, row in enumerate(rows):
+        last_of_load = i + 1 == len(rows) or summaries[i + 1].point != summaries[i].point
+        table.add_row(*("-" if value is None else value for value in row.values()), end_section=last_of_load)
+    return table
+
+
+def all_remarks(cells: Sequence[Cell]) -> list[str]:
+    """Every remark once, with where it was first made."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        for remark in remarks(cell.finished):
+            found.setdefault(remark, cell)
+    return [f"{cell.side} at {cell.point.label}: {remark}" for remark, cell in found.items()]
+
+
+def _shown(cells: Sequence[Cell]) -> list[dict[str, str | None]]:
+    """Rows of column → text, times in milliseconds. Columns in which nothing was measured are left out."""
+    rows = [_texts(row, tail_of(cells)) for row in summarise(cells)]
+    kept = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    return [{name: row[name] for name in kept} for row in rows]
+
+
+def _texts(row: Row, tail: float) -> dict[str, str | None]:
+    return {
+        "load": row.point.label,
+        "side": row.side,
+        "tokens/s": _number(row.output_tokens_per_s, 1),
+        "/ first": _number(row.over_first, 3),
+        "TTFT": _number(row.ttft_ms, 1),
+        "TPOT": _number(row.tpot_ms, 2),
+        "E2E": _number(row.e2el_ms, 0),
+        f"p{tail:g} E2E": _number(row.tail_e2el_ms, 0),
+        "good/s": _number(row.goodput, 2),
+        "length": _number(row.acceptance_length, 2),
+        "accepted": None if row.acceptance_rate is None else f"{row.acceptance_rate:.0%}",
+        "failed": str(row.failed) if row.failed else None,
+    }
+
+
+def _point(point: Point) -> dict[str, Any]:
+    rate = "inf" if math.isinf(point.request_rate) else point.request_rate
+    return {"max_concurrency": point.max_concurrency, "request_rate": rate}
+
+
+def _number(value: float | None, digits: int) -> str | None:
+    return None if value is None else f"{value:.{digits}f}"
+
+
+Value = Callable[[Row], float | None]
+
+
+def plot_sweep(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Writes a PNG of four panels, with a line for every side.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    figure = new_figure(11, 8, title)
+    axes = figure.subplots(2, 2).flatten()
+    points = list(dict.fromkeys(row.point for row in rows))
+    load = _axis(points)
+    _by_load(axes[0], rows, points, lambda row: row.output_tokens_per_s)
+    tidy(axes[0], "Throughput", load, "output tokens per second")
+    _by_load(axes[1], rows, points, lambda row: row.tpot_ms)
+    tidy(axes[1], "Time per output token", load, "milliseconds, median request")
+    _against(axes[2], rows)
+    tidy(axes[2], "Latency against throughput", "output tokens per second", "end to end, seconds, median request")
+    if any(row.acceptance_length is not None for row in rows):
+        _by_load(axes[3], rows, points, lambda row: row.acceptance_length)
+        tidy(axes[3], "Acceptance", load, "tokens per step with a draft")
+        axes[3].set_ylim(bottom=1)
+    else:
+        axes[3].text(0.5, 0.5, "no drafts", ha="center", color=GREY, transform=axes[3].transAxes)
+        axes[3].set_axis_off()
+    for ax in axes[:3]:
+        ax.set_ylim(bottom=0)
+    axes[0].legend(frameon=False, fontsize=8.5)
+    save_png(figure, path)
+
+
+def _by_load(ax: Axes, rows: Sequence[Row], points: Sequence[Point], value: Value) -> None:
+    for side, colour in _colours(rows).items():
+        known = [
+            (points.index(row.point), found) for row in rows if row.side == side and (found := value(row)) is not None
+        ]
+        if known:
+            ax.plot(*zip(*known, strict=True), "o-", color=colour, linewidth=1.8, markersize=5, label=side)
+    ax.set_xticks(range(len(points)), [point.label for point in points])
+
+
+def _against(ax: Axes, rows: Sequence[Row]) -> None:
+    """A point a load, which is written beside it."""
+    for side, colour in _colours(rows).items():
+        known = [row for row in rows if row.side == side and row.e2el_ms is not None]
+        places = [(row.output_tokens_per_s, (row.e2el_ms or 0.0) / 1e3) for row in known]
+        if not places:
+            continue
+        ax.plot(*zip(*places, strict=True), "o-", color=colour, linewidth=1.8, markersize=5, label=side)
+        for row, place in zip(known, places, strict=True):
+            ax.annotate(row.point.label, place, xytext=(4, 4), textcoords="offset points", fontsize=7.5, color=INK)
+    ax.set_xlim(left=0)
+
+
+def _colours(rows: Sequence[Row]) -> dict[str, str]:
+    sides = dict.fromkeys(row.side for row in rows)
+    return {side: SERIES[i % len(SERIES)] for i, side in enumerate(sides)}
+
+
+def _axis(points: Sequence[Point]) -> str:
+    limited = any(point.max_concurrency is not None for point in points)
+    rated = len({point.request_rate for point in points}) > 1
+    if limited and rated:
+        return "requests per second, and most at once"
+    return "requests per second" if rated else "requests at once"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dynaspec.bench.serving.load import Load
-from dynaspec.bench.serving.protocol import Usage
-from dynaspec.bench.serving.records import Failure, Record
+from dynaspec.bench.serving.client import Failure, Record, Usage
+from dynaspec.bench.serving.results import Load
 
 
 def answered(start: float, chunks: list[float], tokens: int, *, prompt: int = 10, queued: float = 0.0) -> Record:

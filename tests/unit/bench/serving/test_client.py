@@ -1,3 +1,5 @@
+"""One request, the events of its answer, and its times."""
+
 from __future__ import annotations
 
 import asyncio
@@ -6,8 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from dynaspec.bench.serving.client import send
-from dynaspec.bench.serving.protocol import BACKENDS, Usage
+from dynaspec.bench.serving.client import BACKENDS, EventStream, Usage, send
 from support.fake_server import (
     DONE,
     Call,
@@ -22,6 +23,23 @@ from support.fake_server import (
     usage,
     words,
 )
+
+STREAM = b': hello\r\n\r\ndata: {"a": 1}\n\nevent: x\ndata:two\ndata: lines\n\n\n\ndata: [DONE]\r\n\r\n'
+EVENTS = [b'{"a": 1}', b"two\nlines", b"[DONE]"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, len(STREAM)])
+def test_events_do_not_depend_on_how_bytes_arrive(size):
+    stream = EventStream()
+    found = [event for i in range(0, len(STREAM), size) for event in stream.feed(STREAM[i : i + size])]
+    assert found == EVENTS
+    assert stream.close() == []
+
+
+def test_the_last_blank_line_may_be_missing():
+    stream = EventStream()
+    assert stream.feed(b"data: last") == []
+    assert stream.close() == [b"last"]
 
 
 async def ask(fake: FakeServer, backend: str = "openai", clock=None):

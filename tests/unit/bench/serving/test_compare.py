@@ -5,8 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from dynaspec.bench.serving.compare import compare, load_results
-from dynaspec.bench.serving.compare_report import as_table, warnings
+from dynaspec.bench.serving.compare import as_table, compare, load_results, warnings
 from dynaspec.contract.errors import ConfigError
 
 OURS = {

@@ -1,4 +1,4 @@
-"""Requests drawn from data sets."""
+"""The requests of a load test: drawn from data sets, counted in tokens, cut to what the server has room for."""
 
 from __future__ import annotations
 
@@ -6,18 +6,112 @@ import asyncio
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from dynaspec.bench.datasets import DEMO, FORMS, BenchPrompt, load_dataset
+from dynaspec.bench.datasets import DEMO, FORMS, BenchPrompt, demo_prompts, load_dataset
 from dynaspec.contract.errors import ConfigError
+from dynaspec.engine.tokenizer import Tokenizer
 
-from .protocol import Prompt
-from .settings import Workload
-from .tokens import Tokens
+from .client import Prompt
+from .server import Server, ServerError, Workload
+
+_QUESTIONS_AT_ONCE = 16
+
+
+class Tokens(Protocol):
+    """Text to tokens and back."""
+
+    async def encode(self, text: str) -> list[int]: ...
+
+    async def decode(self, ids: Sequence[int]) -> str: ...
+
+    async def vocabulary(self) -> list[int]:
+        """Tokens that random prompts may consist of, in ascending order."""
+        ...
+
+
+class LocalTokens:
+    """A checkpoint's tokenizer."""
+
+    def __init__(self, name_or_path: str) -> None:
+        """
+        Raises:
+            CheckpointError: there is no such tokenizer.
+        """
+        self._tokenizer = Tokenizer(name_or_path)
+
+    async def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+    def count(self, text: str) -> int:
+        """Tokens of a text that was generated."""
+        return len(self._tokenizer.encode(text, special_tokens=False))
+
+    async def vocabulary(self) -> list[int]:
+        """All tokens but those without text, such as special ones."""
+        return [i for i in range(self._tokenizer.vocab_size) if self._tokenizer.decode([i])]
+
+
+class ServerTokens:
+    """The server's ``/tokenize`` and ``/detokenize``, as vLLM has them too."""
+
+    def __init__(self, server: Server, model: str) -> None:
+        self._server = server
+        self._model = model
+        self._places = asyncio.Semaphore(_QUESTIONS_AT_ONCE)
+
+    async def works(self) -> bool:
+        """Whether the server has them."""
+        return isinstance(await self._ask("/tokenize", {"prompt": "a"}, "tokens"), list)
+
+    async def encode(self, text: str) -> list[int]:
+        """
+        Raises:
+            ServerError: the server refuses.
+        """
+        return await self._encode({"prompt": text})
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """
+        Raises:
+            ServerError: the server refuses.
+        """
+        return str(self._expected(await self._ask("/detokenize", {"tokens": list(ids)}, "prompt"), str, "/detokenize"))
+
+    async def vocabulary(self) -> list[int]:
+        """The tokens of the demonstration's prompts: a server does not say which of its others have text."""
+        asked = [{"prompt": prompt.text, "add_special_tokens": False} for prompt in demo_prompts()]
+        encoded = await asyncio.gather(*map(self._encode, asked))
+        return sorted({token for tokens in encoded for token in tokens})
+
+    async def _encode(self, body: dict[str, Any]) -> list[int]:
+        return list(self._expected(await self._ask("/tokenize", body, "tokens"), list, "/tokenize"))
+
+    async def _ask(self, path: str, body: dict[str, Any], key: str) -> Any:
+        async with self._places:
+            answer = await self._server.post(path, {"model": self._model, **body})
+        return answer.get(key) if isinstance(answer, dict) else None
+
+    def _expected(self, value: Any, kind: type, path: str) -> Any:
+        if not isinstance(value, kind):
+            raise ServerError(f"{self._server.target.root}{path} gave no answer of vLLM's form; expected --tokenizer")
+        return value
+
+
+async def find_tokens(server: Server, model: str, tokenizer: str | None) -> Tokens | None:
+    """The tokenizer that was named; else the server's; None if it has none to ask."""
+    if tokenizer is not None:
+        return LocalTokens(tokenizer)
+    ours = ServerTokens(server, model)
+    return ours if await ours.works() else None
+
 
 RANDOM, SHAREGPT, CUSTOM = "random", "sharegpt", "custom"
 NAMES = (DEMO, RANDOM, SHAREGPT, CUSTOM, *FORMS)
@@ -175,3 +269,64 @@ def _needed(tokens: Tokens | None, name: str) -> Tokens:
             f"the data set {name!r} needs a tokenizer, and the server has no /tokenize; expected --tokenizer"
         )
     return tokens
+
+
+_CHAT_ROOM = 64
+"""Tokens left for what a chat template adds, and for text that becomes a few more tokens once it is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Requests that the server can take."""
+
+    requests: tuple[Asked, ...]
+    cut: int = 0
+    """How many prompts lost their beginning."""
+    unchecked: bool = False
+    """Their lengths are unknown: there is no tokenizer, or the server does not say what it has room for."""
+
+
+async def fit_requests(
+    requests: Sequence[Asked], tokens: Tokens | None, max_model_len: int | None, *, is_chat: bool
+) -> Fitted:
+    """Cuts prompts that leave too little room for their answers, from the left; a chat's prompts become text.
+
+    Raises:
+        ConfigError: an answer alone is as long as the model.
+        ServerError: the server's tokenizer refuses.
+    """
+    if tokens is None:
+        return Fitted(tuple(requests), unchecked=True)
+    encoded = await _encoded(requests, tokens) if max_model_len is not None else {}
+    fitted = []
+    cut = 0
+    for asked in requests:
+        ids = asked.prompt if isinstance(asked.prompt, tuple) else encoded.get(asked.prompt, ())
+        room = _room(max_model_len, asked.output_len, is_chat)
+        prompt: Prompt = asked.prompt
+        if room is not None and len(ids) > room:
+            prompt = ids[-room:]
+            cut += 1
+        if is_chat and isinstance(prompt, tuple):
+            prompt = await tokens.decode(prompt)
+        fitted.append(replace(asked, prompt=prompt))
+    return Fitted(tuple(fitted), cut, unchecked=max_model_len is None)
+
+
+async def _encoded(requests: Sequence[Asked], tokens: Tokens) -> dict[str, tuple[int, ...]]:
+    """Tokens of every text, each encoded once."""
+    texts = sorted({asked.prompt for asked in requests if isinstance(asked.prompt, str)})
+    several = await asyncio.gather(*(tokens.encode(text) for text in texts))
+    return {text: tuple(ids) for text, ids in zip(texts, several, strict=True)}
+
+
+def _room(max_model_len: int | None, output_len: int, is_chat: bool) -> int | None:
+    if max_model_len is None:
+        return None
+    room = max_model_len - output_len - (_CHAT_ROOM if is_chat else 0)
+    if room < 1:
+        raise ConfigError(
+            f"answers of {output_len} tokens leave no room for a prompt in the model's {max_model_len}; "
+            "expected a shorter --output-len"
+        )
+    return room

@@ -1,8 +1,10 @@
+"""Settings of a load test."""
+
 from __future__ import annotations
 
 import pytest
 
-from dynaspec.bench.serving.settings import Reported, Settings, Target, Traffic, Workload, base_address
+from dynaspec.bench.serving.server import Reported, Settings, Target, Traffic, Workload, base_address
 from dynaspec.contract.errors import ConfigError
 
 
