@@ -16,7 +16,7 @@ def explain(
 ) -> None:
     """Make a report of a decision log: what was decided, why, how it did, and what else could have been done."""
     with status(f"reading {file}"):
-        from dynaspec.bench.explain.report import analyse, write_report
+        from dynaspec.explain.report import analyse, write_report
 
         analysis = analyse(file)
         write_report(analysis, output, f"Decisions in {file.name}")

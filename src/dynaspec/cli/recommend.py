@@ -16,7 +16,7 @@ from dynaspec.cli.recommend_prompts import Trial, recommend_by_prompts
 from dynaspec.contract.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynaspec.bench.recommend.report import Recommendation
+    from dynaspec.explain.recommend import Recommendation
 
 
 def _trial(text: str, *names: str, **more: Any) -> Any:
@@ -102,9 +102,9 @@ def recommend(
     if len(draft_model or ()) > 1:
         raise ConfigError("--draft-model is given several times; expected one name, or --prompts")
     from dynaspec.bench.progress import stages
-    from dynaspec.bench.recommend.evidence import gather
-    from dynaspec.bench.recommend.report import recommend as advise
-    from dynaspec.bench.recommend.settings import Names
+    from dynaspec.explain.evidence import gather
+    from dynaspec.explain.recommend import Names
+    from dynaspec.explain.recommend import recommend as advise
     from dynaspec.simulate.planning import batch_sizes
 
     evidence = gather(files)
@@ -122,8 +122,8 @@ def recommend(
 
 
 def _show(found: Recommendation) -> None:
-    from dynaspec.bench.recommend.report import as_table
     from dynaspec.cli.bench_console import result_console
+    from dynaspec.explain.recommend import as_table
 
     console = result_console()
     console.print(as_table(found.predicted))

@@ -19,7 +19,7 @@ from dynaspec.contract.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from dynaspec.bench.methods import Ways
-    from dynaspec.bench.recommend.measured import Advice
+    from dynaspec.bench.recommend_prompts import Advice
     from dynaspec.bench.session import Session
 
 
@@ -49,7 +49,7 @@ def recommend_by_prompts(
     from dynaspec.bench.datasets import load_prompts, spread
     from dynaspec.bench.methods import compare_ways, find_ways, host_of_ways
     from dynaspec.bench.progress import stages
-    from dynaspec.bench.recommend.measured import affordable, decide
+    from dynaspec.bench.recommend_prompts import affordable, decide
 
     found = find_ways(model, checkpoints, known=known_heads(model), asked=trial.methods)
     given = load_prompts(file)

@@ -8,8 +8,8 @@ from typing import Any
 from dynaspec.bench.datasets import FittedPrompts
 from dynaspec.bench.profile_hosts import LOG, on_vllm
 from dynaspec.bench.profiling import Grid
-from dynaspec.bench.recommend.evidence import gather
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.explain.evidence import gather
 from hosts.vllm.engines import MODELS
 
 GRID = Grid((1, 2), (1, 3), 1)

@@ -11,7 +11,7 @@ from dynaspec.bench.profiling import WARM_STEPS, Grid
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from support.checkpoints import save_pair
-from unit.bench.explain.logs import Fixed, Host
+from unit.explain.logs import Fixed, Host
 
 
 def test_steps_in_which_all_requests_draft_alike_are_timed(tmp_path):

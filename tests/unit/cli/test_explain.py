@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from dynaspec.cli.explain import explain
 from dynaspec.contract.errors import ConfigError
-from unit.bench.explain.logs import Fixed, Host
+from unit.explain.logs import Fixed, Host
 
 app = typer.Typer()
 app.command()(explain)

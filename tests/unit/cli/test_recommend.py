@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dynaspec.control.profile import Profile
-from unit.bench.explain.logs import Fixed, Host
+from unit.explain.logs import Fixed, Host
 
 USEFUL = Profile({1: {0: 10.0, 4: 12.0}, 4: {0: 10.0, 4: 20.0}, 16: {0: 12.0, 4: 80.0}}, (0.8, 0.6, 0.5, 0.4), 4)
 USELESS = Profile({1: {0: 10.0, 4: 40.0}, 4: {0: 10.0, 4: 60.0}}, (0.2, 0.05, 0.0, 0.0), 4)

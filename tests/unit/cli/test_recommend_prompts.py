@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from dynaspec.bench.recommend import measured
+from dynaspec.bench import recommend_prompts
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def choose(monkeypatch):
     def choose(way):
         def decide(results, given):
             assert len({len(result.runs) for result in results}) == 1
-            return measured.Advice(way, given[way], ("It is told so.",))
+            return recommend_prompts.Advice(way, given[way], ("It is told so.",))
 
-        monkeypatch.setattr(measured, "decide", decide)
+        monkeypatch.setattr(recommend_prompts, "decide", decide)
 
     return choose
 
@@ -74,14 +74,14 @@ def test_json(dynaspec, few):
 
 
 def test_too_little_time_for_all(dynaspec, few, monkeypatch):
-    afford = measured.affordable
+    afford = recommend_prompts.affordable
 
     def hurried(host, found, prompts, params, rounds, seconds, *rest, **more):
         """A thousandth of the time: however fast the machine is, it is too little."""
         assert seconds == pytest.approx(0.6)
         return afford(host, found, prompts, params, rounds, seconds / 1000, *rest, **more)
 
-    monkeypatch.setattr(measured, "affordable", hurried)
+    monkeypatch.setattr(recommend_prompts, "affordable", hurried)
     result = dynaspec(*few, "--minutes", 0.01, "--methods", "ngram", "--max-tokens", 200)
     assert result.code == 0, result.err
     assert "note: in 0.01 minutes there is time for 2 of 3 prompts" in result.err

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from dynaspec.bench.explain.report import analyse, write_report
 from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.registry import build_controller
+from dynaspec.explain.report import analyse, write_report
 from dynaspec.hosts.transformers import Session, generate
 from dynaspec.observe.log_reader import ObserveCall, PlanCall, TrimCall, read_calls, read_header
 from dynaspec.observe.stats import SpecStats

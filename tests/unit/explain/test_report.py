@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 import json
@@ -11,16 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dynaspec.bench.explain import words
-from dynaspec.bench.explain.data import load
-from dynaspec.bench.explain.figures import lengths_over_time
-from dynaspec.bench.explain.reasons import POLICY, reasons
-from dynaspec.bench.explain.report import analyse, render, write_report
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import Limits, ProposerTraits, SpecPlan, StepView, StopRule
+from dynaspec.explain import sentences
+from dynaspec.explain.alternatives import POLICY, reasons
+from dynaspec.explain.figures import lengths_over_time
+from dynaspec.explain.log_data import load
+from dynaspec.explain.report import analyse, render, write_report
 from dynaspec.observe.decision_log import DecisionLog
-
-from .logs import Fixed, Host
+from unit.explain.logs import Fixed, Host
 
 EXPECTED: dict[str, Any] = {
     "mode": "speculate",
@@ -167,7 +168,7 @@ def probed(mode: str, cost: float, steps: int = 4) -> dict[str, Any]:
 def expected_of(path: Path, said: list[dict[str, Any]], length: int = 2) -> str:
     """What the summary says of the controller's expectations."""
     data = load(Host(path).run(Said(length, said), len(said)))
-    return " ".join(words.decisions(data) + words.expectations(data)).replace("\u00a0", " ")
+    return " ".join(sentences.decisions(data) + sentences.expectations(data)).replace("\u00a0", " ")
 
 
 def test_probes_are_told_with_what_they_cost(tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_which_was_expected_to_be_faster_and_why_the_slower_went_on(tmp_path: Pa
 def test_expectations_that_cannot_be_are_left_out(tmp_path: Path, wrong: object) -> None:
     believed = dict.fromkeys(EXPECTED, wrong) | {"mode": "speculate", "last_probe": wrong}
     data = load(Host(tmp_path / "log").run(Fixed(2, believed=believed), 5))
-    assert words.expectations(data) == (["Nothing could be drafted in 5 steps."] if wrong == 0 else [])
+    assert sentences.expectations(data) == (["Nothing could be drafted in 5 steps."] if wrong == 0 else [])
     text, _ = report(tmp_path / "log")
     assert "This controller expects neither a goodput nor a step time" in text or wrong == 0
 

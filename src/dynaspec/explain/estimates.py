@@ -1,4 +1,4 @@
-"""What a step of given work costs, learnt from the recorded steps."""
+"""Acceptance and step costs, learnt from decision logs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,106 @@ import numpy as np
 from dynaspec.contract.costs import Curve, PassCosts
 from dynaspec.contract.step import ProposerTraits
 from dynaspec.contract.work import runs_model
+from dynaspec.control.estimate.acceptance import POSITIONS, AcceptanceModel
 from dynaspec.control.estimate.costs import Measured, StepCosts, target_s
 from dynaspec.control.estimate.settings import AutoSettings
 
-from .data import Flags, Floats, LogData, most_used_proposer
+from .log_data import Flags, Floats, Ints, LogData, Verdicts, most_used_proposer
 
-_WHOLE_LOG = AutoSettings(drift=0.0)
+BINS = 10
+_ACCEPTANCE_SETTINGS = AutoSettings(memory=1e9, surprise=1e9)
+"""Nothing is forgotten."""
+_ACCEPTANCE_EPOCHS = 2
+"""In the last, requests are held against an average that is known by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByPosition:
+    """[J] Conditional acceptance: of the drafts right up to a position, those right there."""
+
+    tested: Ints
+    accepted: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Predictions in bins, against what happened; bins without any are left out."""
+
+    predicted: Floats
+    """[b] mean prediction."""
+    observed: Floats
+    """[b] share accepted."""
+    count: Ints
+    """[b]"""
+    auc: float | None
+    """Chance that an accepted token had the higher prediction than a rejected one; None without both kinds."""
+    error: float
+    """Mean |predicted − observed| over tokens."""
+
+
+def by_position(tests: Verdicts) -> ByPosition:
+    size = int(tests.position.max(initial=-1)) + 1
+    return ByPosition(
+        tested=np.bincount(tests.position, minlength=size),
+        accepted=np.bincount(tests.position[tests.accepted], minlength=size),
+    )
+
+
+def learn_acceptance(tests: Verdicts, requests: int) -> AcceptanceModel:
+    """Acceptance by position and request, of all of the log alike; a request's slot is its index.
+
+    Args:
+        requests: how many there are.
+    """
+    first = np.flatnonzero(tests.position == 0)
+    length = np.diff(first, append=tests.position.size)
+    right = np.add.reduceat(tests.accepted, first, dtype=np.int64) if first.size else first
+    model = AcceptanceModel(_ACCEPTANCE_SETTINGS, signal=False)
+    for _ in range(_ACCEPTANCE_EPOCHS):
+        for slot in range(requests):
+            model.admit(slot)
+        model.observe(tests.request[first], length, length, right, np.zeros(tests.position.size))
+    return model
+
+
+def chances(model: AcceptanceModel, requests: Ints, length: int) -> Floats:
+    """[n, length] conditional acceptance by position, for each of these requests [n]."""
+    biases = model.biases()[np.minimum(np.arange(length), POSITIONS - 1)]
+    logit = biases[None, :] + model.offsets(requests)[:, None]
+    return np.asarray(1.0 / (1.0 + np.exp(-logit)), dtype=np.float64)
+
+
+def calibrate(predicted: Floats, accepted: Flags) -> Calibration | None:
+    """Bins of equal width over 0 … 1; None where there is no finite prediction."""
+    finite = np.isfinite(predicted)
+    predicted, accepted = predicted[finite], accepted[finite]
+    if not predicted.size:
+        return None
+    bins = np.clip((predicted * BINS).astype(np.int64), 0, BINS - 1)
+    count = np.bincount(bins, minlength=BINS)
+    some = count > 0
+    mean = np.bincount(bins, weights=predicted, minlength=BINS)[some] / count[some]
+    share = np.bincount(bins, weights=accepted, minlength=BINS)[some] / count[some]
+    error = float(np.abs(mean - share) @ count[some] / count.sum())
+    return Calibration(mean, share, count[some], area_under_curve(predicted, accepted), error)
+
+
+def area_under_curve(predicted: Floats, accepted: Flags) -> float | None:
+    """The ROC curve's, by ranks; ties count half."""
+    hits = int(accepted.sum())
+    misses = accepted.size - hits
+    if not hits or not misses:
+        return None
+    ordered = np.sort(predicted)
+    first = np.searchsorted(ordered, predicted, side="left")
+    last = np.searchsorted(ordered, predicted, side="right")
+    ranks = (first + last + 1) / 2
+    return float((ranks[accepted].sum() - hits * (hits + 1) / 2) / (hits * misses))
+
+
+_COST_SETTINGS = AutoSettings(drift=0.0)
 """One price for all of it: the speed factor does not follow the moment."""
-_EPOCHS = 3
+_COST_EPOCHS = 3
 _BEGINNINGS = 2
 _DISTURBED = 0.3
 """A step whose logarithm of measured over learnt seconds is beyond this was disturbed, and teaches nothing."""
@@ -154,7 +246,7 @@ def _taught(data: LogData, work: StepWork, profile: PassCosts, of: Flags) -> Ste
     steps, drafter = data.steps, _drafter(data)
     # A pass that runs in any case is told from the target's here: an engine without a drafter does without it.
     proposers = [replace(traits, idle_pass=False) for traits in data.limits.proposers or _UNKNOWN]
-    costs = StepCosts(profile, proposers, _WHOLE_LOG)
+    costs = StepCosts(profile, proposers, _COST_SETTINGS)
     apart = bool(steps.verify_s.any())
     columns = (
         *(work.verify_rows + work.prefill_rows, work.kv_read, work.kv_tokens),
@@ -164,7 +256,7 @@ def _taught(data: LogData, work: StepWork, profile: PassCosts, of: Flags) -> Ste
     for rows, read, seen, drafts, *drafting, step_s, draft_s in np.column_stack(columns)[of].tolist():
         seconds = (step_s - draft_s, draft_s) if apart and drafts else (step_s, -1.0)
         told.append(Measured(rows, read, seen, *seconds, *((drafter, *drafting) if drafts else ())))
-    for _ in range(_EPOCHS):
+    for _ in range(_COST_EPOCHS):
         costs.observe(*told)
     return costs
 

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .acceptance import Calibration
-from .alternatives import Alternative
-from .costs import LogCosts
-from .data import EMBEDDED, LogData, Steps
-from .reasons import DRAFTED, step_reason
+from .alternatives import DRAFTED, Alternative, step_reason
+from .estimates import Calibration, LogCosts
+from .log_data import EMBEDDED, LogData, Steps
 
 CLEARLY = 0.02
 """Differences of speed below this share are called none."""

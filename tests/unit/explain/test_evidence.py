@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dynaspec.bench.explain.costs import fit_costs
-from dynaspec.bench.explain.data import load
-from dynaspec.bench.recommend.evidence import gather, trace_of
-from dynaspec.bench.recommend.fitted import FittedCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import Limits, ProposerTraits, Work
 from dynaspec.control.profile import Profile
+from dynaspec.explain.estimates import fit_costs
+from dynaspec.explain.evidence import FittedCosts, gather, trace_of
+from dynaspec.explain.log_data import load
 from dynaspec.simulate.costs import ProfileCosts
 from dynaspec.simulate.load import StepLoad
-from unit.bench.explain.logs import Fixed, Host
+from unit.explain.logs import Fixed, Host
 
 PROFILE = Profile({1: {0: 10.0, 4: 14.0}, 8: {0: 12.0, 4: 40.0}}, (0.8, 0.7, 0.5, 0.2), 4)
 LOOKUP = Limits(tuple(range(9)), proposers=(ProposerTraits("ngram", passes_per_draft="none"),))

@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 import pytest
@@ -6,7 +8,7 @@ from dynaspec.bench.datasets import BenchPrompt
 from dynaspec.bench.decoders import Host
 from dynaspec.bench.methods import Way, Ways
 from dynaspec.bench.offline import PolicyResult
-from dynaspec.bench.recommend.measured import LEAST_PROMPTS, affordable, decide
+from dynaspec.bench.recommend_prompts import LEAST_PROMPTS, affordable, decide
 from dynaspec.contract.sampling_params import SamplingParams
 from unit.bench.fakes import FakeDecoder
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from dynaspec.bench.datasets import BenchPrompt, fit
-from dynaspec.bench.decoders import Host
-from dynaspec.bench.measure import run_once
-from dynaspec.bench.methods import Ways
-from dynaspec.bench.offline import PolicyResult
-from dynaspec.bench.policies import PLAIN
-from dynaspec.bench.statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.explain.recommend import CLEARLY
 
-from .verdict import CLEARLY
+from .datasets import BenchPrompt, fit
+from .decoders import Host
+from .measure import run_once
+from .methods import Ways
+from .offline import PolicyResult
+from .policies import PLAIN
+from .statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios
 
 LEAST_PROMPTS = 2
 """Measured in any case."""
