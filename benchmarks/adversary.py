@@ -13,12 +13,12 @@ import numpy as np
 from dynaspec.bench.drafters import Adversarial
 from dynaspec.bench.drive import ClosedLoop, StepTrace, warm_prompts
 from dynaspec.bench.engines import SharedModels, Wrap, open_engine
-from dynaspec.bench.policies import PLAIN, PolicySpec, parse_policy
 from dynaspec.bench.statistics import lower_bound
 from dynaspec.bench.style import GREEN, RED, new_figure, save_png, tidy
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.proposer import Proposer
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.policies.short_names import PLAIN, PolicySpec, parse_policy
 from dynaspec.engine.engine import Engine
 from dynaspec.engine.tokenizer import Tokenizer
 from load_sweep import endless

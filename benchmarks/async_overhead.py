@@ -28,13 +28,13 @@ import dynaspec  # first: it sets what torch's threads read when they start
 
 # isort: split
 from dynaspec.bench.datasets import demo_prompts
-from dynaspec.bench.policies import parse_policy
 from dynaspec.bench.provenance import provenance
 from dynaspec.bench.report import make_folder, write_json
 from dynaspec.bench.statistics import ratios
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import RequestOutputKind
+from dynaspec.control.policies.short_names import parse_policy
 
 LEAST_RATIO = 0.95
 MOST_EXTRA_MS = 1.0

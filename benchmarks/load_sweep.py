@@ -28,7 +28,6 @@ from rich.text import Text
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts, load_prompts, spread
 from dynaspec.bench.drive import Job, SteadyLoop, Window, cacheable, steady_window, warm_prompts
 from dynaspec.bench.engines import SharedModels, open_engine
-from dynaspec.bench.policies import PLAIN, PolicySpec, parse_policy
 from dynaspec.bench.progress import stages
 from dynaspec.bench.provenance import provenance
 from dynaspec.bench.report import SCHEMA, make_folder, write_json
@@ -37,6 +36,7 @@ from dynaspec.bench.style import BLUE, GREEN, GREY, INK, RED, new_figure, save_p
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.policies.short_names import PLAIN, PolicySpec, parse_policy
 from dynaspec.engine.engine import Engine
 from dynaspec.model.batch import BLOCK_SIZE
 

@@ -24,7 +24,6 @@ from dynaspec.bench.datasets import Dataset, fit, load_dataset, spread
 from dynaspec.bench.drive import Job, Window, cacheable, run_all, steady_window, warm_prompts
 from dynaspec.bench.engines import SharedModels, open_engine
 from dynaspec.bench.markdown import as_markdown
-from dynaspec.bench.policies import PLAIN, PolicySpec, parse_policy
 from dynaspec.bench.profiling import Grid, measure, prompt_room
 from dynaspec.bench.progress import stages
 from dynaspec.bench.provenance import provenance
@@ -32,6 +31,7 @@ from dynaspec.bench.report import SCHEMA, make_folder, write_json
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.policies.short_names import PLAIN, PolicySpec, parse_policy
 from dynaspec.control.profile import Profile
 from dynaspec.engine.engine import Engine
 from dynaspec.model.batch import BLOCK_SIZE

@@ -25,7 +25,6 @@ import dynaspec  # first: it sets what torch's threads read when they start
 
 # isort: split
 from dynaspec.bench.datasets import demo_prompts
-from dynaspec.bench.policies import PolicySpec, parse_policy
 from dynaspec.bench.provenance import provenance
 from dynaspec.bench.report import make_folder, write_json
 from dynaspec.bench.serving.client import send
@@ -34,6 +33,7 @@ from dynaspec.bench.serving.server import Server, ServerError, Target, connect
 from dynaspec.bench.serving.sweep import HOST, free_port, launched, serve_command
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import DynaspecError
+from dynaspec.control.policies.short_names import PolicySpec, parse_policy
 from dynaspec.engine.tokenizer import Tokenizer
 
 LEAST_RATIO = 0.9

@@ -28,7 +28,6 @@ from rich.text import Text
 import adversary
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts
 from dynaspec.bench.drive import Job, StepTrace, cacheable, run_all, warm_prompts
-from dynaspec.bench.policies import PLAIN
 from dynaspec.bench.progress import Tell, stages
 from dynaspec.bench.provenance import provenance
 from dynaspec.bench.report import SCHEMA, make_folder, write_json
@@ -37,6 +36,7 @@ from dynaspec.bench.style import BLUE, GREEN, GREY, INK, new_figure, save_png, t
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.engine.engine import Engine
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.model.batch import BLOCK_SIZE

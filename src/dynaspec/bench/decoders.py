@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from dynaspec.api import LLM
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.policies.short_names import PolicySpec
 from dynaspec.engine.tokenizer import Tokenizer
 
 from .engines import SharedModels, open_engine
 from .measure import Decoder
-from .policies import PolicySpec
 
 BACKENDS = ("dynaspec", "vllm", "transformers")
 _CARRIED = ("dtype", "device", "max_num_seqs", "enable_prefix_caching")

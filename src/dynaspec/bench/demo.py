@@ -15,12 +15,12 @@ from dynaspec.api import LLM
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.checkpoint import checkpoint_method
+from dynaspec.control.policies.short_names import PLAIN, parse_policy
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.observe.counts import SpecCounts
 
 from .engines import SharedModels, open_engine
 from .measure import Run, different, run_once
-from .policies import PLAIN, parse_policy
 
 _LOOKUP_LENGTH, _DRAFT_LENGTH = 5, 3
 """Tokens of drafts of fixed length: for the demonstration's models on two cores the best there are."""

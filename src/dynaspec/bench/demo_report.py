@@ -10,8 +10,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from dynaspec.control.policies.short_names import PLAIN
+
 from .demo import Measured, Summary, by_kind, name_of, summarise
-from .policies import PLAIN
 from .provenance import provenance
 from .report import SCHEMA
 

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from dynaspec.contract.proposer import Proposer
+from dynaspec.control.policies.short_names import PolicySpec
 from dynaspec.engine.build import build_engine
 from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.engine import Engine
 from dynaspec.heap import settle
 from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
-
-from .policies import PolicySpec
 
 Wrap = Callable[[Proposer], Proposer]
 

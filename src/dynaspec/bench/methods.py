@@ -12,11 +12,11 @@ from dynaspec.contract.methods import METHODS
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control import suffix
 from dynaspec.control.checkpoint import checkpoint_method, own_target
+from dynaspec.control.policies.short_names import PLAIN, PolicySpec, policy_options, spec_of
 
 from .datasets import BenchPrompt
 from .decoders import Host, host_of
 from .offline import Progress
-from .policies import PLAIN, PolicySpec, policy_options, spec_of
 from .session import Session, run_comparison
 
 AUTO = "auto"

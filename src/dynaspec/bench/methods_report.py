@@ -11,10 +11,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.observe.counts import SpecCounts
 
 from .offline import PolicyResult
-from .policies import PLAIN
 from .report import identical_text, number_text, percent_text, rates_text
 from .session import Session
 from .style import EDGE, INK, SERIES, new_figure, save_png, tidy

@@ -11,10 +11,10 @@ from typing import Any
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.outputs import CompletionOutput
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.observe.counts import SpecCounts
 
 from .measure import Decoder, Run, different, run_once
-from .policies import PLAIN
 
 Progress = Callable[[str], None]
 """Told what is about to run."""

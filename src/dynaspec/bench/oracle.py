@@ -13,6 +13,7 @@ from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.estimate.costs import StepCosts
+from dynaspec.control.policies.short_names import PLAIN, PolicySpec, parse_policy
 from dynaspec.control.trees import WIDTH_KEY
 from dynaspec.engine.engine import Engine
 from dynaspec.kv.arena import Arena
@@ -26,7 +27,6 @@ from .drive import Job, StepTrace, run_all
 from .engines import SharedModels, open_engine
 from .hindsight import Hindsight, best_survival, best_threshold_per_position, confidence_alone, signal
 from .passes import Iteration, KnownText, Passes, Walk, fit_costs, fixed, oracle, tokens_per_second, walk
-from .policies import PLAIN, PolicySpec, parse_policy
 from .profiling import time_steps
 from .rollout import draft_everywhere
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
+from dynaspec.control.policies.short_names import PLAIN
+
 from .oracle import ORACLE, TaskResult
 from .oracle_report import HINDSIGHT
-from .policies import PLAIN
 from .style import BLUE, GOLD, GREEN, GREY, INK, new_figure, save_png, tidy
 
 _WASTED = "#f0cfc6"

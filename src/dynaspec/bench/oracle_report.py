@@ -10,9 +10,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from dynaspec.control.policies.short_names import PLAIN
+
 from .oracle import BY_CONFIDENCE, BY_POSITION, BY_SIGNAL, ORACLE, Line, Study, TaskResult
 from .passes import Walk
-from .policies import PLAIN
 from .provenance import provenance
 from .report import SCHEMA
 

@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from dynaspec.control.policies.short_names import PLAIN
+
 from .demo import Summary, name_of
-from .policies import PLAIN
 
 _COLOURS = ("#9aa5b1", "#e3a857", "#7aa6d8", "#2a9d6f")
 """Of the ways, in their order."""

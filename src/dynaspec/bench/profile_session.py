@@ -15,6 +15,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.policies.short_names import PolicySpec
 from dynaspec.control.profile import Profile
 from dynaspec.control.words import either
 from dynaspec.engine.tokenizer import Tokenizer
@@ -23,7 +24,6 @@ from .cells import Cells
 from .datasets import Dataset, FittedPrompts, fit, spread
 from .drafters import Padded
 from .engines import open_engine
-from .policies import PolicySpec
 from .profiling import Grid, Progress, check_prompts, measure, prompt_room
 from .report import make_folder
 

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.explain.recommend import CLEARLY
 
 from .datasets import BenchPrompt, fit
@@ -16,7 +17,6 @@ from .decoders import Host
 from .measure import run_once
 from .methods import Ways
 from .offline import PolicyResult
-from .policies import PLAIN
 from .statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios
 
 LEAST_PROMPTS = 2

@@ -9,6 +9,7 @@ from typing import Any
 
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.policies.short_names import PLAIN, PolicySpec
 
 from .datasets import BenchPrompt, fit
 from .decoders import Host, OpenDecoder
@@ -23,7 +24,6 @@ from .offline import (
     results_of,
     speedups_by_category,
 )
-from .policies import PLAIN, PolicySpec
 from .provenance import provenance
 from .report import SCHEMA
 

@@ -49,7 +49,7 @@ def offline(
         str | None,
         typer.Option(
             help="Separated by commas: auto, constant:K, confidence[:T[:K]], heuristic[:K], goodput:FILE, "
-            "schedule:LO-HI=K;…, elastic[:A/B/C[:GATE]]; after ngram: or suffix: drafts are looked up, after both: or "
+            "schedule:LO-HI=K/…, elastic[:A/B/C[:GATE]]; after ngram: or suffix: drafts are looked up, after both: or "
             "all: that too. Default: plain,constant:4,confidence:0.4,auto; under vLLM without confidence."
         ),
     ] = None,
@@ -91,8 +91,8 @@ def offline(
     further = json_object("--engine-options", engine_options)
     if further and backend != "vllm":
         raise ConfigError(f"--engine-options is given but --backend is {backend!r}; expected none, or vllm")
-    from dynaspec.bench.policies import parse_policies
     from dynaspec.bench.report import make_folder
+    from dynaspec.control.policies.short_names import parse_policies
 
     specs = parse_policies(policies or _DEFAULT_POLICIES.get(backend, _DEFAULT_POLICIES["dynaspec"]), draft_model)
     engine = {"enable_prefix_caching": False, "max_num_seqs": batch_size} | o.given(
@@ -161,8 +161,8 @@ def oracle(
     what fixed lengths and the oracle do follows from that, what they take from step times measured in the same run.
     """
     from dynaspec.bench.datasets import load_dataset, spread
-    from dynaspec.bench.policies import PLAIN, parse_policies
     from dynaspec.bench.report import make_folder
+    from dynaspec.control.policies.short_names import PLAIN, parse_policies
 
     specs = [spec for spec in parse_policies(policies, draft_model) if spec.name != PLAIN]
     prompts = spread(load_dataset(None, dataset).prompts, num_prompts)

@@ -22,9 +22,9 @@ from dynaspec.cli.console import note
 from dynaspec.contract.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynaspec.bench.policies import PolicySpec
     from dynaspec.bench.serving.server import Settings, Target
     from dynaspec.bench.serving.sweep import Cell, Plan, Start
+    from dynaspec.control.policies.short_names import PolicySpec
 
 _ALL_FAILED = 1
 _TERMINATED = 128 + signal.SIGTERM
@@ -155,7 +155,7 @@ def _running(options: Mapping[str, Any], target: Target) -> dict[str, Start]:
 
 def _launched(options: Mapping[str, Any], target: Target) -> dict[str, Start]:
     """A server a policy."""
-    from dynaspec.bench.policies import parse_policy
+    from dynaspec.control.policies.short_names import parse_policy
 
     if options["model"] is None:
         raise ConfigError("no model was given; expected --model to start servers with, or --base-url of one")

@@ -34,7 +34,7 @@ def simulate(
         str,
         typer.Option(
             help="Separated by commas: plain, constant:K, heuristic[:K], heuristic_transient[:K], "
-            "confidence[:T[:K[:SCOPE]]], schedule:LO-HI=K\\[/LO-HI=K …], goodput[:FILE[:K]], elastic[:K-K-K], "
+            "confidence[:T[:K[:SCOPE]]], schedule:LO-HI=K/…, goodput[:FILE[:K]], elastic[:A/B/C], "
             "auto[:K], oracle, oracle:cost."
         ),
     ] = "plain,constant:2,constant:4,goodput,auto,oracle:cost",

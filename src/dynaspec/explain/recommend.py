@@ -21,12 +21,13 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.goodput import schedule_of
+from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.control.registry import build_controller
 from dynaspec.control.schedule import Range
 from dynaspec.hosts.vllm.launch import speculation_arguments
 from dynaspec.simulate.arrivals import closed_loop
 from dynaspec.simulate.comparison import Case, compare
-from dynaspec.simulate.policies import PLAIN, PolicySpec, parse_policies
+from dynaspec.simulate.policies import SimulatedPolicy, parse_policies
 from dynaspec.simulate.traces import Trace
 
 from .evidence import Evidence
@@ -97,7 +98,7 @@ def lengths_up_to(longest: int) -> list[int]:
     return [k for k in range(1, longest + 1) if k <= _EVERY_UP_TO or k % _STEP == 0]
 
 
-def _policies(evidence: Evidence, ranges: Sequence[Range], profile: Path) -> list[PolicySpec]:
+def _policies(evidence: Evidence, ranges: Sequence[Range], profile: Path) -> list[SimulatedPolicy]:
     """Those that draft."""
     names = [f"{FIXED}{k}" for k in lengths_up_to(evidence.longest)]
     fixed = [spec for spec in parse_policies(",".join(names), lambda: evidence.profile) if spec.name != PLAIN]
@@ -111,9 +112,9 @@ def _policies(evidence: Evidence, ranges: Sequence[Range], profile: Path) -> lis
     ]
 
 
-def _named(policy: str, options: Mapping[str, object]) -> PolicySpec:
+def _named(policy: str, options: Mapping[str, object]) -> SimulatedPolicy:
     config = SpeculativeConfig.parse({"model": "drafter", "policy": policy, **options})
-    return PolicySpec(
+    return SimulatedPolicy(
         policy,
         lambda limits, scene: build_controller(config, limits, seed=scene.seed, costs=scene.costs.pass_costs()),
     )

@@ -166,7 +166,7 @@ class Analysis:
             sentences.expectations(data),
             sentences.verdict(self.found),
         )
-        return [" ".join(sentences) for sentences in parts if sentences]
+        return [" ".join(lines) for lines in parts if lines]
 
 
 def analyse(path: Path) -> Analysis:

@@ -13,7 +13,7 @@ from dynaspec.contract.errors import ConfigError
 from .arrivals import Arrivals
 from .costs import CostModel
 from .metrics import Run, Totals
-from .policies import PolicySpec, Scene
+from .policies import Scene, SimulatedPolicy
 from .simulator import HostConfig, simulate
 from .traces import Trace
 
@@ -57,7 +57,7 @@ def spread_over_nodes(case: Case, nodes: int, router: Router, rng: np.random.Gen
 
 
 def compare(
-    policies: Sequence[PolicySpec],
+    policies: Sequence[SimulatedPolicy],
     cases: Sequence[Sequence[Case]],
     costs: CostModel,
     host: HostConfig,
@@ -79,7 +79,7 @@ def compare(
     return results
 
 
-def _serve(policy: PolicySpec, case: Case, costs: CostModel, host: HostConfig, time_noise: float) -> Run:
+def _serve(policy: SimulatedPolicy, case: Case, costs: CostModel, host: HostConfig, time_noise: float) -> Run:
     scene = Scene(case.trace, costs, case.seed)
     return simulate(
         case.trace,

@@ -11,10 +11,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.control.policies.short_names import PLAIN
 
 from .comparison import PolicyResult
 from .metrics import course
-from .policies import ORACLES, PLAIN
+from .policies import ORACLES
 
 _COLOURS = (
     "#4c78a8",

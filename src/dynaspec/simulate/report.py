@@ -14,9 +14,10 @@ from rich.text import Text
 
 import dynaspec
 from dynaspec.contract.errors import ConfigError
+from dynaspec.control.policies.short_names import PLAIN
 
 from .comparison import PolicyResult
-from .policies import ORACLES, PLAIN
+from .policies import ORACLES
 
 SCHEMA = 1
 """Of the JSON file; grows when a key changes its meaning."""

@@ -6,10 +6,10 @@ import pytest
 from dynaspec.bench.drafters import CONFIDENT, Adversarial, Padded, lengths_when_sure
 from dynaspec.bench.drive import Job, run_all
 from dynaspec.bench.engines import open_engine
-from dynaspec.bench.policies import parse_policy
 from dynaspec.contract.proposer import Drafts, ProposerNeeds
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule
+from dynaspec.control.policies.short_names import parse_policy
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
 JOBS = [Job((5, 6, 7), PARAMS), Job((9, 8, 7, 6), PARAMS)]

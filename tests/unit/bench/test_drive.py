@@ -7,9 +7,9 @@ import pytest
 
 from dynaspec.bench.drive import ClosedLoop, Job, SteadyLoop, cacheable, run_all, steady_window, warm_prompts
 from dynaspec.bench.engines import SharedModels, open_engine
-from dynaspec.bench.policies import parse_policy
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.policies.short_names import parse_policy
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
 

@@ -13,13 +13,13 @@ from dynaspec.bench.datasets import BenchPrompt
 from dynaspec.bench.decoders import Host
 from dynaspec.bench.methods import find_ways
 from dynaspec.bench.offline import speedups_by_category
-from dynaspec.bench.policies import PLAIN, PolicySpec, spec_of
 from dynaspec.bench.session import run_comparison
 from dynaspec.contract.errors import CheckpointError, ConfigError
 from dynaspec.contract.methods import METHODS, Method
 from dynaspec.contract.outputs import RequestMetrics
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import ProposerTraits
+from dynaspec.control.policies.short_names import PLAIN, PolicySpec, spec_of
 
 from .fakes import FakeDecoder
 

@@ -12,8 +12,8 @@ from dynaspec.bench.datasets import BenchPrompt
 from dynaspec.bench.oracle import ORACLE, run_study, summarise
 from dynaspec.bench.oracle_plot import plot_iterations, plot_speeds
 from dynaspec.bench.passes import Iteration, fixed, stopped, walk
-from dynaspec.bench.policies import parse_policy
 from dynaspec.contract.errors import ConfigError
+from dynaspec.control.policies.short_names import parse_policy
 
 PROMPTS = [
     BenchPrompt("the quick brown fox", "text"),

@@ -6,11 +6,11 @@ import sys
 import pytest
 import typer
 
-from dynaspec.bench.policies import parse_policy
 from dynaspec.cli import profile as command
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.contract.methods import METHODS
+from dynaspec.control.policies.short_names import parse_policy
 from dynaspec.control.profile import Profile
 from dynaspec.control.resolve import either
 from dynaspec.observe.log_reader import read_header

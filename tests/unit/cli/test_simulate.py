@@ -85,7 +85,7 @@ def test_a_schedule_for_hardware_at_hand_or_not(dynaspec):
         (("--gpu", "abacus"), "the GPU 'abacus' is not known; expected one of A100"),
         (("--gpu", "H100", "--target", "gpt-9"), "the model 'gpt-9' is not known"),
         (("--gpu", "L4", "--target", "llama-3.1-70b"), "expected more GPUs, larger ones or a smaller model"),
-        ((*ROOFLINE, "--policies", "magic"), "the policy 'magic' is not known; expected plain, constant:K"),
+        ((*ROOFLINE, "--policies", "magic"), "the policy 'magic' is not known; expected plain, auto"),
         ((*ROOFLINE, "--arrivals", "poisson"), "the arrivals are 'poisson'; expected poisson:RATE"),
         ((*ROOFLINE, "--acceptance", "1.5"), "--acceptance is '1.5'; expected numbers from 0 to 1, not 1.5"),
         ((*ROOFLINE, "--acceptance", "high"), "--acceptance is 'high'"),

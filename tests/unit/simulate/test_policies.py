@@ -19,7 +19,7 @@ HOST = HostConfig(max_num_seqs=16, max_draft=6)
 COSTS = RooflineCosts(find_model("llama-3.1-8b"), find_model("llama-3.2-1b"), find_gpu("H100"))
 ALL = (
     "constant:2,heuristic,heuristic:3,heuristic_transient,confidence,confidence:0.5,confidence:auto:6,"
-    "confidence:0.6:6:request,schedule:1-4=4/5-16=2,goodput,elastic,elastic:2-4-6,auto,auto:4,oracle,oracle:cost"
+    "confidence:0.6:6:request,schedule:1-4=4/5-16=2,goodput,elastic,elastic:2/4/6,auto,auto:4,oracle,oracle:cost"
 )
 
 
@@ -55,8 +55,9 @@ def test_every_form_runs(tmp_path):
         "confidence:0.5:4:each",
         "schedule",
         "schedule:4",
+        "schedule:1-4=5;5-32=2",
         "schedule:2-4=1",
-        "elastic:5-2",
+        "elastic:2-5",
         "goodput:/nowhere",
         "auto:0",
     ],

@@ -21,10 +21,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dynaspec.bench.markdown import as_markdown
-from dynaspec.bench.policies import PolicySpec
 from dynaspec.bench.provenance import provenance
 from dynaspec.bench.style import GREY, INK, SERIES, new_figure, save_png, tidy
 from dynaspec.contract.errors import ConfigError
+from dynaspec.control.policies.short_names import PolicySpec
 
 from .load import Finished, run_load_test
 from .report import SCHEMA, figures, remarks

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 from rich.console import Console
 
-from dynaspec.bench.policies import parse_policy
 from dynaspec.bench.serving import sweep as sweep_module
 from dynaspec.bench.serving.server import Reported, ServerError, Settings, Target, Workload
 from dynaspec.bench.serving.sweep import (
@@ -32,6 +31,7 @@ from dynaspec.bench.serving.sweep import (
 )
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.policies.short_names import parse_policy
 from support.fake_server import FakeServer, root, running, words
 from unit.bench.serving.test_results import page
 
@@ -107,7 +107,7 @@ async def test_no_place_for_the_log(tmp_path):
             pass
 
 
-@pytest.mark.parametrize("name", ["auto:8", "confidence:0.4:20", "schedule:1-4=5;5-32=2", "elastic:5/10:0.3"])
+@pytest.mark.parametrize("name", ["auto:8", "confidence:0.4:20", "schedule:1-4=5/5-32=2", "elastic:5/10:0.3"])
 def test_a_policy_survives_the_command_line(name):
     spec = parse_policy(name, "folder/draft")
     *_, option, given, last = serve_command("folder/target", spec, 8123, ["--dtype=float32"])

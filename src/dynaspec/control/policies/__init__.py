@@ -1,0 +1,1 @@
+"""The policies, one controller each, and what builds them."""
