@@ -24,10 +24,10 @@ from rich.console import Console
 
 import hosts_transformers
 import hosts_vllm
+from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import demo_prompts
-from dynaspec.bench.progress import Tell, stages
+from dynaspec.bench.offline import make_folder, write_json
 from dynaspec.bench.provenance import provenance
-from dynaspec.bench.report import make_folder, write_json
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.engine.tokenizer import Tokenizer

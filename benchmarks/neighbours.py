@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dynaspec.bench.datasets import demo_prompts, spread
+from dynaspec.bench.offline import make_folder, write_json
 from dynaspec.bench.provenance import provenance
-from dynaspec.bench.report import make_folder, write_json
 from dynaspec.cli.demo_model import demo_target
 
 BUSY = "while True: pass"

@@ -19,15 +19,13 @@ from typing import Any
 import dynaspec  # noqa: F401  # first: it sets what torch's threads read when they start
 
 # isort: split
-from dynaspec.bench.cells import Cells
+from dynaspec.bench.console import as_markdown, stages
 from dynaspec.bench.datasets import Dataset, fit, load_dataset, spread
+from dynaspec.bench.decoders import SharedModels, open_engine
 from dynaspec.bench.drive import Job, Window, cacheable, run_all, steady_window, warm_prompts
-from dynaspec.bench.engines import SharedModels, open_engine
-from dynaspec.bench.markdown import as_markdown
-from dynaspec.bench.profiling import Grid, measure, prompt_room
-from dynaspec.bench.progress import stages
+from dynaspec.bench.offline import SCHEMA, make_folder, write_json
+from dynaspec.bench.profiling import Cells, Grid, measure, prompt_room
 from dynaspec.bench.provenance import provenance
-from dynaspec.bench.report import SCHEMA, make_folder, write_json
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import SamplingParams

@@ -25,8 +25,8 @@ import dynaspec  # first: it sets what torch's threads read when they start
 
 # isort: split
 from dynaspec.bench.datasets import demo_prompts
+from dynaspec.bench.offline import make_folder, write_json
 from dynaspec.bench.provenance import provenance
-from dynaspec.bench.report import make_folder, write_json
 from dynaspec.bench.serving.client import send
 from dynaspec.bench.serving.load import put_load
 from dynaspec.bench.serving.server import Server, ServerError, Target, connect

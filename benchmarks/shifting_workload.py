@@ -26,13 +26,13 @@ from rich.table import Table
 from rich.text import Text
 
 import adversary
+from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts
 from dynaspec.bench.drive import Job, StepTrace, cacheable, run_all, warm_prompts
-from dynaspec.bench.progress import Tell, stages
+from dynaspec.bench.offline import SCHEMA, make_folder, write_json
+from dynaspec.bench.plots import BLUE, GREEN, GREY, INK, new_figure, save_png, tidy
 from dynaspec.bench.provenance import provenance
-from dynaspec.bench.report import SCHEMA, make_folder, write_json
 from dynaspec.bench.statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios, shuffled
-from dynaspec.bench.style import BLUE, GREEN, GREY, INK, new_figure, save_png, tidy
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import SamplingParams

@@ -28,10 +28,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from dynaspec.bench.offline import make_folder, write_json
+from dynaspec.bench.plots import BLUE, GOLD, GREY, RED, new_figure, save_png, tidy
 from dynaspec.bench.provenance import provenance
-from dynaspec.bench.report import make_folder, write_json
 from dynaspec.bench.serving.sweep import HOST, free_port, launched, serve_command
-from dynaspec.bench.style import BLUE, GOLD, GREY, RED, new_figure, save_png, tidy
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.control.policies.short_names import parse_policy

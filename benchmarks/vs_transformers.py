@@ -30,9 +30,9 @@ import numpy as np
 import torch
 
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts
-from dynaspec.bench.measure import run_once
+from dynaspec.bench.decoders import run_once
+from dynaspec.bench.offline import make_folder, write_json
 from dynaspec.bench.provenance import provenance
-from dynaspec.bench.report import make_folder, write_json
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.proposer import DecodeBatch, Drafts

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from dynaspec import SamplingParams
-from dynaspec.bench.engines import SharedModels
+from dynaspec.bench.decoders import SharedModels
 from dynaspec.cli.demo_model import demo_head, demo_target
 from dynaspec.contract.errors import ConfigError
 from dynaspec.propose.ngram import NgramProposer

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.costs import PassCosts
-from dynaspec.simulate.arrivals import closed_loop
-from dynaspec.simulate.costs import StepTime
-from dynaspec.simulate.load import StepLoad
+from dynaspec.simulate.costs import StepLoad, StepTime
 from dynaspec.simulate.simulator import ControllerFactory, HostConfig, simulate
 from dynaspec.simulate.synthetic import Lengths, Synthetic
+from dynaspec.simulate.traces import closed_loop
 
 _TICK_S = 1e-3
 _SETTLED = 6

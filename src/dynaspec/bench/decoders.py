@@ -1,19 +1,123 @@
-"""What a comparison decodes with, on every host: one decoder a policy."""
+"""What a comparison decodes with, on every host: one decoder a policy; engines stepped by hand; a timed run."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from uuid import uuid4
 
 from dynaspec.api import LLM
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.outputs import RequestOutput
+from dynaspec.contract.proposer import Proposer
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import PolicySpec
+from dynaspec.engine.build import build_engine
+from dynaspec.engine.config import EngineConfig
+from dynaspec.engine.engine import Engine
 from dynaspec.engine.tokenizer import Tokenizer
+from dynaspec.heap import settle
+from dynaspec.model.base import Model
+from dynaspec.model.loader import load_model
+from dynaspec.observe.counts import SpecCounts
 
-from .engines import SharedModels, open_engine
-from .measure import Decoder
+Wrap = Callable[[Proposer], Proposer]
+
+
+class SharedModels:
+    """Loads each checkpoint once: engines that are held against each other run on the same weights in the same memory,
+    since where a copy happens to lie makes a pass a few per cent faster or slower."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[tuple[Any, ...], Model] = {}
+
+    def __call__(self, path_or_id: str, **options: Any) -> Model:
+        """See ``load_model``."""
+        key = (path_or_id, *sorted(options.items()))
+        if key not in self._loaded:
+            self._loaded[key] = load_model(path_or_id, **options)
+        return self._loaded[key]
+
+
+def open_engine(
+    model: str,
+    spec: PolicySpec,
+    *,
+    wrap: Wrap | None = None,
+    load: Callable[..., Model] = load_model,
+    **options: Any,
+) -> Engine:
+    """An engine under a policy, in a process that does nothing else.
+
+    Args:
+        wrap: puts something around the proposer that the policy's configuration asks for.
+        load: ``SharedModels`` where engines are compared.
+        options: fields of ``EngineConfig``.
+
+    Raises:
+        ConfigError, CheckpointError, CapacityError: see ``build_engine``.
+    """
+    config = EngineConfig.build(model=model, speculative_config=spec.config, **options)
+    engine = build_engine(config, wrap=wrap, load=load)
+    settle()
+    return engine
+
+
+Tokens = tuple[tuple[int, ...], ...]
+"""Output token ids of every prompt."""
+
+
+class Decoder(Protocol):
+    """What is measured; ``LLM`` is one."""
+
+    def generate(
+        self, prompts: list[Mapping[str, object]], sampling_params: SamplingParams, /
+    ) -> Sequence[RequestOutput]: ...
+
+    def stats(self) -> SpecCounts: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one pass over the prompts gave and took."""
+
+    seconds: float
+    counts: SpecCounts
+    outputs: tuple[RequestOutput, ...]
+
+    @property
+    def tokens(self) -> Tokens:
+        return tuple(completion.token_ids for output in self.outputs for completion in output.outputs)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(map(len, self.tokens))
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.output_tokens / self.seconds
+
+
+def run_once(decoder: Decoder, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Run:
+    """Decodes all prompts (token ids) and takes the wall time, prefill included.
+
+    They share a cache salt with each other and with no other run, whose answers would be drafts that are always right.
+    """
+    salt = uuid4().hex
+    given: list[Mapping[str, object]] = [{"prompt_token_ids": list(tokens), "cache_salt": salt} for tokens in prompts]
+    before = decoder.stats()
+    started = time.perf_counter()
+    outputs = tuple(decoder.generate(given, params))
+    seconds = time.perf_counter() - started
+    return Run(seconds, decoder.stats() - before, outputs)
+
+
+def different(ours: Tokens, reference: Tokens) -> int:
+    """How many outputs are not token for token those of the reference."""
+    return sum(a != b for a, b in zip(ours, reference, strict=True))
+
 
 BACKENDS = ("dynaspec", "vllm", "transformers")
 _CARRIED = ("dtype", "device", "max_num_seqs", "enable_prefix_caching")

@@ -1,4 +1,4 @@
-"""Every way of decoding that a target has: plainly, with each method's drafts, and under ``auto``."""
+"""Every way of decoding that a target has: plainly, with each method's drafts, and under ``auto``; side by side."""
 
 from __future__ import annotations
 
@@ -7,17 +7,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control import suffix
 from dynaspec.control.checkpoint import checkpoint_method, own_target
 from dynaspec.control.policies.short_names import PLAIN, PolicySpec, policy_options, spec_of
+from dynaspec.observe.counts import SpecCounts
 
 from .datasets import BenchPrompt
 from .decoders import Host, host_of
-from .offline import Progress
-from .session import Session, run_comparison
+from .offline import (
+    PolicyResult,
+    Progress,
+    Session,
+    identical_text,
+    number_text,
+    percent_text,
+    rates_text,
+    run_comparison,
+)
 
 AUTO = "auto"
 
@@ -215,3 +228,118 @@ def _check_used(checkpoints: Sequence[str], ways: Sequence[Way]) -> None:
                 f"--speculative-model {checkpoint} is for the method {checkpoint_method(checkpoint)!r}, but --methods "
                 "has neither that nor 'auto'; expected one of them, or no such model"
             )
+
+
+_TOTAL = "all"
+
+
+def methods_table(results: Sequence[PolicyResult], title: str) -> Table:
+    """One way a line; counts and times are those of the last round.
+
+    The acceptance length is that of steps with a draft, the target's own token included; tokens per step are those of
+    all steps of a request. Rows are the target's, for a request in a step. Drafting is its share of the steps' time.
+    """
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, collapse_padding=True)
+    table.add_column("\nmethod", no_wrap=True)
+    for heading in ("\nidentical", "tokens\n/ s", "speed-\nup", "in the\nrounds", "accept.\nlength", "tokens\n/ step"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("accepted\nper position", no_wrap=True)
+    for heading in ("draft-\ning", "rows\n/ step"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    fastest = max(result.tokens_per_second for result in results)
+    for result in results:
+        counts = result.counts
+        style = "bold green" if result.tokens_per_second == fastest else ""
+        table.add_row(
+            Text(result.name, style=style),
+            identical_text(result),
+            Text(f"{result.tokens_per_second:.1f}", style=style),
+            Text(f"{result.speedup:.2f}×", style=style),
+            "-" if result.name == PLAIN else spread_text(result),
+            number_text(counts.mean_acceptance_length),
+            number_text(counts.tokens_per_request_step),
+            rates_text(counts.rate_per_position),
+            percent_text(drafting_share(counts)),
+            number_text(target_rows(counts)),
+        )
+    return table
+
+
+def categories_table(session: Session) -> Table:
+    """Kinds of prompts down, ways across: times plain decoding's speed."""
+    speedups = with_total(session)
+    table = Table(box=SIMPLE_HEAD, title="Speed-up by category", title_justify="left", pad_edge=False)
+    table.add_column("category", no_wrap=True)
+    ways = [name for name in speedups if name != PLAIN]
+    for name in ways:
+        table.add_column(name, justify="right")
+    for category in speedups[PLAIN]:
+        best = max(ways, key=lambda name: speedups[name][category])
+        cells = [Text(f"{speedups[name][category]:.2f}×", style="bold green" if name == best else "") for name in ways]
+        table.add_row(category, *cells)
+    return table
+
+
+def as_document(session: Session, options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything measured, with its provenance, as JSON values.
+
+    Args:
+        given: way → its ``speculative_config``.
+    """
+    document = session.document(options)
+    for entry, result in zip(document["results"], session.results, strict=True):
+        counts = result.counts
+        entry |= {
+            "speculative_config": given[result.name],
+            "drafting_share": drafting_share(counts),
+            "target_rows_per_request_step": target_rows(counts),
+        }
+    return document | {"left_out": dict(session.left_out)}
+
+
+def drafting_share(counts: SpecCounts) -> float | None:
+    """Of the time of all steps, prefill included; None where the host does not tell."""
+    return counts.draft_s / counts.step_s if counts.step_s else None
+
+
+def target_rows(counts: SpecCounts) -> float | None:
+    """Rows that the target processes for a decoding request in a step: its last token's, and those of its draft."""
+    return 1 + counts.verified / counts.request_steps if counts.request_steps else None
+
+
+def spread_text(result: PolicyResult) -> str:
+    """The lowest and the highest speed-up of a round."""
+    return f"{min(result.speedups):.2f}–{max(result.speedups):.2f}"
+
+
+def title_of(options: Mapping[str, Any]) -> str:
+    """How much was decoded, and how."""
+    drawn = "greedy" if options["temperature"] == 0 else f"temperature {options['temperature']}"
+    at_once = options["engine"]["max_num_seqs"]
+    how_many = "one request at a time" if at_once == 1 else f"{at_once} requests at once"
+    given = options.get("prompts_in_file", options["num_prompts"])
+    prompts = f"{options['num_prompts']} of {given}" if given != options["num_prompts"] else given
+    rounds = "1 round" if options["rounds"] == 1 else f"{options['rounds']} rounds"
+    return f"{prompts} prompts, up to {options['max_tokens']} tokens each, {drawn}, {how_many}, {rounds}"
+
+
+def remarks(session: Session) -> list[str]:
+    """A sentence for the ways that are missing, by the reason, and for every one whose drafter failed."""
+    missing: dict[str, list[str]] = {}
+    for name, reason in session.left_out.items():
+        missing.setdefault(reason, []).append(name)
+    faults = {result.name: sum(run.counts.proposer_faults for run in result.runs) for result in session.results}
+    failed = [
+        f"the drafter of {name} failed {count} times; it went on plainly" for name, count in faults.items() if count
+    ]
+    return [f"left out: {', '.join(names)}: {reason}" for reason, names in missing.items()] + failed
+
+
+def with_total(session: Session) -> dict[str, dict[str, float]]:
+    """Way → kind of prompt → speed-up, at last over all prompts."""
+    speedups = session.speedups
+    return {
+        result.name: {name: ratio for name, ratio in speedups[result.name].items() if name != _TOTAL}
+        | {_TOTAL: result.speedup}
+        for result in session.results
+    }

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dynaspec.contract.errors import ConfigError
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.outputs import CompletionOutput
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.control.policies.short_names import PLAIN
+from dynaspec.control.policies.short_names import PLAIN, PolicySpec
 from dynaspec.observe.counts import SpecCounts
 
-from .measure import Decoder, Run, different, run_once
+from .datasets import BenchPrompt, fit
+from .decoders import Decoder, Host, OpenDecoder, Run, different, run_once
+from .provenance import provenance
 
 Progress = Callable[[str], None]
 """Told what is about to run."""
@@ -191,3 +200,179 @@ def _result(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> PolicyResul
         ),
         different=sum(different(run.tokens, plain[0].tokens) for run in runs),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What was compared, and what came out."""
+
+    workload: Workload
+    results: tuple[PolicyResult, ...]
+    cut: int
+    """Prompts that were too long and lost their beginning."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Policy that the engine could not be opened with → why not."""
+
+    @property
+    def speedups(self) -> dict[str, dict[str, float]]:
+        """See ``speedups_by_category``."""
+        return speedups_by_category(self.results, self.workload)
+
+    def document(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Everything measured, with its provenance, as JSON values."""
+        speedups = self.speedups
+        return {
+            "schema": SCHEMA,
+            "provenance": provenance(),
+            "options": dict(options),
+            "prompts_cut": self.cut,
+            "results": [
+                as_json(result, self.workload) | {"speedup_by_category": speedups[result.name]}
+                for result in self.results
+            ],
+        }
+
+
+def run_comparison(
+    host: Host,
+    specs: Sequence[PolicySpec],
+    prompts: Sequence[BenchPrompt],
+    params: SamplingParams,
+    rounds: int,
+    progress: Progress,
+    *,
+    chat: bool = False,
+    leave_out: bool = False,
+) -> Session:
+    """Compares policies on prompts, which with ``chat`` are users' turns; those too long for the model are cut from the
+    left.
+
+    Args:
+        leave_out: policies that cannot be opened on this target are left out and named, but for plain decoding.
+
+    Raises:
+        ConfigError: all policies but plain decoding are left out.
+        ConfigError, CheckpointError, CapacityError, RequestError: see ``LLM``.
+    """
+
+    def workload(decoder: OpenDecoder) -> tuple[Workload, int]:
+        fitted = fit(prompts, decoder.tokenizer, decoder.max_model_len - (params.max_tokens or 0), chat=chat)
+        return Workload(fitted.token_ids, tuple(p.category for p in prompts), params, rounds), fitted.cut
+
+    with ExitStack() as stack:
+        opened: dict[str, OpenDecoder] = {}
+        runs: dict[str, list[Run]] = {}
+        left_out: dict[str, str] = {}
+        for spec in specs:
+            progress(f"{spec.name}: loading")
+            try:
+                decoder = host.open(spec)
+            except DynaspecError as error:
+                if not leave_out or spec.name == PLAIN:
+                    raise
+                left_out[spec.name] = str(error)
+                continue
+            with ExitStack() as alone:
+                (stack if host.alternating else alone).callback(decoder.close)
+                work, cut = workload(decoder)
+                if host.alternating:
+                    opened[spec.name] = decoder
+                else:
+                    runs[spec.name] = all_rounds(spec.name, decoder, work, progress)
+        if left_out and len(left_out) == len(specs) - 1:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+            raise ConfigError(f"nothing is left to compare with plain decoding ({reasons})")
+        results = compare(opened, work, progress) if host.alternating else results_of(runs)
+        return Session(work, tuple(results), cut, left_out)
+
+
+SCHEMA = 1
+"""Of the JSON file; grows when a key changes its meaning."""
+_SHOWN_POSITIONS = 6
+_COLUMNS = ("policy", "tokens/s", "speed-up", "length", "accepted", "per position", "passes", "time", "identical")
+
+
+def as_table(results: Sequence[PolicyResult], title: str) -> Table:
+    """One policy a line.
+
+    The acceptance length, the share of drafts accepted, in all and per position; then the passes and times of one
+    round, the target's before the drafter's.
+    """
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name in ("policy", "per position") else "right", no_wrap=True)
+    fastest = max(result.tokens_per_second for result in results)
+    for result in results:
+        counts = result.counts
+        style = "bold green" if result.tokens_per_second == fastest else ""
+        table.add_row(
+            Text(result.name, style=style),
+            Text(f"{result.tokens_per_second:.1f}", style=style),
+            Text(f"{result.speedup:.2f}×", style=style),
+            number_text(counts.mean_acceptance_length),
+            percent_text(counts.draft_acceptance_rate),
+            rates_text(counts.rate_per_position),
+            f"{counts.target_passes} / {counts.drafter_passes}",
+            _seconds(counts),
+            identical_text(result),
+        )
+    return table
+
+
+def identical_text(result: PolicyResult) -> Text:
+    """Whether every output was plain decoding's."""
+    return Text("yes", style="green") if result.identical else Text(f"NO ({result.different})", style="bold red")
+
+
+def number_text(value: float | None) -> str:
+    """Two decimals; a dash for None."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def percent_text(share: float | None) -> str:
+    """A share in per cent; a dash for None."""
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def rates_text(rates: Sequence[float]) -> str:
+    """Acceptance rates, position by position."""
+    shown = " ".join(f"{rate:.2f}".removeprefix("0") for rate in rates[:_SHOWN_POSITIONS])
+    return (shown + " …" if len(rates) > _SHOWN_POSITIONS else shown) or "-"
+
+
+def make_folder(path: Path) -> None:
+    """Creates the folder that results will go to: before the work that makes them.
+
+    Raises:
+        ConfigError: it cannot be created.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder {path} cannot be created: {error.strerror}") from None
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    write_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the results cannot be written: {error}") from None
+
+
+def _seconds(counts: SpecCounts) -> str:
+    """Hosts that cannot tell drafting from verifying know whole steps; plain decoding on a host, nothing."""
+    if counts.verify_s or counts.draft_s:
+        return f"{counts.verify_s:.2f} / {counts.draft_s:.2f} s"
+    return f"{counts.step_s:.2f} s" if counts.step_s else "-"

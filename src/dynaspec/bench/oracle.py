@@ -23,12 +23,26 @@ from dynaspec.model.loader import load_model
 from dynaspec.propose.calibrate import CONTEXT, Runner
 
 from .datasets import BenchPrompt, fit
+from .decoders import SharedModels, open_engine
 from .drive import Job, StepTrace, run_all
-from .engines import SharedModels, open_engine
-from .hindsight import Hindsight, best_survival, best_threshold_per_position, confidence_alone, signal
-from .passes import Iteration, KnownText, Passes, Walk, fit_costs, fixed, oracle, tokens_per_second, walk
+from .oracle_steps import (
+    Hindsight,
+    Iteration,
+    KnownText,
+    Passes,
+    Walk,
+    best_survival,
+    best_threshold_per_position,
+    confidence_alone,
+    draft_everywhere,
+    fit_costs,
+    fixed,
+    oracle,
+    signal,
+    tokens_per_second,
+    walk,
+)
 from .profiling import time_steps
-from .rollout import draft_everywhere
 
 Progress = Callable[[str, int, int], None]
 

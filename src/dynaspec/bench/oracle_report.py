@@ -12,10 +12,10 @@ from rich.text import Text
 
 from dynaspec.control.policies.short_names import PLAIN
 
+from .offline import SCHEMA
 from .oracle import BY_CONFIDENCE, BY_POSITION, BY_SIGNAL, ORACLE, Line, Study, TaskResult
-from .passes import Walk
+from .oracle_steps import Walk
 from .provenance import provenance
-from .report import SCHEMA
 
 ACCEPTED, WASTED, NOTHING = "●", "○", "·"
 HINDSIGHT = (BY_POSITION, BY_CONFIDENCE, BY_SIGNAL)

@@ -2,20 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.profile import Profile
 from dynaspec.engine.engine import Engine
 
-from .cells import Cells
 from .drive import ClosedLoop, Job, run_all
+
+
+class Cells:
+    """Measurements by batch size and draft length. The file's first line says what they were made with."""
+
+    def __init__(self, path: Path, made_with: Mapping[str, Any]) -> None:
+        """Reads what there is; begins anew if it was made with something else. A torn last line is dropped.
+
+        Raises:
+            ConfigError: the file cannot be read or written.
+        """
+        self._path = path
+        self._steps: dict[tuple[int, int, int], list[float]] = {}
+        self._acceptance: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self.stale = False
+        """There were measurements, but made with something else."""
+        header = {"made_with": json.loads(json.dumps(made_with))}
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+            if lines and _parsed(lines[0]) == header:
+                whole = [line for line in lines if line.endswith("\n")]
+                if len(whole) < len(lines):
+                    path.write_text("".join(whole), encoding="utf-8")
+                for line in whole[1:]:
+                    self._read(_parsed(line))
+            else:
+                self.stale = bool(lines)
+                path.write_text(json.dumps(header) + "\n", encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the measurements in {path} cannot be kept: {error}") from None
+
+    def __len__(self) -> int:
+        return len(self._steps) + len(self._acceptance)
+
+    def step_ms(self, turn: int, batch: int, k: int) -> list[float] | None:
+        """Milliseconds of the steps of one batch; None if it has not been measured."""
+        return self._steps.get((turn, batch, k))
+
+    def all_step_ms(self, batch: int, k: int, turns: int) -> list[float]:
+        """Of the first ``turns`` batches of this size together."""
+        return [ms for turn in range(turns) for ms in self._steps[turn, batch, k]]
+
+    def acceptance(self, longest: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """(drafted, accepted) by position, of drafts of this length; None if not counted."""
+        return self._acceptance.get(longest)
+
+    def add_step_ms(self, turn: int, batch: int, k: int, times: Sequence[float]) -> None:
+        self._add({"turn": turn, "batch": batch, "k": k, "ms": [round(ms, 4) for ms in times]})
+
+    def add_acceptance(self, longest: int, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        self._add({"longest": longest, "drafted": list(drafted), "accepted": list(accepted)})
+
+    def _add(self, record: dict[str, Any]) -> None:
+        self._read(record)
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise ConfigError(f"the measurements in {self._path} cannot be kept: {error}") from None
+
+    def _read(self, record: Any) -> None:
+        if isinstance(record, dict) and "ms" in record:
+            self._steps[record["turn"], record["batch"], record["k"]] = record["ms"]
+        elif isinstance(record, dict) and "accepted" in record:
+            self._acceptance[record["longest"]] = (tuple(record["drafted"]), tuple(record["accepted"]))
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None
+
 
 WARM_STEPS, TIMED_STEPS = 2, 16
 """Of one batch, in steps in which all its requests decode."""
@@ -177,3 +255,34 @@ def as_profile(grid: Grid, cells: Cells, drafted: Sequence[int], accepted: Seque
 def default_batches() -> int:
     """A minute on a CPU; a GPU is quick enough for more."""
     return 5 if torch.cuda.is_available() else 2
+
+
+def as_table(profile: Profile, title: str) -> Table:
+    """One batch size a line: milliseconds by draft length, and the length of the largest goodput."""
+    lengths = list(next(iter(profile.batch_stats.values())))
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+    table.add_column("batch", justify="right")
+    for k in lengths:
+        table.add_column(f"k = {k}", justify="right", no_wrap=True)
+    table.add_column("best k", justify="right")
+    for batch, row in profile.batch_stats.items():
+        best = best_length(profile, batch)
+        cells = [Text(f"{row[k]:.2f}", style="bold green" if k == best else "") for k in lengths]
+        table.add_row(str(batch), *cells, str(best))
+    return table
+
+
+def acceptance_line(profile: Profile) -> str:
+    rates = " ".join(f"{rate:.2f}" for rate in profile.acceptance_rate_per_pos)
+    return f"acceptance by position: {rates}; length of full drafts: {1 + sum(profile.acceptance_rate_per_pos):.2f}"
+
+
+def best_length(profile: Profile, batch: int) -> int:
+    """What the ``goodput`` policy would draft."""
+    return profile.best_length(batch, profile.acceptance_rate_per_pos, profile.max_num_speculative_tokens)
+
+
+def goodput(profile: Profile, batch: int, k: int) -> float:
+    """Expected tokens per second of one request."""
+    lengths = tuple(accumulate(profile.acceptance_rate_per_pos, initial=1.0))
+    return 1e3 * lengths[k] / profile.itl_ms(batch, k)

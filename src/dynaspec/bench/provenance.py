@@ -1,4 +1,4 @@
-"""What a figure was measured with: versions, machine, threads, revision."""
+"""What a figure was measured with: versions, machine, threads, revision; whether its products are row-invariant."""
 
 from __future__ import annotations
 
@@ -12,6 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from dynaspec.model.linear import LinearFactory, row_invariant
+
+SHAPES = ((512, 512), (768, 512), (2816, 512), (512, 1408), (4096, 512), (576, 192), (4096, 192))
+"""[out, in] of a small target's and a small drafter's layers."""
+
+
+def check_invariance() -> dict[str, bool]:
+    """Tries the CPU's linear layers, by shape; False: exactness would hold only up to rounding."""
+    make = LinearFactory(torch.device("cpu"), torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    results = {}
+    for rows, columns in SHAPES:
+        weight = torch.randn(rows, columns, generator=generator) / columns**0.5
+        results[f"{rows}x{columns}"] = row_invariant(make(weight), columns)
+    return results
+
 
 PACKAGES = ("dynaspec", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba")
 CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_tile")

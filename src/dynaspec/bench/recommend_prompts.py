@@ -13,8 +13,7 @@ from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.explain.recommend import CLEARLY
 
 from .datasets import BenchPrompt, fit
-from .decoders import Host
-from .measure import run_once
+from .decoders import Host, run_once
 from .methods import Ways
 from .offline import PolicyResult
 from .statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios

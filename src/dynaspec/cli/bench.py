@@ -18,8 +18,8 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from dynaspec.bench.offline import Session
     from dynaspec.bench.oracle import Study, TaskResult
-    from dynaspec.bench.session import Session
 
 app = typer.Typer(help="Measure speculation policies, and servers under load.", no_args_is_help=True)
 app.command("methods")(bench_methods.methods)
@@ -91,7 +91,7 @@ def offline(
     further = json_object("--engine-options", engine_options)
     if further and backend != "vllm":
         raise ConfigError(f"--engine-options is given but --backend is {backend!r}; expected none, or vllm")
-    from dynaspec.bench.report import make_folder
+    from dynaspec.bench.offline import make_folder
     from dynaspec.control.policies.short_names import parse_policies
 
     specs = parse_policies(policies or _DEFAULT_POLICIES.get(backend, _DEFAULT_POLICIES["dynaspec"]), draft_model)
@@ -128,7 +128,7 @@ def offline(
     }
     with status(f"loading {model}") as tell:
         from dynaspec.bench.decoders import host_of
-        from dynaspec.bench.session import run_comparison
+        from dynaspec.bench.offline import run_comparison
 
         alone = _fills_memory(backend) if one_at_a_time is None else one_at_a_time
         host = host_of(backend, model, specs, params, engine, one_at_a_time=alone)
@@ -161,15 +161,15 @@ def oracle(
     what fixed lengths and the oracle do follows from that, what they take from step times measured in the same run.
     """
     from dynaspec.bench.datasets import load_dataset, spread
-    from dynaspec.bench.report import make_folder
+    from dynaspec.bench.offline import make_folder
     from dynaspec.control.policies.short_names import PLAIN, parse_policies
 
     specs = [spec for spec in parse_policies(policies, draft_model) if spec.name != PLAIN]
     prompts = spread(load_dataset(None, dataset).prompts, num_prompts)
     make_folder(output_dir)
     with status(f"loading {model}"):
+        from dynaspec.bench.console import stages
         from dynaspec.bench.oracle import run_study, summarise
-        from dynaspec.bench.progress import stages
     with stages() as tell:
         study = run_study(model, draft_model, prompts, specs, max_tokens, rounds, tell)
     options = {
@@ -186,8 +186,8 @@ def oracle(
 
 def _show_study(study: Study, results: list[TaskResult], options: dict[str, Any], output_dir: Path) -> None:
     from dynaspec.bench import oracle_report as report
-    from dynaspec.bench.oracle_plot import plot_iterations, plot_speeds
-    from dynaspec.bench.report import write_json
+    from dynaspec.bench.offline import write_json
+    from dynaspec.bench.plots import plot_iterations, plot_speeds
 
     console = result_console()
     if study.left_out:
@@ -215,7 +215,7 @@ def _fills_memory(backend: str) -> bool:
 
 
 def _show(session: Session, options: dict[str, Any], output_json: Path | None) -> None:
-    from dynaspec.bench.report import as_table, write_json
+    from dynaspec.bench.offline import as_table, write_json
 
     tokens = session.results[0].runs[-1].output_tokens
     title = f"{options['num_prompts']} prompts, {tokens} tokens, {options['engine']['max_num_seqs']} at a time"

@@ -24,7 +24,7 @@ def result_console() -> Console:
 @contextmanager
 def progress(*, hidden: bool) -> Iterator[Callable[[str, int, int], None]]:
     """Progress on stderr, told as (stage, done, in all); or none."""
-    from dynaspec.bench.progress import stages
+    from dynaspec.bench.console import stages
 
     if hidden:
         yield lambda stage, done, total: None

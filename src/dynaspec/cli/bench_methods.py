@@ -16,7 +16,7 @@ from dynaspec.contract.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from dynaspec.bench.methods import Ways
-    from dynaspec.bench.session import Session
+    from dynaspec.bench.offline import Session
 
 PICTURE = "methods.png"
 
@@ -49,7 +49,7 @@ def methods(
     sides take turns. Prefix caching is off, so that no round profits from another.
     """
     from dynaspec.bench.methods import find_ways
-    from dynaspec.bench.report import make_folder
+    from dynaspec.bench.offline import make_folder
 
     found = find_ways(
         model, speculative_model or (), known=known_heads(model), asked=methods, length=num_speculative_tokens
@@ -87,8 +87,8 @@ def methods(
 def _show(
     found: Ways, session: Session, options: dict[str, Any], output_json: Path | None, output_dir: Path | None
 ) -> None:
-    from dynaspec.bench import methods_report as report
-    from dynaspec.bench.report import write_json
+    from dynaspec.bench import methods as report
+    from dynaspec.bench.offline import write_json
 
     console = result_console()
     console.print(report.methods_table(session.results, report.title_of(options)))
@@ -96,7 +96,9 @@ def _show(
     for line in report.remarks(session):
         note(f"note: {line}")
     if output_dir is not None:
-        report.plot_categories(session, output_dir / PICTURE, Path(found.model).name, report.title_of(options))
+        from dynaspec.bench.plots import plot_categories
+
+        plot_categories(session, output_dir / PICTURE, Path(found.model).name, report.title_of(options))
         note(f"picture: {output_dir / PICTURE}")
     if output_json is not None:
         write_json(output_json, report.as_document(session, options, found.given))

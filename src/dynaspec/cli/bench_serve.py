@@ -125,12 +125,12 @@ class _Saving:
     detailed: bool
 
     def prepare(self) -> None:
-        from dynaspec.bench.report import make_folder
+        from dynaspec.bench.offline import make_folder
 
         make_folder(self.folder)
 
     def save(self, finished: Finished) -> None:
-        from dynaspec.bench.report import write_json
+        from dynaspec.bench.offline import write_json
         from dynaspec.bench.serving.report import as_document, details, result_name
 
         document = as_document(finished, label=self.label, metadata=self.metadata)

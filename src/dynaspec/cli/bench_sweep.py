@@ -85,7 +85,7 @@ def sweep(
     sweep.md and sweep.png.
     """
     options = dict(locals())
-    from dynaspec.bench.report import make_folder
+    from dynaspec.bench.offline import make_folder
 
     make_folder(output_dir)
     sweep = _prepare(options)
@@ -208,15 +208,16 @@ class _Result:
 
     def add(self, cell: Cell) -> None:
         """Written at once, so that a sweep that is stopped has not been in vain."""
-        from dynaspec.bench.report import write_json
+        from dynaspec.bench.offline import write_json
         from dynaspec.bench.serving.sweep import as_document
 
         self._cells.append(cell)
         write_json(self._folder / "sweep.json", as_document(self._cells, self._options))
 
     def show(self, title: str) -> None:
-        from dynaspec.bench.report import write_text
-        from dynaspec.bench.serving.sweep import all_remarks, as_table, as_text, plot_sweep, summarise
+        from dynaspec.bench.offline import write_text
+        from dynaspec.bench.plots import plot_sweep
+        from dynaspec.bench.serving.sweep import all_remarks, as_table, as_text, summarise
 
         console = result_console()
         console.print(as_table(self._cells))

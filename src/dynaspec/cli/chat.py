@@ -185,7 +185,7 @@ class _Screen:
             return lambda output: text.update(0, output)
         from rich.console import Console
 
-        from dynaspec.bench.stream import StreamView
+        from dynaspec.bench.console import StreamView
 
         return StreamView(Console(highlight=False), self._llm.tokenizer).update
 

@@ -13,8 +13,7 @@ def collect_env(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show versions, processor, threads, settings, and whether a row's result depends on its batch here."""
-    from dynaspec.bench.invariance import check_invariance
-    from dynaspec.bench.provenance import provenance
+    from dynaspec.bench.provenance import check_invariance, provenance
 
     facts = provenance() | {"row_invariant_gemm": check_invariance()}
     if as_json:

@@ -12,7 +12,7 @@ from dynaspec.cli.console import note
 
 if TYPE_CHECKING:
     from dynaspec.bench.datasets import BenchPrompt
-    from dynaspec.bench.session import Session
+    from dynaspec.bench.offline import Session
 
 Dataset = Annotated[
     Path,

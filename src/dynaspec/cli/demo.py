@@ -39,7 +39,7 @@ def demo(
     model, draft_model = model or demo_target(), draft_model or demo_head()
     from rich.console import Console
 
-    from dynaspec.bench.report import make_folder
+    from dynaspec.bench.offline import make_folder
 
     make_folder(output_dir)
     console = Console(highlight=False)
@@ -66,8 +66,8 @@ def _load(model: str, draft_model: str, stack: ExitStack) -> dict[str, LLM]:
 def _introduce(console: Console, model: str, draft_model: str) -> None:
     from rich.text import Text
 
+    from dynaspec.bench.console import DRAFTED
     from dynaspec.bench.demo import name_of, ways
-    from dynaspec.bench.stream import DRAFTED
 
     console.print()
     for role, path in (("Target ", model), ("Drafter", draft_model)):
@@ -85,10 +85,9 @@ def _watch(
 ) -> list[Measured]:
     from rich.text import Text
 
-    from dynaspec.bench.demo import as_tokens, decode_shown, load_demo_prompts, measure_prompt, shown_way
-    from dynaspec.bench.demo_report import speeds_line
-    from dynaspec.bench.measure import run_once
-    from dynaspec.bench.stream import StreamView
+    from dynaspec.bench.console import StreamView
+    from dynaspec.bench.decoders import run_once
+    from dynaspec.bench.demo import as_tokens, decode_shown, load_demo_prompts, measure_prompt, shown_way, speeds_line
 
     prompts = load_demo_prompts()
     shown = llms[shown_way(draft_model)]
@@ -106,10 +105,9 @@ def _watch(
 
 
 def _conclude(console: Console, measured: Sequence[Measured], output_dir: Path, title: str) -> None:
-    from dynaspec.bench.demo import by_kind
-    from dynaspec.bench.demo_report import as_document, kinds_table, summary_table, verdict
+    from dynaspec.bench.demo import as_document, by_kind, kinds_table, summary_table, verdict
+    from dynaspec.bench.offline import write_json
     from dynaspec.bench.plots import plot_summaries
-    from dynaspec.bench.report import write_json
 
     console.print()
     console.print(summary_table(measured))

@@ -105,9 +105,9 @@ def profile(
 def _run(settings: Settings, grid: Grid) -> None:
     from rich.console import Console
 
-    from dynaspec.bench.profile_report import acceptance_line, as_table
+    from dynaspec.bench.console import stages
     from dynaspec.bench.profile_session import run_profile
-    from dynaspec.bench.progress import stages
+    from dynaspec.bench.profiling import acceptance_line, as_table
 
     with stages() as tell:
         session = run_profile(settings, grid, tell, note)

@@ -101,11 +101,11 @@ def recommend(
         raise ConfigError(f"{flag} is given without --prompts; expected both, or no {flag}")
     if len(draft_model or ()) > 1:
         raise ConfigError("--draft-model is given several times; expected one name, or --prompts")
-    from dynaspec.bench.progress import stages
+    from dynaspec.bench.console import stages
     from dynaspec.explain.evidence import gather
     from dynaspec.explain.recommend import Names
     from dynaspec.explain.recommend import recommend as advise
-    from dynaspec.simulate.planning import batch_sizes
+    from dynaspec.simulate.costs import batch_sizes
 
     evidence = gather(files)
     names = Names(

@@ -19,8 +19,8 @@ from dynaspec.contract.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from dynaspec.bench.methods import Ways
+    from dynaspec.bench.offline import Session
     from dynaspec.bench.recommend_prompts import Advice
-    from dynaspec.bench.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ def recommend_by_prompts(
     Raises:
         ConfigError, CheckpointError, CapacityError, RequestError: what was given cannot work.
     """
+    from dynaspec.bench.console import stages
     from dynaspec.bench.datasets import load_prompts, spread
     from dynaspec.bench.methods import compare_ways, find_ways, host_of_ways
-    from dynaspec.bench.progress import stages
     from dynaspec.bench.recommend_prompts import affordable, decide
 
     found = find_ways(model, checkpoints, known=known_heads(model), asked=trial.methods)
@@ -92,7 +92,7 @@ def recommend_by_prompts(
 
 
 def _show(found: Ways, session: Session, options: dict[str, Any], advice: Advice, *, as_json: bool) -> None:
-    from dynaspec.bench import methods_report as report
+    from dynaspec.bench import methods as report
 
     if as_json:
         verdict = {

@@ -148,8 +148,8 @@ class _Job:
         """For each seed, its nodes; the traces are kept."""
         import numpy as np
 
-        from dynaspec.simulate.arrivals import parse_arrivals
         from dynaspec.simulate.comparison import Case, spread_over_nodes
+        from dynaspec.simulate.traces import parse_arrivals
 
         options, cases = self.options, []
         if options["router"] not in ("round_robin", "random"):
@@ -187,7 +187,7 @@ class _Job:
         """Step times of the cost model with the first trace's acceptance; a profile that was given stays itself."""
         import numpy as np
 
-        from dynaspec.simulate.planning import batch_sizes, profile_of
+        from dynaspec.simulate.costs import batch_sizes, profile_of
 
         if self.measured is not None:
             return self.measured
@@ -204,8 +204,7 @@ class _Job:
 
     def _costs(self) -> CostModel:
         from dynaspec.simulate.costs import CurveCosts, ProfileCosts
-        from dynaspec.simulate.hardware import find_gpu, find_model
-        from dynaspec.simulate.roofline import RooflineCosts
+        from dynaspec.simulate.roofline import RooflineCosts, find_gpu, find_model
 
         options = self.options
         given = [f"--{name}" for name in ("gpu", "profile", "costs") if options[name] is not None]
@@ -227,7 +226,7 @@ class _Job:
 
 def _print_schedule(job: _Job) -> None:
     from dynaspec.control.goodput import schedule_of
-    from dynaspec.simulate.planning import with_acceptance
+    from dynaspec.simulate.costs import with_acceptance
 
     profile = job.profile()
     if job.options["acceptance"] is not None:

@@ -16,9 +16,7 @@ from dynaspec.contract.step import Limits
 from dynaspec.contract.work import Drafting
 from dynaspec.control.profile import Profile
 from dynaspec.observe.codec import FORMAT
-from dynaspec.simulate.costs import CostModel, ProfileCosts, StepTime
-from dynaspec.simulate.load import StepLoad
-from dynaspec.simulate.planning import batch_sizes, profile_of
+from dynaspec.simulate.costs import CostModel, ProfileCosts, StepLoad, StepTime, batch_sizes, profile_of
 from dynaspec.simulate.recorded import from_decision_logs
 from dynaspec.simulate.simulator import HostConfig
 from dynaspec.simulate.traces import Ints, Trace, build_trace

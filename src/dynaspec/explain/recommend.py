@@ -25,10 +25,9 @@ from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.control.registry import build_controller
 from dynaspec.control.schedule import Range
 from dynaspec.hosts.vllm.launch import speculation_arguments
-from dynaspec.simulate.arrivals import closed_loop
 from dynaspec.simulate.comparison import Case, compare
 from dynaspec.simulate.policies import SimulatedPolicy, parse_policies
-from dynaspec.simulate.traces import Trace
+from dynaspec.simulate.traces import Trace, closed_loop
 
 from .evidence import Evidence
 

@@ -10,12 +10,11 @@ import numpy as np
 
 from dynaspec.contract.errors import ConfigError
 
-from .arrivals import Arrivals
 from .costs import CostModel
 from .metrics import Run, Totals
 from .policies import Scene, SimulatedPolicy
 from .simulator import HostConfig, simulate
-from .traces import Trace
+from .traces import Arrivals, Trace
 
 Router = Literal["round_robin", "random"]
 

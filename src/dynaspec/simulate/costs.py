@@ -1,11 +1,11 @@
-"""What a step costs: the protocol, and costs that were measured."""
+"""What a step costs: its load, the protocol, measured costs, and goodput profiles from a cost model."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,11 +14,94 @@ import numpy as np
 
 from dynaspec.contract.costs import Curve, PassCosts
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.step import ProposerTraits, Work
 from dynaspec.control.estimate.costs import target_s
 from dynaspec.control.profile import Profile
 
-from .load import StepLoad
-from .traces import Floats
+from .traces import Floats, Ints, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """A step's work as cost models price it; what ``Work`` says, and how it is spread over requests."""
+
+    work: Work
+    requests: int
+    """Decoding requests."""
+    context: int
+    """Σ over the requests of the target pass, prefilling ones too, of the KV entries that each reads once."""
+    drafting: tuple[int, ...] = ()
+    """Requests that get a token from each drafter pass."""
+    draft_context: tuple[int, ...] = ()
+    """Σ over the requests of each drafter pass of the drafter's KV entries that it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Prompt tokens of one request that are computed in a step."""
+
+    start: int
+    count: int
+
+
+def step_load(
+    traits: ProposerTraits,
+    context: Ints,
+    drafted: Ints,
+    verified: Ints,
+    ingested: Ints,
+    chunks: Sequence[Chunk] = (),
+) -> StepLoad:
+    """
+    Args:
+        context: [B] committed tokens of the decoding requests.
+        drafted: [B] tokens drafted.
+        verified: [B] tokens of them that the target tests.
+        ingested: [B] committed tokens that the drafter's first pass takes in; 0 where it does not run.
+    """
+    rows_per_pass, drafting, draft_context = _drafter_passes(traits, context, drafted, ingested)
+    # Row j of a request (0-based) attends to context + j entries.
+    decode_kv = int(((verified + 1) * context).sum() + (verified * (verified + 1) // 2).sum())
+    chunk_kv = sum(c.count * c.start + c.count * (c.count + 1) // 2 for c in chunks)
+    work = Work(
+        rows_per_pass=rows_per_pass,
+        verify_rows=int(verified.sum()) + len(context),
+        kv_tokens=decode_kv + chunk_kv,
+        prefill_rows=sum(c.count for c in chunks),
+    )
+    return StepLoad(
+        work=work,
+        requests=len(context),
+        context=int((context + verified).sum()) + sum(c.start + c.count for c in chunks),
+        drafting=drafting,
+        draft_context=draft_context,
+    )
+
+
+def _drafter_passes(
+    traits: ProposerTraits, context: Ints, drafted: Ints, ingested: Ints
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Rows, requests that get a token and KV entries read, for each pass."""
+    if traits.passes_per_draft == "none":
+        return (), (), ()
+    starting = ingested > 0
+    if not starting.any():
+        return (), (), ()
+    first_rows = int(ingested.sum())
+    first_context = int(context[starting].sum())
+    if traits.passes_per_draft == "one":
+        return (first_rows,), (int((drafted > 0).sum()),), (first_context,)
+    # alive[j]: requests with more than j drafted tokens, and the sum of their contexts.
+    count = np.bincount(drafted)
+    alive = count[::-1].cumsum()[::-1][1:]
+    read = np.bincount(drafted, weights=context)[::-1].cumsum()[::-1][1:].astype(np.int64)
+    later_rows, later_context = alive[1:], read[1:] + alive[1:] * np.arange(1, max(len(alive), 1))
+    drafting = tuple(alive.tolist()) if len(alive) else (0,)
+    return (
+        (first_rows, *later_rows.tolist()),
+        drafting,
+        (first_context, *later_context.tolist()),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,3 +293,45 @@ def _row_ms(profile: Profile) -> float:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def profile_of(
+    costs: CostModel, trace: Trace, traits: ProposerTraits, *, batches: Iterable[int], longest: int
+) -> Profile:
+    """What ``dynaspec profile`` would measure: step times by batch size and draft length, and the trace's acceptance.
+
+    Every request is taken to have the context that the trace has on average half-way through a request, and nothing
+    is prefilled beside.
+
+    Args:
+        longest: the profile speaks for k = 0 … ``longest``.
+    """
+    context = int((trace.prompt + trace.output / 2).mean())
+    stats = {
+        batch: {k: _step_ms(costs, traits, batch, context, k) for k in range(longest + 1)}
+        for batch in sorted(set(batches))
+    }
+    return Profile(
+        batch_stats=stats,
+        acceptance_rate_per_pos=tuple(round(rate, 4) for rate in trace.survival(longest).tolist()),
+        max_num_speculative_tokens=longest,
+    )
+
+
+def with_acceptance(profile: Profile, conditional: float) -> Profile:
+    """The profile at a constant conditional acceptance a: a, a², a³, …"""
+    longest = profile.max_num_speculative_tokens
+    rates = tuple(conditional**j for j in range(1, longest + 1))
+    return replace(profile, acceptance_rate_per_pos=rates)
+
+
+def batch_sizes(most: int) -> list[int]:
+    """1, 2, 4, … and ``most``."""
+    return sorted({1 << i for i in range(most.bit_length())} | {most})
+
+
+def _step_ms(costs: CostModel, traits: ProposerTraits, batch: int, context: int, k: int) -> float:
+    contexts, lens = np.full(batch, context), np.full(batch, k)
+    # After a step the drafter lacks the last token at least; that is what its first pass takes in.
+    ingested = np.full(batch, min(k, 1))
+    return round(1e3 * costs.time(step_load(traits, contexts, lens, lens, ingested)).step_s, 4)

@@ -10,7 +10,7 @@ from typing import Any
 from dynaspec.control import SpeculativeConfig, build_controller
 from dynaspec.hosts.vllm.pilot import Pilot, build_pilot
 from dynaspec.observe.decision_log import ObserveCall, PlanCall, read_calls, read_header
-from dynaspec.simulate.replay import ReplayResult, replay
+from dynaspec.simulate.recorded import ReplayResult, replay
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 SCHEDULER = "dynaspec.hosts.vllm.Scheduler"

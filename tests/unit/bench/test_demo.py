@@ -6,22 +6,25 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from dynaspec.bench.console import StreamView
+from dynaspec.bench.decoders import Run, run_once
 from dynaspec.bench.demo import (
     KINDS,
     DemoPrompt,
     Measured,
+    as_document,
     as_tokens,
     by_kind,
+    kinds_table,
     load_demo_prompts,
     name_of,
     shown_way,
+    speeds_line,
     summarise,
+    summary_table,
     ways,
 )
-from dynaspec.bench.demo_report import as_document, kinds_table, speeds_line, summary_table
-from dynaspec.bench.measure import Run, run_once
 from dynaspec.bench.plots import plot_summaries
-from dynaspec.bench.stream import StreamView
 from dynaspec.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
 

@@ -5,8 +5,8 @@ from itertools import repeat
 
 import pytest
 
+from dynaspec.bench.decoders import SharedModels, open_engine
 from dynaspec.bench.drive import ClosedLoop, Job, SteadyLoop, cacheable, run_all, steady_window, warm_prompts
-from dynaspec.bench.engines import SharedModels, open_engine
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import parse_policy

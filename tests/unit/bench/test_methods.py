@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from dynaspec.bench import methods
-from dynaspec.bench import methods_report as report
+from dynaspec.bench import methods as report
 from dynaspec.bench.datasets import BenchPrompt
 from dynaspec.bench.decoders import Host
 from dynaspec.bench.methods import find_ways
-from dynaspec.bench.offline import speedups_by_category
-from dynaspec.bench.session import run_comparison
+from dynaspec.bench.plots import plot_categories
+from dynaspec.bench.offline import run_comparison, speedups_by_category
 from dynaspec.contract.errors import CheckpointError, ConfigError
 from dynaspec.contract.methods import METHODS, Method
 from dynaspec.contract.outputs import RequestMetrics
@@ -245,10 +245,10 @@ def test_the_tables(tmp_path):
     assert text.count("yes") == len(found.results)
     [line] = [line for line in shown(report.categories_table(found)).splitlines() if "maths" in line]
     assert line.count("2.00×") == len(found.results) - 1
-    report.plot_categories(found, tmp_path / "methods.png", "target", "title")
+    plot_categories(found, tmp_path / "methods.png", "target", "title")
     assert (tmp_path / "methods.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match="cannot be written"):
-        report.plot_categories(found, tmp_path / "none" / "methods.png", "target", "title")
+        plot_categories(found, tmp_path / "none" / "methods.png", "target", "title")
 
 
 def test_figures_of_counts():
@@ -274,7 +274,7 @@ def test_options_are_spec_configs():
 def test_a_picture_of_many_kinds_has_several_lines(tmp_path):
     few, many = session(), session(kinds=30)
     for name, found in (("few", few), ("many", many)):
-        report.plot_categories(found, tmp_path / f"{name}.png", "target", "title")
+        plot_categories(found, tmp_path / f"{name}.png", "target", "title")
     assert _height(tmp_path / "many.png") > 1.5 * _height(tmp_path / "few.png")
 
 

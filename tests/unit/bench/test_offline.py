@@ -6,8 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from dynaspec.bench.offline import Workload, as_json, compare
-from dynaspec.bench.report import as_table, make_folder, write_json
+from dynaspec.bench.offline import Workload, as_json, as_table, compare, make_folder, write_json
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 

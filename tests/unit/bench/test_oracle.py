@@ -10,8 +10,8 @@ from dynaspec.bench import oracle as study_module
 from dynaspec.bench import oracle_report as report
 from dynaspec.bench.datasets import BenchPrompt
 from dynaspec.bench.oracle import ORACLE, run_study, summarise
-from dynaspec.bench.oracle_plot import plot_iterations, plot_speeds
-from dynaspec.bench.passes import Iteration, fixed, stopped, walk
+from dynaspec.bench.oracle_steps import Iteration, fixed, stopped, walk
+from dynaspec.bench.plots import plot_iterations, plot_speeds
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.policies.short_names import parse_policy
 

@@ -6,10 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from dynaspec.bench.cells import Cells
-from dynaspec.bench.profile_plot import plot_profile
-from dynaspec.bench.profile_report import as_table, best_length, goodput
-from dynaspec.bench.profiling import Grid, acceptance_rates, as_profile
+from dynaspec.bench.plots import plot_profile
+from dynaspec.bench.profiling import Cells, Grid, acceptance_rates, as_profile, as_table, best_length, goodput
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.profile import Profile
 

@@ -114,7 +114,7 @@ class Clocked(FakeDecoder):
 )
 def test_as_many_prompts_as_there_is_time_for(monkeypatch, seconds, rounds, expected):
     clock = [0.0]
-    monkeypatch.setattr("dynaspec.bench.measure.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("dynaspec.bench.decoders.time.perf_counter", lambda: clock[0])
     before = Clocked.closed
     host = Host("dynaspec", lambda spec: Clocked(clock), alternating=True)
     found = Ways("target", (Way("plain", None), Way("ngram", GIVEN["ngram"])), {})
@@ -125,7 +125,7 @@ def test_as_many_prompts_as_there_is_time_for(monkeypatch, seconds, rounds, expe
 
 def test_fewer_prompts_than_are_measured_in_any_case(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("dynaspec.bench.measure.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("dynaspec.bench.decoders.time.perf_counter", lambda: clock[0])
     host = Host("dynaspec", lambda spec: Clocked(clock), alternating=True)
     found = Ways("target", (Way("plain", None),), {})
     assert affordable(host, found, [BenchPrompt("a")], SamplingParams(max_tokens=4), 4, 0.1, 8, chat=False) == 1

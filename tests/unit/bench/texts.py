@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dynaspec.bench.passes import KnownText
-from dynaspec.bench.rollout import Floats, Rollouts, run_lengths
+from dynaspec.bench.oracle_steps import Floats, KnownText, Rollouts, run_lengths
 
 
 def known(

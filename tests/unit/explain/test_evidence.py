@@ -11,8 +11,7 @@ from dynaspec.control.profile import Profile
 from dynaspec.explain.estimates import fit_costs
 from dynaspec.explain.evidence import FittedCosts, gather, trace_of
 from dynaspec.explain.log_data import load
-from dynaspec.simulate.costs import ProfileCosts
-from dynaspec.simulate.load import StepLoad
+from dynaspec.simulate.costs import ProfileCosts, StepLoad
 from unit.explain.logs import Fixed, Host
 
 PROFILE = Profile({1: {0: 10.0, 4: 14.0}, 8: {0: 12.0, 4: 40.0}}, (0.8, 0.7, 0.5, 0.2), 4)

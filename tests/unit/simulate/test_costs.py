@@ -10,10 +10,8 @@ from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import ProposerTraits
 from dynaspec.control.profile import Profile
-from dynaspec.simulate.costs import CurveCosts, ProfileCosts
-from dynaspec.simulate.hardware import GPUS, MODELS, find_gpu, find_model
-from dynaspec.simulate.load import Chunk, step_load
-from dynaspec.simulate.roofline import Efficiency, RooflineCosts
+from dynaspec.simulate.costs import Chunk, CurveCosts, ProfileCosts, step_load
+from dynaspec.simulate.roofline import GPUS, MODELS, Efficiency, RooflineCosts, find_gpu, find_model
 from unit.control.seam import H100_PROFILE
 
 TRAITS = ProposerTraits("draft_model")

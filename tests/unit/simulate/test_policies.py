@@ -6,12 +6,11 @@ import pytest
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.goodput import schedule_of
 from dynaspec.control.profile import Profile
-from dynaspec.simulate import arrivals as at
+from dynaspec.simulate import traces as at
 from dynaspec.simulate.comparison import Case, compare
-from dynaspec.simulate.hardware import find_gpu, find_model
-from dynaspec.simulate.planning import batch_sizes, profile_of, with_acceptance
+from dynaspec.simulate.costs import batch_sizes, profile_of, with_acceptance
 from dynaspec.simulate.policies import parse_policies
-from dynaspec.simulate.roofline import RooflineCosts
+from dynaspec.simulate.roofline import RooflineCosts, find_gpu, find_model
 from dynaspec.simulate.simulator import HostConfig
 from unit.simulate.scenes import flat_costs, synthetic
 

@@ -100,8 +100,8 @@ POLICY_FORMS = ", ".join((PLAIN, *(form.text for form in _FORMS.values())))
 FORMS = (
     f"{POLICY_FORMS}. If need be after ngram: or suffix: (lookups), draft_model: or the method's name (no lookup "
     "beside the model), both: (n-grams beside it, as auto has by itself) or all: (suffix trees beside it), and before "
-    "+stop:T (confidence stopping), +off:B (plain above B requests) or +tree:W[:N] (token trees of at most W choices behind a "
-    "token and N tokens in all; +tree:1 = chains)"
+    "+stop:T (confidence stopping), +off:B (plain above B requests) or +tree:W[:N] (token trees of at most W choices "
+    "behind a token and N tokens in all; +tree:1 = chains)"
 )
 """What a command line may say."""
 

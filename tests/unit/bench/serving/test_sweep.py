@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from rich.console import Console
 
+from dynaspec.bench.plots import plot_sweep
 from dynaspec.bench.serving import sweep as sweep_module
 from dynaspec.bench.serving.server import Reported, ServerError, Settings, Target, Workload
 from dynaspec.bench.serving.sweep import (
@@ -24,7 +25,6 @@ from dynaspec.bench.serving.sweep import (
     free_port,
     launched,
     make_points,
-    plot_sweep,
     run_sweep,
     serve_command,
     summarise,

@@ -16,10 +16,10 @@ from dynaspec.control.constant import Constant
 from dynaspec.control.length_policy import LengthController
 from dynaspec.control.plain import PlainController
 from dynaspec.control.planner import ChainPlanner
-from dynaspec.simulate.arrivals import closed_loop
 from dynaspec.simulate.costs import CurveCosts
 from dynaspec.simulate.simulator import simulate
 from dynaspec.simulate.synthetic import Lengths, Synthetic
+from dynaspec.simulate.traces import closed_loop
 from support.closed_loop import COSTS, LIMITS, LONGEST, Loop
 
 

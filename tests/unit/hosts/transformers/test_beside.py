@@ -21,7 +21,7 @@ from dynaspec.control.registry import build_controller
 from dynaspec.hosts.transformers import Session, generate
 from dynaspec.hosts.transformers.setup import resolve_setup
 from dynaspec.observe.log_reader import ObserveCall, PlanCall, read_calls, read_header
-from dynaspec.simulate.replay import replay
+from dynaspec.simulate.recorded import replay
 from support.controllers import VaryingController
 from unit.hosts.transformers.driving import decide_with, ours, plain
 from unit.hosts.transformers.pairs import Models, llama

@@ -18,7 +18,7 @@ from dynaspec.explain.report import analyse, write_report
 from dynaspec.hosts.transformers import Session, generate
 from dynaspec.observe.log_reader import ObserveCall, PlanCall, TrimCall, read_calls, read_header
 from dynaspec.observe.stats import SpecStats
-from dynaspec.simulate.replay import replay
+from dynaspec.simulate.recorded import replay
 from unit.hosts.transformers.driving import GREEDY, decide_with, ours, plain
 from unit.hosts.transformers.pairs import Models
 from unit.hosts.transformers.test_identity import POLICIES

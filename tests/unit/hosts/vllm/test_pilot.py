@@ -20,7 +20,7 @@ from dynaspec.hosts.vllm.report import FIELD, Report, put, take
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.decision_log import read_calls, read_header
-from dynaspec.simulate.replay import replay
+from dynaspec.simulate.recorded import replay
 from unit.hosts.vllm.test_reading import config, request
 
 NGRAM = VllmSpeculation(method="ngram", longest=4, lookup=(1, 3), target="target")

@@ -20,7 +20,7 @@ from dynaspec.observe.decision_log import ObserveCall, PlanCall, read_calls, rea
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.suffix import SuffixProposer
 from dynaspec.propose.suffix_tree import SuffixDraft, SuffixTree
-from dynaspec.simulate.replay import replay
+from dynaspec.simulate.recorded import replay
 from unit.engine.fakes import ScriptedController
 from unit.hosts.vllm.drafting.configs import vllm_config
 from unit.hosts.vllm.drafting.desk import LONGEST, MAX_MODEL_LEN, MAX_NUM_SEQS, VOCAB, Desk, Oracle, write_model

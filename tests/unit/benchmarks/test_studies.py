@@ -12,8 +12,8 @@ import adversary
 import load_sweep
 import shifting_workload
 from adversary import AdversaryCost, Drift
+from dynaspec.bench.console import as_markdown
 from dynaspec.bench.datasets import BenchPrompt, Dataset
-from dynaspec.bench.markdown import as_markdown
 from dynaspec.contract.errors import ConfigError
 from load_sweep import LoadResult, SweepOptions, mixed, run_sweep
 from seed_tables import TableOptions, dsl_table, dynamic_table, elastic_table

@@ -1,11 +1,13 @@
+""""""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from dynaspec.bench.drafters import CONFIDENT, Adversarial, Padded, lengths_when_sure
+from dynaspec.bench.decoders import open_engine
 from dynaspec.bench.drive import Job, run_all
-from dynaspec.bench.engines import open_engine
+from dynaspec.bench.profile_session import CONFIDENT, Adversarial, Padded, lengths_when_sure
 from dynaspec.contract.proposer import Drafts, ProposerNeeds
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule
