@@ -13,8 +13,7 @@ from dynaspec.contract.errors import ConfigError, DynaspecError
 
 if TYPE_CHECKING:
     from dynaspec.train.model import Shape
-    from dynaspec.train.optimizer import Rates
-    from dynaspec.train.schedule import Budget
+    from dynaspec.train.optimizer import Budget, Rates
 
 N = TypeVar("N", int, float)
 
@@ -133,11 +132,11 @@ def lm(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from transformers.utils.logging import disable_progress_bar
 
-    from dynaspec.train.console import progress
-    from dynaspec.train.corpus import standard_library
+    from dynaspec.train.data import standard_library
     from dynaspec.train.distill import DistillSettings
-    from dynaspec.train.given import read_shape
+    from dynaspec.train.model import read_shape
     from dynaspec.train.pipeline import Pipeline
+    from dynaspec.train.run import progress
     from dynaspec.train.settings import LmSettings, Places, parse_stage
 
     disable_progress_bar()  # of files that load in a moment
@@ -207,7 +206,7 @@ def _is_given(ctx: typer.Context, parameter: str) -> bool:
 
 
 def _budget(steps: int | None, minutes: float | None, until: str | None, default_minutes: float) -> Budget:
-    from dynaspec.train.schedule import Budget, parse_until
+    from dynaspec.train.optimizer import Budget, parse_until
 
     if steps is None and minutes is None and until is None:
         minutes = default_minutes

@@ -29,7 +29,7 @@ def eagle3(
     ] = None,
 ) -> Kind:
     """Train an EAGLE-3 head for a model, on answers that the model writes."""
-    from dynaspec.train.heads.eagle3 import Eagle3
+    from dynaspec.train.heads.eagle import Eagle3
 
     return Eagle3(norm_before_residual, start_from)
 
@@ -174,12 +174,11 @@ def _train(
     from transformers.utils.logging import disable_progress_bar
 
     from dynaspec.cli.train import parse_rates
-    from dynaspec.train.console import progress
     from dynaspec.train.heads.loss import LossSettings
-    from dynaspec.train.heads.pipeline import Pipeline
-    from dynaspec.train.heads.settings import DataSettings, HeadSettings, parse_stage
+    from dynaspec.train.heads.pipeline import DataSettings, HeadSettings, Pipeline, parse_stage
     from dynaspec.train.heads.trainer import TrainSettings
-    from dynaspec.train.schedule import Schedule
+    from dynaspec.train.optimizer import Schedule
+    from dynaspec.train.run import progress
 
     disable_progress_bar()
     if not (conversations or prompts or self_written):

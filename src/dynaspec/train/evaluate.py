@@ -14,17 +14,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from dynaspec.train.corpus import Document
-from dynaspec.train.data import Tokens, TokenSet
-from dynaspec.train.generate import (
-    context_before,
-    continue_greedily,
-    function_headers,
-    maths_prompt,
-    open_engine,
-)
-from dynaspec.train.objective import logits
-from dynaspec.train.tokenizer import END_OF_TEXT_ID
+from .data import END_OF_TEXT_ID, Document, Tokens, TokenSet
+from .distill import context_before, continue_greedily, function_headers, maths_prompt, open_engine
+from .model import logits
 
 CONTEXT_LINES = 20
 

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from dynaspec.contract.errors import CheckpointError
-from dynaspec.train.tokenizer import END_OF_TEXT_ID, copy_tokenizer, load_tokenizer
+
+from .data import END_OF_TEXT_ID, copy_tokenizer, load_tokenizer
 
 GENERATION = {
     "bos_token_id": END_OF_TEXT_ID,

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.train.checkpoints import Checkpoints, WorkClock, read_checkpoint, write_checkpoint
-from dynaspec.train.data import Sampler
-from dynaspec.train.optimizer import Optimizers
-from dynaspec.train.report import Listener, time_left
-from dynaspec.train.schedule import Budget, Schedule
+
+from .data import Sampler
+from .optimizer import Budget, Optimizers, Schedule
+from .run import Checkpoints, Listener, WorkClock, read_checkpoint, time_left, write_checkpoint
 
 
 @dataclass(slots=True)

@@ -1,15 +1,23 @@
-"""The two models: Llama in the layout that Transformers and this engine load."""
+"""Models in the layout of Llama: new ones, a target that exists already, and the loss of the next token."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dynaspec.contract.errors import ConfigError
-from dynaspec.train.tokenizer import END_OF_TEXT_ID
+from dynaspec.contract.errors import CheckpointError, ConfigError
+from dynaspec.model.weights import read_json
+
+from .data import END_OF_TEXT_ID
+from .run import precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +95,80 @@ def build(shape: Shape, seed: int) -> LlamaForCausalLM:
 def parameters(model: nn.Module) -> int:
     """Number of weights, the tied embedding counted once."""
     return sum(p.numel() for p in model.parameters())
+
+
+EXPECTED = "expected a folder with a Llama model in the Hugging Face layout"
+FILES = ("config.json", "*.safetensors", "tokenizer.json")
+
+
+def read_shape(folder: Path) -> Shape:
+    """Sizes of the model in ``folder``.
+
+    Raises:
+        CheckpointError: there is none, or none that a drafter can be trained for.
+        ConfigError: its sizes cannot be right, or are too large.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"target: got {str(folder)!r}, which is no folder, {EXPECTED}")
+    for pattern in FILES:
+        if not any(folder.glob(pattern)):
+            raise CheckpointError(f"target: got {str(folder)!r}, which holds no {pattern}, {EXPECTED}")
+    architectures = read_json(folder / "config.json").get("architectures")
+    if architectures != ["LlamaForCausalLM"]:
+        raise CheckpointError(f"target: got {str(folder)!r}, whose architectures are {architectures}, {EXPECTED}")
+    config = LlamaConfig.from_pretrained(folder)
+    if config.eos_token_id not in (END_OF_TEXT_ID, [END_OF_TEXT_ID]):
+        raise CheckpointError(
+            f"target: got {str(folder)!r}, which ends texts with token {config.eos_token_id}, "
+            f"expected {END_OF_TEXT_ID}, as in targets that are trained here"
+        )
+    return Shape(
+        hidden=config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        intermediate=config.intermediate_size,
+        head_dim=config.head_dim,
+        vocab=config.vocab_size,
+        positions=config.max_position_embeddings,
+        rope_theta=config.rope_parameters["rope_theta"],
+        rms_eps=config.rms_norm_eps,
+    )
+
+
+def fingerprint(folder: Path) -> str:
+    """Twelve hexadecimal digits that change with the model's weights, configuration or tokenizer."""
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in FILES for path in folder.glob(pattern)):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:12]
+
+
+Backbone = Callable[..., Any]
+
+
+def logits(model: LlamaForCausalLM, inputs: Tensor, backbone: Backbone | None = None) -> Tensor:
+    """Float32 logits [rows · columns, vocab] for ``inputs`` [rows, columns].
+
+    ``backbone`` stands in for the decoder below the output head: a compiled version of it.
+    """
+    run: Backbone = model.model if backbone is None else backbone
+    with precision(inputs.device):
+        hidden: Tensor = run(input_ids=inputs, use_cache=False).last_hidden_state
+        scores: Tensor = model.lm_head(hidden.flatten(0, 1))
+    return scores.float()
+
+
+class NextToken:
+    """Mean cross-entropy of the next token, nats."""
+
+    def __init__(self, model: LlamaForCausalLM, backbone: Backbone | None = None) -> None:
+        self._model = model
+        self._backbone = backbone
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        """Scalar loss of a batch [rows, seq_len + 1]."""
+        scores = logits(self._model, batch[:, :-1], self._backbone)
+        loss: Tensor = F.cross_entropy(scores, batch[:, 1:].flatten())
+        return loss

@@ -14,24 +14,31 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
-from dynaspec.train import card, facts
-from dynaspec.train.checkpoints import Checkpoints
-from dynaspec.train.corpus import Corpus, Document, load_corpus
-from dynaspec.train.data import Mixture, Pool, RowSampler, Sampler, TokenSet, encode
-from dynaspec.train.device import choose_device
-from dynaspec.train.distill import write_continuations
 from dynaspec.train.evaluate import Loss, behaviour, held_out_loss, held_out_prompts
 from dynaspec.train.export import export, load_exported
-from dynaspec.train.files import write_text_atomically
 from dynaspec.train.loop import Loop, LoopSettings
-from dynaspec.train.model import Shape, build
-from dynaspec.train.objective import NextToken
-from dynaspec.train.optimizer import Optimizers, Rates
-from dynaspec.train.report import Listener
-from dynaspec.train.schedule import Budget, Schedule
 from dynaspec.train.settings import LmSettings, Stage
-from dynaspec.train.teacher import Distillation, Teacher
-from dynaspec.train.tokenizer import copy_tokenizer, load_tokenizer, save_tokenizer, train_tokenizer
+
+from . import facts
+from .data import (
+    Corpus,
+    Document,
+    Mixture,
+    Pool,
+    RowSampler,
+    Sampler,
+    TokenSet,
+    copy_tokenizer,
+    encode,
+    load_corpus,
+    load_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
+from .distill import Distillation, Teacher, write_continuations
+from .model import NextToken, Shape, build
+from .optimizer import Budget, Optimizers, Rates, Schedule
+from .run import Checkpoints, Listener, choose_device, write_text_atomically
 
 Watch = Callable[[str], AbstractContextManager[Listener]]
 Say = Callable[[str], None]
@@ -177,7 +184,7 @@ class Pipeline:
             self._export("target", settings.target, places.target, places.out / "target")
         self._export("draft", settings.draft, places.draft, places.exported_draft)
         facts.write_training(settings, self._device)
-        card.write_cards(places.out)
+        facts.write_cards(places.out)
 
     def _export(self, name: str, shape: Shape, checkpoints: Checkpoints, folder: Path) -> None:
         if not checkpoints.latest.is_file():
@@ -211,8 +218,8 @@ class Pipeline:
             new_tokens=half,
         )
         facts.write_evaluation(settings, losses, shown, self._device)
-        card.write_cards(places.out)
-        for line in card.summary(places.out):
+        facts.write_cards(places.out)
+        for line in facts.summary(places.out):
             self._say(line)
 
     def _held_out_losses(

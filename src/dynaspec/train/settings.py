@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.train.checkpoints import Checkpoints
-from dynaspec.train.corpus import standard_library
-from dynaspec.train.distill import DistillSettings
-from dynaspec.train.given import fingerprint
-from dynaspec.train.model import DRAFT, TARGET, Shape
-from dynaspec.train.optimizer import Rates
-from dynaspec.train.schedule import Budget, Schedule
+
+from .data import standard_library
+from .distill import DistillSettings
+from .model import DRAFT, TARGET, Shape, fingerprint
+from .optimizer import Budget, Rates, Schedule
+from .run import Checkpoints
 
 Stage = Literal["prepare", "target", "draft", "export", "evaluate", "all"]
 STAGES: tuple[Stage, ...] = get_args(Stage)

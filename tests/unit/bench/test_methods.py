@@ -12,8 +12,8 @@ from dynaspec.bench import methods as report
 from dynaspec.bench.datasets import BenchPrompt
 from dynaspec.bench.decoders import Host
 from dynaspec.bench.methods import find_ways
-from dynaspec.bench.plots import plot_categories
 from dynaspec.bench.offline import run_comparison, speedups_by_category
+from dynaspec.bench.plots import plot_categories
 from dynaspec.contract.errors import CheckpointError, ConfigError
 from dynaspec.contract.methods import METHODS, Method
 from dynaspec.contract.outputs import RequestMetrics

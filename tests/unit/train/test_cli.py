@@ -7,8 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from dynaspec.cli.train import app
-from dynaspec.train.data import TokenSet
-from dynaspec.train.tokenizer import load_tokenizer
+from dynaspec.train.data import TokenSet, load_tokenizer
 
 RUNNER = CliRunner()
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dynaspec.train.corpus import Document
+from dynaspec.train.data import Document
+from dynaspec.train.distill import continue_greedily, function_headers, maths_prompt, open_engine, training_prompts
 from dynaspec.train.evaluate import (
     agreement,
     code_prompts,
@@ -14,9 +15,7 @@ from dynaspec.train.evaluate import (
     parses,
 )
 from dynaspec.train.export import load_exported
-from dynaspec.train.generate import continue_greedily, function_headers, maths_prompt, open_engine, training_prompts
-from dynaspec.train.model import build
-from dynaspec.train.objective import NextToken
+from dynaspec.train.model import NextToken, build
 
 from .conftest import TINY, save_checkpoint
 

@@ -8,9 +8,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.train import export as export_module
+from dynaspec.train.data import save_tokenizer
 from dynaspec.train.export import export, load_exported, round_weights
 from dynaspec.train.model import build
-from dynaspec.train.tokenizer import save_tokenizer
 
 from .conftest import TINY
 

@@ -7,13 +7,11 @@ import torch
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.train import loop as loop_module
-from dynaspec.train.checkpoints import Checkpoints
 from dynaspec.train.data import RowSampler
 from dynaspec.train.loop import Loop, LoopSettings
-from dynaspec.train.model import build
-from dynaspec.train.objective import NextToken
-from dynaspec.train.optimizer import Optimizers, Rates
-from dynaspec.train.schedule import Budget, Schedule
+from dynaspec.train.model import NextToken, build
+from dynaspec.train.optimizer import Budget, Optimizers, Rates, Schedule
+from dynaspec.train.run import Checkpoints
 
 from .conftest import TINY
 

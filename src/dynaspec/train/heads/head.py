@@ -1,16 +1,110 @@
-"""What every head is to training: drafts from every chain of a batch, and tensors of a checkpoint."""
+"""What is trained: batches of rows, and what a head must do with them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.train.heads.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A conversation with the target's states.
+
+    ``tokens`` [length] int64, ``prompt`` of them being the prompt's; ``aux`` [length − 1, aux_width], divided by
+    the scale; ``last`` [chains, hidden] the state under each label's logits; ``mass`` [chains] float32 the share
+    of the target's probability that lies in the draft vocabulary.
+    """
+
+    tokens: Tensor
+    prompt: int
+    aux: Tensor
+    last: Tensor
+    mass: Tensor
+
+    @property
+    def chains(self) -> int:
+        """Chains that start in it."""
+        return len(self.mass)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Examples joined: rows [rows] of all of them, chains [chains] of all of them.
+
+    ``row_spans`` and ``chain_spans`` say where each conversation's begin and end; ``chain_rows`` is the row that a
+    chain starts at and ``room`` how many drafts it can make beyond the first.
+    """
+
+    next_tokens: Tensor
+    positions: Tensor
+    aux: Tensor
+    chain_rows: Tensor
+    room: Tensor
+    labels: Tensor
+    last: Tensor
+    mass: Tensor
+    row_spans: tuple[tuple[int, int], ...]
+    chain_spans: tuple[tuple[int, int], ...]
+
+    @property
+    def chains(self) -> int:
+        """Chains in all."""
+        return len(self.chain_rows)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on ``device``."""
+        return Batch(
+            next_tokens=self.next_tokens.to(device),
+            positions=self.positions.to(device),
+            aux=self.aux.to(device),
+            chain_rows=self.chain_rows.to(device),
+            room=self.room.to(device),
+            labels=self.labels.to(device),
+            last=self.last.to(device),
+            mass=self.mass.to(device),
+            row_spans=self.row_spans,
+            chain_spans=self.chain_spans,
+        )
+
+
+def chains_of(prompt: int, length: int) -> int:
+    """Chains in a conversation of ``length`` tokens: one for each answer token but the first."""
+    return max(0, length - prompt - 1) if prompt else max(0, length - 2)
+
+
+def join(examples: Sequence[Example]) -> Batch:
+    """All of ``examples``, each with at least one chain."""
+    next_tokens, positions, chain_rows, room, row_spans, chain_spans = [], [], [], [], [], []
+    rows = chains = 0
+    for example in examples:
+        length, count = len(example.tokens), example.chains
+        first = length - 1 - count - 1
+        next_tokens.append(example.tokens[1:])
+        positions.append(torch.arange(length - 1))
+        chain_rows.append(torch.arange(rows + first, rows + first + count))
+        room.append(torch.arange(count - 1, -1, -1))
+        row_spans.append((rows, rows + length - 1))
+        chain_spans.append((chains, chains + count))
+        rows += length - 1
+        chains += count
+    return Batch(
+        next_tokens=torch.cat(next_tokens),
+        positions=torch.cat(positions),
+        aux=torch.cat([e.aux for e in examples]),
+        chain_rows=torch.cat(chain_rows),
+        room=torch.cat(room),
+        labels=torch.cat([e.tokens[len(e.tokens) - e.chains :] for e in examples]),
+        last=torch.cat([e.last for e in examples]),
+        mass=torch.cat([e.mass for e in examples]),
+        row_spans=tuple(row_spans),
+        chain_spans=tuple(chain_spans),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +205,28 @@ def going_on(batch: Batch, alive: Tensor, depth: int, sampled: Tensor) -> Tensor
     """[alive] bool: which of the chains that have drafted at ``depth`` draft at the next one, too."""
     stay = batch.room[alive] > depth
     return stay & sampled[alive]
+
+
+class StateHead(TrainedHead):
+    """The *state* is what one step leaves to the next, [rows, width]."""
+
+    @abstractmethod
+    def begin(self, states: Tensor) -> Tensor:
+        """The target's final states [rows, hidden] to those for the first step."""
+
+    @abstractmethod
+    def step(self, depth: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """For ``tokens`` [rows], the newest ones: the next step's state, and what the output layer reads."""
+
+    def unroll(self, batch: Batch, depths: int, share: float = 1.0, seed: int = 0) -> Iterator[Depth]:
+        """See :class:`TrainedHead`."""
+        rows, sampled = batch.chain_rows, sample_chains(batch, share, seed)
+        alive = torch.arange(batch.chains, device=rows.device)
+        state = self.begin(batch.aux[rows].float() * self.get_buffer("scale"))
+        for depth in range(depths):
+            state, read = self.step(depth, state, batch.next_tokens[rows[alive] + depth])
+            yield Depth(alive, read)
+            stay = going_on(batch, alive, depth, sampled)
+            alive, state = alive[stay], state[stay]
+            if not len(alive):
+                return

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from dynaspec.train.heads.basis import Basis
-from dynaspec.train.heads.head import TrainedHead
-from dynaspec.train.heads.shape import HeadShape, shape_for
-from dynaspec.train.heads.start import Start
+from .basis import Basis
+from .head import TrainedHead
+from .shape import HeadShape, Start, shape_for
 
 
 class Kind(Protocol):

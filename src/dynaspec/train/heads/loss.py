@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynaspec.train.heads.batch import Batch
-from dynaspec.train.heads.head import Depth, TrainedHead
+from .head import Batch, Depth, TrainedHead
 
 SAMPLED_ROWS = 8  # rows of a depth whose loss is computed for the log
 CHUNK = 256

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynaspec.train.heads.basis import Basis
-from dynaspec.train.heads.card import drafted_tokens
 from dynaspec.train.heads.kind import ReadsLastState
-from dynaspec.train.heads.shape import HeadShape
-from dynaspec.train.heads.state_head import StateHead
-from dynaspec.train.heads.vocabulary import DraftVocabulary
+
+from .basis import Basis
+from .export import drafted_tokens
+from .head import StateHead
+from .shape import DraftVocabulary, HeadShape
 
 
 class Block(nn.Module):

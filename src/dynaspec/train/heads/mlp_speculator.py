@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynaspec.train.heads.basis import Basis
 from dynaspec.train.heads.kind import ReadsLastState
-from dynaspec.train.heads.shape import HeadShape
-from dynaspec.train.heads.state_head import StateHead
+
+from .basis import Basis
+from .head import StateHead
+from .shape import HeadShape
 
 EPS = 1e-6
 INPUT_SCALE: float = 0.5**0.5

@@ -1,37 +1,126 @@
-"""The stages in order: conversations, states, training, checkpoint."""
+"""``dynaspec train`` for a head: settings, the stages, and the facts that they leave behind."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.train.checkpoints import Checkpoints
-from dynaspec.train.device import choose_device
-from dynaspec.train.heads.acceptance import Acceptance
-from dynaspec.train.heads.basis import Basis, choose_vocabulary, load_basis, make_basis, save_basis
-from dynaspec.train.heads.cache import Cache, shard_path, write_shard
-from dynaspec.train.heads.card import card
-from dynaspec.train.heads.collect import Collector
-from dynaspec.train.heads.conversations import Conversation, append_conversations, read_conversations
-from dynaspec.train.heads.export import export_head, read_facts, read_weights, write_facts
-from dynaspec.train.heads.facts import training_facts
-from dynaspec.train.heads.head import TrainedHead
-from dynaspec.train.heads.measure import acceptance, answer_greedily, batches, by_category
-from dynaspec.train.heads.plan import Place, Plan
-from dynaspec.train.heads.prompts import Chat, read_prompts
-from dynaspec.train.heads.settings import HeadSettings
-from dynaspec.train.heads.states import StatesPlace, compute_states, held_out_indices
-from dynaspec.train.heads.target import Target, first_id, read_config
-from dynaspec.train.heads.trainer import Progress, Trainer
-from dynaspec.train.heads.workers import Bench, Gradients, InProcess, Workers
-from dynaspec.train.heads.writer import open_writer
-from dynaspec.train.optimizer import Optimizers
-from dynaspec.train.report import Listener
+from dynaspec.train.facts import provenance
+from dynaspec.train.optimizer import Optimizers, Rates
+from dynaspec.train.run import Checkpoints, Listener, choose_device
+
+from .basis import Basis, Target, choose_vocabulary, first_id, load_basis, make_basis, read_config, save_basis
+from .conversations import Collector, Conversation, append_conversations, open_writer, read_conversations
+from .export import card, export_head, read_facts, read_weights, write_facts
+from .head import TrainedHead
+from .kind import Kind
+from .loss import LossSettings
+from .measure import Acceptance, acceptance, answer_greedily, batches, by_category
+from .prompts import Chat, read_prompts
+from .shape import coverage
+from .states import Cache, StatesPlace, compute_states, held_out_indices, shard_path, write_shard
+from .trainer import Bench, Gradients, InProcess, Place, Plan, Progress, Trainer, TrainSettings, Workers
+
+STAGES = ("data", "states", "train", "export", "measure", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """Where conversations come from: ready ones, questions from files, and what the target makes up itself.
+
+    ``self_written`` of the latter; answers of up to ``new_tokens``, ``at_once`` together.
+    """
+
+    conversations: tuple[Path, ...] = ()
+    prompts: tuple[Path, ...] = ()
+    self_written: int = 0
+    new_tokens: int = 256
+    at_once: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSettings:
+    """A whole run."""
+
+    kind: Kind
+    model: str
+    out: Path
+    work: Path
+    train: TrainSettings
+    verifier: str
+    data: DataSettings = field(default_factory=DataSettings)
+    loss: LossSettings = field(default_factory=LossSettings)
+    rates: Rates = field(default_factory=lambda: Rates(matrix_lr=0.02, other_lr=3e-4, weight_decay=0.5))
+    draft_vocab: int = 8192
+    measure: Path | None = None
+    held_out: int = 48
+    longest: int = 2048
+    states_gb: float = 50.0
+    workers: int = 1
+    device: str = "auto"
+    resume: bool = True
+    extend: bool = False
+    note: str = ""
+
+
+def parse_stage(text: str) -> str:
+    """One of ``STAGES``.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if text not in STAGES:
+        raise ConfigError(f"stage: got {text!r}, expected one of {', '.join(STAGES)}")
+    return text
+
+
+def training_facts(
+    settings: HeadSettings,
+    basis: Basis,
+    head: TrainedHead,
+    progress: Progress,
+    place: StatesPlace,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Data, settings, and how training went."""
+    conversations = list(read_conversations(place.conversations))
+    held_out = list(read_conversations(place.folder / "held-out.jsonl"))
+    train = settings.train
+    return {
+        "provenance": provenance(device),
+        "note": settings.note,
+        "verifier": settings.verifier,
+        "shape": basis.shape.as_facts(),
+        "options": settings.kind.options,
+        "parameters": sum(p.numel() for p in head.parameters()),
+        "data": {
+            "conversations": len(conversations),
+            "by_source": dict(Counter(c.source for c in conversations)),
+            "by_temperature": {str(t): n for t, n in sorted(Counter(c.temperature for c in conversations).items())},
+            "answer_tokens": sum(len(c.answer) for c in conversations),
+            "held_out_conversations": len(held_out),
+            "held_out_greedy": sum(c.temperature == 0.0 for c in held_out),
+            "held_out_coverage": round(coverage((torch.tensor(c.answer) for c in held_out), basis.vocabulary), 4),
+        },
+        "training": {
+            "seed": train.seed,
+            "start_from": settings.kind.start_from,
+            "batch_tokens": train.batch_tokens,
+            "warmup_steps": train.schedule.warmup_steps,
+            "decay_share": train.schedule.decay_share,
+            "loss": asdict(settings.loss),
+            "rates": asdict(settings.rates),
+            "workers": settings.workers,
+        },
+        "progress": asdict(progress),
+    }
 
 
 class Pipeline:

@@ -1,12 +1,19 @@
-"""What a head looks like, read off its target where nothing is said."""
+"""What a head looks like: its sizes, the tokens that it drafts, and a head to train on from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from dynaspec.contract.errors import ConfigError
+import torch
+from torch import Tensor
+
+from dynaspec.contract.errors import CheckpointError, ConfigError
+from dynaspec.model.decoder_heads.eagle3 import read_config
+from dynaspec.model.decoder_heads.tensors import decoder_head_tensors
+from dynaspec.model.weights import find_checkpoint, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +97,114 @@ def shape_for(
         )
     except KeyError as error:
         raise ConfigError(f"target: got a config.json without {error}, expected a decoder's sizes") from error
+
+
+@dataclass(frozen=True, slots=True)
+class DraftVocabulary:
+    """``ids`` [draft_vocab] int64, ascending: the target's id of every draft id; ``size`` is the target's."""
+
+    ids: Tensor
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.ids.ndim != 1 or not len(self.ids) or bool((self.ids.diff() <= 0).any()):
+            raise ConfigError("draft vocabulary: got ids that do not ascend, expected every id once, in order")
+        if int(self.ids[0]) < 0 or int(self.ids[-1]) >= self.size:
+            raise ConfigError(f"draft vocabulary: got an id outside 0 … {self.size - 1}, expected the target's ids")
+
+    @property
+    def d2t(self) -> Tensor:
+        """[draft_vocab] int64 offsets: target id = draft id + offset, as EAGLE-3 checkpoints store them."""
+        return self.ids - torch.arange(len(self.ids))
+
+    @property
+    def t2d(self) -> Tensor:
+        """[vocab] bool: whether the target's id can be drafted."""
+        mask = torch.zeros(self.size, dtype=torch.bool)
+        mask[self.ids] = True
+        return mask
+
+    @property
+    def draft_ids(self) -> Tensor:
+        """[vocab] int64: draft id of every target id, −1 where there is none."""
+        ids = torch.full((self.size,), -1, dtype=torch.int64)
+        ids[self.ids] = torch.arange(len(self.ids))
+        return ids
+
+
+def most_frequent(texts: Iterable[Tensor], vocab: int, draft_vocab: int, always: Iterable[int] = ()) -> DraftVocabulary:
+    """The ``draft_vocab`` most frequent ids of ``texts`` (int tensors), ``always`` among them.
+
+    Ids that never occur fill up what is left, lowest first: merges are numbered by frequency.
+
+    Raises:
+        ConfigError: ``draft_vocab`` does not fit the target's ``vocab``.
+    """
+    if not 0 < draft_vocab <= vocab:
+        raise ConfigError(f"draft_vocab: got {draft_vocab}, expected 1 … {vocab}, the target's vocabulary")
+    counts = torch.zeros(vocab, dtype=torch.int64)
+    for text in texts:
+        counts += torch.bincount(text.long(), minlength=vocab)
+    for token in always:
+        counts[token] = torch.iinfo(torch.int64).max
+    order = torch.sort(counts, descending=True, stable=True).indices
+    return DraftVocabulary(order[:draft_vocab].sort().values, vocab)
+
+
+def coverage(texts: Iterable[Tensor], vocabulary: DraftVocabulary) -> float:
+    """Share of the tokens of ``texts`` that can be drafted; NaN without any."""
+    mask = vocabulary.t2d
+    inside = total = 0
+    for text in texts:
+        inside += int(mask[text.long()].sum())
+        total += len(text)
+    return inside / total if total else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """``tensors`` under their names in a checkpoint; ``vocabulary`` is the head's own."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    vocabulary: DraftVocabulary
+    norm_before_residual: bool
+
+
+def read_start(path_or_id: str, layers: int, vocab: int) -> Start:
+    """The head in a folder or of the hub, for a target with so many ``layers`` and tokens (``vocab``).
+
+    Raises:
+        CheckpointError: it cannot be read.
+        ConfigError: training makes no heads of its kind.
+    """
+    folder = find_checkpoint(path_or_id)
+    path = folder / "config.json"
+    config = read_config(path, read_json(path), layers)
+    stored = decoder_head_tensors(folder)
+    tensors = {name: stored.tensor(name) for name in stored.names}
+    plain = config.decoder.num_layers == 1 and config.fused and not config.norm_output
+    if not plain or config.states != aux_layers(layers) or config.decoder.vocab_size != vocab:
+        raise ConfigError(
+            f"start-from: got a head of {config.decoder.num_layers} layer(s) on the hidden states "
+            f"{list(config.states)} of a target with {config.decoder.vocab_size} tokens, expected one layer on "
+            f"{list(aux_layers(layers))} and {vocab} tokens"
+        )
+    offsets = tensors.pop("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
+    if offsets.shape != (config.draft_vocab,):
+        raise CheckpointError(f"d2t has shape {list(offsets.shape)} in {folder}, expected {[config.draft_vocab]}")
+    vocabulary = DraftVocabulary(offsets.long() + torch.arange(config.draft_vocab), vocab)
+    if unknown := set(tensors) - _NAMES:
+        raise ConfigError(f"start-from: got {sorted(unknown)[0]} in {str(folder)!r}, which training has no place for")
+    return Start(folder, tensors, vocabulary, config.norm_before_residual)
+
+
+_NAMES = {"fc.weight", "norm.weight", "lm_head.weight", "t2d", "embed_tokens.weight"} | {
+    f"layers.0.{name}.weight"
+    for name in (
+        *("input_layernorm", "hidden_norm", "post_attention_layernorm"),
+        *(f"self_attn.{part}_proj" for part in "qkvo"),
+        *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
+    )
+}
+"""Tensors of a head that training makes; the embedding is the target's own and is left where it is."""

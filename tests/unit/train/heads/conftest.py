@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dynaspec.train.heads.batch import Example, chains_of
-from dynaspec.train.heads.eagle3 import Eagle3Head, initialise
-from dynaspec.train.heads.shape import HeadShape
-from dynaspec.train.heads.vocabulary import DraftVocabulary
+from dynaspec.train.heads.eagle import Eagle3Head, initialise_eagle3
+from dynaspec.train.heads.head import Example, chains_of
+from dynaspec.train.heads.shape import DraftVocabulary, HeadShape
 
 SHAPE = HeadShape(
     hidden=16,
@@ -35,7 +34,7 @@ def make_head(norm_before_residual: bool = True, seed: int = 3) -> Eagle3Head:
     embedding = torch.randn(shape.vocab, shape.hidden, generator=generator)
     scale = torch.rand(shape.aux_width, generator=generator) + 0.5
     head = Eagle3Head(shape, VOCABULARY, embedding, scale)
-    initialise(head, torch.randn(shape.draft_vocab, shape.hidden, generator=generator), None, seed)
+    initialise_eagle3(head, torch.randn(shape.draft_vocab, shape.hidden, generator=generator), None, seed)
     for parameter in head.parameters():
         if parameter.ndim == 1:  # norms that do something
             parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)

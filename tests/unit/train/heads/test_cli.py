@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from dynaspec.cli.train import app
+from dynaspec.train.data import save_tokenizer, train_tokenizer
 from dynaspec.train.export import export
 from dynaspec.train.heads.conversations import read_conversations
 from dynaspec.train.model import Shape, build
-from dynaspec.train.tokenizer import save_tokenizer, train_tokenizer
 
 RUNNER = CliRunner()
 SHAPE = Shape(hidden=32, layers=6, heads=2, kv_heads=1, intermediate=48, head_dim=16, vocab=300, positions=128)

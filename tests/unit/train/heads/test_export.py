@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import load_file
 
 from dynaspec.train.heads.basis import Basis
-from dynaspec.train.heads.batch import join
-from dynaspec.train.heads.eagle3 import Eagle3, Eagle3Head
+from dynaspec.train.heads.eagle import Eagle3, Eagle3Head
 from dynaspec.train.heads.export import export_head
+from dynaspec.train.heads.head import join
 from unit.train.heads.conftest import VOCABULARY, example
 from unit.train.heads.naive import draft_logits
 

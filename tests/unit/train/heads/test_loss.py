@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from dynaspec.train.heads.batch import join
-from dynaspec.train.heads.eagle3 import Eagle3Head
+from dynaspec.train.heads.eagle import Eagle3Head
+from dynaspec.train.heads.head import join
 from dynaspec.train.heads.loss import LossSettings, SoftCrossEntropy, labels, loss_of
 from unit.train.heads.conftest import example, make_head
 

@@ -1,10 +1,12 @@
+""""""
+
 from __future__ import annotations
 
 import pytest
 import torch
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.train.heads.vocabulary import DraftVocabulary, coverage, most_frequent
+from dynaspec.train.heads.shape import DraftVocabulary, coverage, most_frequent
 
 
 def test_offsets_lead_from_draft_ids_to_the_targets_and_back() -> None:

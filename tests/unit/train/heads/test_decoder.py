@@ -1,10 +1,12 @@
+""""""
+
 from __future__ import annotations
 
 import pytest
 import torch
 
-from dynaspec.train.heads.batch import join
-from dynaspec.train.heads.eagle3 import Eagle3Head
+from dynaspec.train.heads.eagle import Eagle3Head
+from dynaspec.train.heads.head import join
 from unit.train.heads.conftest import example
 from unit.train.heads.naive import draft_logits
 

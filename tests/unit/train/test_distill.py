@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 import numpy as np
@@ -6,12 +8,16 @@ import torch
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.train.data import TokenSet
-from dynaspec.train.distill import DistillSettings, write_continuations
+from dynaspec.train.distill import (
+    DistillSettings,
+    continue_greedily,
+    generate_documents,
+    open_engine,
+    write_continuations,
+)
 from dynaspec.train.export import load_exported
-from dynaspec.train.generate import continue_greedily, generate_documents, open_engine
-from dynaspec.train.schedule import Budget
-
-from .conftest import save_checkpoint
+from dynaspec.train.optimizer import Budget
+from unit.train.conftest import save_checkpoint
 
 CPU = torch.device("cpu")
 PROMPTS = [np.array(p, dtype=np.uint16) for p in ([4, 5, 6, 7, 8], [9, 10], [200], [11, 12, 13], [14])]

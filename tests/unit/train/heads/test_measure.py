@@ -1,9 +1,11 @@
+""""""
+
 from __future__ import annotations
 
 import torch
 
-from dynaspec.train.heads.acceptance import agreement, walk
-from dynaspec.train.heads.batch import join
+from dynaspec.train.heads.head import join
+from dynaspec.train.heads.measure import agreement, walk
 from unit.train.heads.conftest import VOCABULARY, example, make_head
 
 

@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 from dataclasses import asdict
@@ -8,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.train.heads.cache import Cache, shard_path
-from dynaspec.train.heads.plan import Place, Plan
+from dynaspec.train.heads.states import Cache, shard_path
+from dynaspec.train.heads.trainer import Place, Plan
 
 
 def write(folder: Path, number: int, answers: list[int]) -> None:
