@@ -14,9 +14,8 @@ import torch
 from dynaspec import LLM, SamplingParams, StructuredOutputsParams
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.step import Limits, SpecPlan, StepOutcome, StepView, TreeRule
-from dynaspec.control.constant import Constant
-from dynaspec.control.length_policy import LengthController
 from dynaspec.control.planner import ChainPlanner
+from dynaspec.control.policies.lengths import Constant, LengthController
 from dynaspec.engine.target import TargetVerifier, Verified
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.schedule.batch import StepBatch

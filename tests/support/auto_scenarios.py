@@ -15,10 +15,9 @@ import numpy as np
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import Limits, ProposerTraits
-from dynaspec.control.constant import Constant
-from dynaspec.control.length_policy import LengthController
-from dynaspec.control.plain import PlainController
 from dynaspec.control.planner import ChainPlanner
+from dynaspec.control.policies.lengths import Constant, LengthController
+from dynaspec.control.policies.wrappers import PlainController
 
 from .closed_loop import LIMITS, SMALL_PAIR, Loop, Machine, fixed_goodput, mean_acceptance, with_traits
 from .drifting_machine import DriftingMachine, Prices, speed

@@ -14,7 +14,7 @@ from rich.text import Text
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.control import suffix
+from dynaspec.control import keys
 from dynaspec.control.checkpoint import checkpoint_method, own_target
 from dynaspec.control.policies.short_names import PLAIN, PolicySpec, policy_options, spec_of
 from dynaspec.observe.counts import SpecCounts
@@ -203,7 +203,7 @@ def _autos(drafters: Drafters) -> Iterator[Way]:
     for checkpoint, label in _labelled(list(trained)):
         given: dict[str, Any] = {"method": trained[checkpoint], "model": checkpoint, "policy": AUTO}
         yield Way(f"{AUTO} {label}".rstrip(), given)
-        yield Way(f"{AUTO} {label}".rstrip() + " with suffixes", {**given, **suffix.DEFAULTS})
+        yield Way(f"{AUTO} {label}".rstrip() + " with suffixes", {**given, **keys.SUFFIX_DEFAULTS})
     for name, found in drafters.items():
         if METHODS[name].in_target and None in found:
             yield Way(f"{AUTO} {name}", {"method": name, "policy": AUTO})

@@ -14,7 +14,7 @@ from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.estimate.costs import StepCosts
 from dynaspec.control.policies.short_names import PLAIN, PolicySpec, parse_policy
-from dynaspec.control.trees import WIDTH_KEY
+from dynaspec.control.resolve import WIDTH_KEY
 from dynaspec.engine.engine import Engine
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model

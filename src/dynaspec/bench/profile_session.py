@@ -19,9 +19,9 @@ from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, Propo
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import LOGIT_RANGE, ProposerTraits, SpecPlan
 from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.keys import either
 from dynaspec.control.policies.short_names import PolicySpec
 from dynaspec.control.profile import Profile
-from dynaspec.control.words import either
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.propose.stopping import stop_mask
 

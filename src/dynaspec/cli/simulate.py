@@ -225,7 +225,7 @@ class _Job:
 
 
 def _print_schedule(job: _Job) -> None:
-    from dynaspec.control.goodput import schedule_of
+    from dynaspec.control.policies.goodput import schedule_of
     from dynaspec.simulate.costs import with_acceptance
 
     profile = job.profile()

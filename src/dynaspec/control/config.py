@@ -15,15 +15,11 @@ from dynaspec.contract.step import TreeRule
 from dynaspec.contract.tree import MAX_NODES, MAX_WIDTH, TokenTree
 
 from .environment import fill_in
-from .keys import canonical
+from .keys import SUFFIX_KEYS as SUFFIX_KEYS
+from .keys import SYNTHETIC_LENGTH_KEY, SYNTHETIC_RATES_KEY, SuffixSettings, canonical, either, synthetic_rates
 from .planner import MAX_DRAFT_TOKENS
 from .profile import Profile
-from .resolve import SCHEDULE_KEY, resolve
-from .suffix import KEYS as SUFFIX_KEYS
-from .suffix import SuffixSettings
-from .synthetic import LENGTH_KEY, RATES_KEY, synthetic_rates
-from .trees import nodes_of, rule_of
-from .words import either
+from .resolve import SCHEDULE_KEY, nodes_of, resolve, rule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +291,7 @@ class SpeculativeConfig(BaseModel):
                 self.synthetic_acceptance_rates, self.synthetic_acceptance_length, self.num_speculative_tokens
             )
             return
-        for name in (RATES_KEY, LENGTH_KEY):
+        for name in (SYNTHETIC_RATES_KEY, SYNTHETIC_LENGTH_KEY):
             value = getattr(self, name)
             if value is not None:
                 raise ConfigError(

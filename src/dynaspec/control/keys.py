@@ -8,10 +8,24 @@ asks for nothing, or for what this version does anyway.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from dynaspec.contract.errors import ConfigError
+
+
+def either(names: tuple[str, ...]) -> str:
+    """The names in quotes, as a choice."""
+    *head, last = map(repr, names)
+    return f"{', '.join(head)} or {last}" if head else last
+
+
+def plain(value: object) -> object:
+    """As the user wrote it: lists, not the tuples that they became."""
+    return [plain(entry) for entry in value] if isinstance(value, tuple) else value
+
 
 ALIASES: Mapping[str, str] = {
     # Transformers' GenerationConfig
@@ -138,3 +152,62 @@ def _unknown(spelling: str, fields: frozenset[str]) -> str:
     else:
         hint = "expected keys among " + ", ".join(sorted(fields))
     return f"speculative_config has no key {spelling!r}; {hint}"
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixSettings:
+    """See ``SpeculativeConfig``'s keys of these names, with ``suffix_decoding_`` before them."""
+
+    max_tree_depth: int = 24
+    max_cached_requests: int = 10_000
+    max_cached_tokens: int = 4_000_000
+    max_spec_factor: float = 1.0
+    min_token_prob: float = 0.1
+
+
+_SUFFIX_DEFAULTS = SuffixSettings()
+SUFFIX_DEFAULTS: Mapping[str, Any] = {
+    f"suffix_decoding_{name}": getattr(_SUFFIX_DEFAULTS, name) for name in SuffixSettings.__slots__
+}
+SUFFIX_KEYS = tuple(SUFFIX_DEFAULTS)
+SUFFIX_DEPTH_KEY = "suffix_decoding_max_tree_depth"
+SUFFIX_ONLY_HERE = ("suffix_decoding_max_cached_tokens",)
+"""Keys that vLLM does not have."""
+
+
+SYNTHETIC_RATES_KEY = "synthetic_acceptance_rates"
+SYNTHETIC_LENGTH_KEY = "synthetic_acceptance_length"
+
+
+def synthetic_rates(rates: Sequence[float] | None, length: float | None, k: int) -> tuple[float, ...]:
+    """Unconditional acceptance per position, [k], non-increasing.
+
+    Args:
+        rates: the same, as configured; entry j − 1 is the chance that the first j tokens are all accepted.
+        length: else the mean acceptance length to reach, 1 … k + 1; spread with the least variance: as many positions
+            as fit are always accepted, one is accepted with the rest as its chance, none after it.
+        k: ``num_speculative_tokens``.
+
+    Raises:
+        ConfigError: both or neither given, or values that cannot be.
+    """
+    if (rates is None) == (length is None):
+        raise ConfigError(
+            f"rejection_sample_method is 'synthetic' with {'neither' if rates is None else 'both'} of "
+            f"{SYNTHETIC_RATES_KEY} and {SYNTHETIC_LENGTH_KEY}; expected one of the two"
+        )
+    if length is not None:
+        if not 1.0 <= length <= k + 1:
+            raise ConfigError(
+                f"{SYNTHETIC_LENGTH_KEY} is {length} with num_speculative_tokens {k}; expected a number from 1 to "
+                f"{k + 1}"
+            )
+        return tuple(min(1.0, max(0.0, length - 1 - position)) for position in range(k))
+    given = tuple(rates or ())
+    if len(given) != k:
+        raise ConfigError(
+            f"{SYNTHETIC_RATES_KEY} has {len(given)} entries but num_speculative_tokens is {k}; expected as many"
+        )
+    if any(after > before for before, after in pairwise(given)):
+        raise ConfigError(f"{SYNTHETIC_RATES_KEY} is {list(given)}; expected rates that do not increase")
+    return given

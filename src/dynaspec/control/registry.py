@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError, IntegrityError
-from dynaspec.contract.step import Limits
+from dynaspec.contract.step import DraftView, Ended, Limits, ProposerTraits, StepOutcome, StepView, Work
 
 from .auto import AutoController, CachedPlan
-from .confidence import ConfidenceStop
 from .config import SpeculativeConfig
-from .constant import Constant
-from .elastic import Elastic
-from .goodput import Goodput
-from .heuristic import HeuristicController
-from .kv_gate import KvGate
-from .length_policy import LengthController, LengthPolicy
-from .off_switch import OffSwitch
-from .plain import PlainController
 from .planner import ChainPlanner
-from .schedule import Schedule
-from .trees import DEFAULT_WIDTH, SHAPE_KEY, WIDTH_KEY
-from .warm_up import load_kernels
+from .policies.confidence import ConfidenceStop
+from .policies.goodput import Goodput
+from .policies.lengths import Constant, Elastic, HeuristicController, LengthController, LengthPolicy, Schedule
+from .policies.wrappers import KvGate, OffSwitch, PlainController
+from .resolve import DEFAULT_TREE_WIDTH, SHAPE_KEY, WIDTH_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +109,7 @@ def _auto(config: SpeculativeConfig, host: Host) -> Controller:
         longest=config.num_speculative_tokens,
         costs=host.costs,
         warm_start=config.profile,
-        tree=(config.tree_width or DEFAULT_WIDTH, config.most_nodes) if host.limits.can_branch else (1, 1),
+        tree=(config.tree_width or DEFAULT_TREE_WIDTH, config.most_nodes) if host.limits.can_branch else (1, 1),
     )
     return CachedPlan(controller, host.limits)
 
@@ -170,3 +164,31 @@ POLICIES: Mapping[str, Builder] = {
     "elastic": _elastic,
 }
 """One builder a policy; the names are the values of the key ``policy``."""
+
+_WARM_UP_LONGEST, _WARM_UP_STEPS = 4, 8
+_REJECTED: tuple[Ended, ...] = ("rejected", "rejected")
+
+
+@cache
+def load_kernels() -> None:
+    """Loads what is compiled, which would otherwise be taken for the cost of the first steps.
+
+    Once a process: takes a scratch controller through steps with drafts of a model and of a lookup.
+    """
+    lookup, four = ProposerTraits("lookup", passes_per_draft="none", has_confidence=False), (4, 4)
+    limits = Limits(
+        draft_lens=tuple(range(_WARM_UP_LONGEST + 1)),
+        proposers=(ProposerTraits("model", trees=True), lookup),
+        can_branch=True,
+    )
+    controller = AutoController(limits, longest=_WARM_UP_LONGEST, tree=(2, _WARM_UP_LONGEST))
+    lag, offers, none = ((0, 0),) * 2, (None, ((2, _WARM_UP_LONGEST), (0, 0))), (None, None)
+    for step in range(_WARM_UP_STEPS):
+        view = StepView(step, ("a", "b"), four, four, four, none, (0.0, 0.0), lag, offers, 0, 0, limits)
+        plan = controller.plan(view)
+        shown = tuple((0.9,) * depth for depth in plan.depth)
+        controller.trim(view, plan, DraftView(plan.depth, shown, signal=shown))
+        drafted, ended = plan.depth, _REJECTED
+        work = Work(rows_per_pass=(2,) if any(drafted) else (), verify_rows=2 + sum(drafted), kv_tokens=8)
+        counts = (plan.proposer, drafted, drafted, drafted, (0, 0), (1, 1), ended, (False, False), shown, work)
+        controller.observe(StepOutcome(step, view.ids, *counts, 1e-4, 1e-3, 2e-3))

@@ -1,4 +1,4 @@
-"""Decides what a configuration left open: the method, the policy, the defaults that depend on them."""
+"""Decides what a configuration left open: the method, the policy, trees, the defaults that depend on them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,102 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.methods import BY_PASSES, METHODS, WITH_CONFIDENCE, WITH_MODEL
+from dynaspec.contract.methods import BY_PASSES, METHODS, WITH_CONFIDENCE, WITH_MODEL, WITH_TREES
+from dynaspec.contract.step import TreeRule
+from dynaspec.contract.tree import MAX_NODES, TokenTree
 
-from . import elastic, schedule, suffix, trees
+from . import keys
 from .checkpoint import checkpoint_length, checkpoint_method
+from .keys import either, plain
 from .planner import MAX_DRAFT_TOKENS
-from .words import either, plain
+from .policies import lengths
+
+SHAPE_KEY, WIDTH_KEY, NODES_KEY = "speculative_token_tree", "tree_width", "tree_nodes"
+TREE_KEYS = (SHAPE_KEY, WIDTH_KEY, NODES_KEY)
+DEFAULT_TREE_WIDTH = 4
+"""Of ``auto``, which lets branches grow only where they pay."""
+_TREE_POLICIES = ("constant", "auto")
+_LENGTH = "num_speculative_tokens"
+
+
+def resolve_trees(values: dict[str, Any]) -> None:
+    """Parses the shape, and fills in what follows from it and from the width.
+
+    Args:
+        values: canonical keys, the method among them; changed in place.
+
+    Raises:
+        ConfigError: no such tree, keys that contradict each other, or a method that drafts chains only.
+    """
+    if SHAPE_KEY in values:
+        _resolve_shape(values)
+    given = next((key for key in TREE_KEYS if key in values and (key, values[key]) != (WIDTH_KEY, 1)), None)
+    if given is not None and values["method"] in METHODS and values["method"] not in WITH_TREES:
+        raise ConfigError(
+            f"{given} is {plain(values[given])!r} but method is {values['method']!r}, which drafts chains; expected no "
+            f"{given}, or method {either(WITH_TREES)}"
+        )
+    if given is not None and values["method"] == "suffix":
+        if given == SHAPE_KEY:
+            raise ConfigError(
+                f"{SHAPE_KEY} is {plain(values[given])!r} but method is 'suffix', whose nodes are those of the largest "
+                f"counts; expected {WIDTH_KEY} and {NODES_KEY} instead"
+            )
+        values.setdefault("policy", "constant")
+    if given is not None and values.get("use_heterogeneous_vocab"):
+        raise ConfigError(
+            f"{given} is {plain(values[given])!r} beside use_heterogeneous_vocab, whose drafts are chains; expected "
+            "one of the two"
+        )
+    if NODES_KEY in values and values.get(WIDTH_KEY, 1) == 1:
+        raise ConfigError(f"{NODES_KEY} is {values[NODES_KEY]!r} but there is no {WIDTH_KEY} above 1; expected one")
+
+
+def _resolve_shape(values: dict[str, Any]) -> None:
+    for key in (WIDTH_KEY, NODES_KEY):
+        if key in values:
+            raise ConfigError(f"{key} is {values[key]!r} beside a {SHAPE_KEY}; expected one of the two")
+    tree = TokenTree.parse(values[SHAPE_KEY])
+    length = values.get(_LENGTH, tree.depth)
+    if length not in (tree.depth, len(tree.parents)):
+        raise ConfigError(
+            f"{_LENGTH} is {length!r} but {SHAPE_KEY} has {len(tree.parents)} nodes and depth {tree.depth}; expected "
+            f"either of these, or no {_LENGTH}"
+        )
+    values[SHAPE_KEY], values[_LENGTH] = tree.paths, tree.depth
+    values.setdefault("policy", "constant")
+
+
+def check_tree_policy(values: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: trees with a policy that plans lengths only.
+    """
+    policy = values["policy"]
+    # ``auto`` prices what is looked up as chains.
+    allowed = ("constant",) if SHAPE_KEY in values or values["method"] not in BY_PASSES else _TREE_POLICIES
+    given = next((key for key in TREE_KEYS if key in values and (key, values[key]) != (WIDTH_KEY, 1)), None)
+    if given is not None and policy not in allowed:
+        raise ConfigError(
+            f"{given} is {plain(values[given])!r} but policy is {policy!r}; expected no {given}, or policy "
+            f"{either(allowed)}"
+        )
+    for other in ("draft_confidence_threshold", "kv_write_gating_threshold"):
+        if given is not None and values.get(other):
+            raise ConfigError(f"{given} is {plain(values[given])!r} beside a {other}; expected one of the two")
+
+
+def rule_of(shape: TokenTree | None, width: int | None) -> TreeRule | None:
+    """How drafts of a constant size branch; None = they are chains."""
+    if shape is not None:
+        return TreeRule(shape.width, shape=shape)
+    return TreeRule(width) if width is not None and width > 1 else None
+
+
+def nodes_of(shape: int | None, width: int | None, nodes: int | None, depth: int) -> int:
+    """Most nodes of a draft; ``shape``: those of a fixed one."""
+    return shape or nodes or min(MAX_NODES, (width or DEFAULT_TREE_WIDTH) * depth)
+
 
 SCHEDULE_KEY = "num_assistant_tokens_schedule"
 """Transformers' name for the choice between constant and heuristic lengths; absorbed into ``policy``."""
@@ -44,8 +134,8 @@ UNAVAILABLE_METHODS = (
 
 DECIDING_KEYS: Mapping[str, tuple[str, ...]] = {
     PROFILE_KEY: ("goodput", "auto"),
-    elastic.KEY: ("elastic",),
-    schedule.KEY: ("schedule",),
+    lengths.LADDER_KEY: ("elastic",),
+    lengths.RANGES_KEY: ("schedule",),
 }
 """Keys that belong to policies; where none is named, the first key that is given chooses its first policy."""
 STOPPING_POLICIES = ("confidence", "schedule", "goodput", "elastic")
@@ -77,15 +167,15 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
         del values["model"]
     if isinstance(values.get(PROFILE_KEY), os.PathLike):
         values[PROFILE_KEY] = os.fspath(values[PROFILE_KEY])
-    if schedule.KEY in values:
-        values[schedule.KEY] = schedule.parse_schedule(values[schedule.KEY])
-    if elastic.KEY in values:
-        values[elastic.KEY] = elastic.parse_ladder(values[elastic.KEY])
+    if lengths.RANGES_KEY in values:
+        values[lengths.RANGES_KEY] = lengths.parse_schedule(values[lengths.RANGES_KEY])
+    if lengths.LADDER_KEY in values:
+        values[lengths.LADDER_KEY] = lengths.parse_ladder(values[lengths.LADDER_KEY])
     _check_method(values)
-    trees.resolve_trees(values)
+    resolve_trees(values)
     values["policy"] = infer_policy(values)
     _check_policy(values)
-    trees.check_policy(values)
+    check_tree_policy(values)
     values.pop(SCHEDULE_KEY, None)
     _check_signal(values)
     return _with_defaults(values)
@@ -105,7 +195,7 @@ def infer_method(given: Mapping[str, Any]) -> Any:
         return own
     if any(name in given for name in _LOOKUP):
         return "ngram"
-    if any(name in given for name in suffix.KEYS):
+    if any(name in given for name in keys.SUFFIX_KEYS):
         return "suffix"
     raise ConfigError(
         "speculative_config names neither a method nor a model; expected a draft model's checkpoint as "
@@ -159,7 +249,7 @@ def _check_method(values: Mapping[str, Any]) -> None:
     _refuse_keys_of(_PASSES_ONLY, BY_PASSES, values)
     if method == "ngram" and values.get("prompt_lookup_max") == 0:
         raise ConfigError(f"prompt_lookup_max is 0; expected an integer of at least 1 with method {method!r}")
-    for other, names in (("ngram", _LOOKUP), ("suffix", suffix.KEYS)):
+    for other, names in (("ngram", _LOOKUP), ("suffix", keys.SUFFIX_KEYS)):
         found = next((name for name in names if values.get(name, 0) != 0), None)
         if method != other and found is not None:
             raise ConfigError(
@@ -212,7 +302,7 @@ def _check_policy(values: Mapping[str, Any]) -> None:
         if policy == owners[0] and policy != "elastic" and key not in values:
             raise ConfigError(f"policy is {policy!r} but there is no {key}; expected one")
     if values["method"] in BY_PASSES and policy != "auto":
-        for name in (*_LOOKUP, *suffix.KEYS):
+        for name in (*_LOOKUP, *keys.SUFFIX_KEYS):
             if values.get(name, 0) != 0:
                 lookup = "ngram" if name in _LOOKUP else "suffix"
                 raise ConfigError(
@@ -262,12 +352,12 @@ def _check_signal(values: Mapping[str, Any]) -> None:
 def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     if values["policy"] == "confidence":
         values.setdefault("draft_confidence_threshold", "auto")
-    if values["method"] == "suffix" or any(name in values for name in suffix.KEYS):
-        values = {**suffix.DEFAULTS, **values}
+    if values["method"] == "suffix" or any(name in values for name in keys.SUFFIX_KEYS):
+        values = {**keys.SUFFIX_DEFAULTS, **values}
     values.setdefault("num_speculative_tokens", _default_length(values))
     longest = values["num_speculative_tokens"]
     if values["policy"] == "elastic" and isinstance(longest, int):
-        values.setdefault(elastic.KEY, elastic.ladder_up_to(longest))
+        values.setdefault(lengths.LADDER_KEY, lengths.ladder_up_to(longest))
     if _looks_up_beside(values):
         values["prompt_lookup_min"], values["prompt_lookup_max"] = DEFAULT_LOOKUP_BESIDE
     elif values.get("prompt_lookup_max") != 0 and (
@@ -283,7 +373,7 @@ def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
 def _looks_up_beside(values: Mapping[str, Any]) -> bool:
     """Whether an n-gram lookup joins the draft model without being asked for; synthetic rates are one drafter's."""
-    asked = any(name in values for name in (*_LOOKUP, *suffix.KEYS))
+    asked = any(name in values for name in (*_LOOKUP, *keys.SUFFIX_KEYS))
     alone = values["method"] not in BY_PASSES or values["policy"] != "auto" or asked
     return not alone and values.get("rejection_sample_method") != "synthetic"
 
@@ -293,7 +383,7 @@ def _default_length(values: Mapping[str, Any]) -> int:
     if isinstance(rates, list | tuple) and rates:
         return len(rates)
     policy = values["policy"]
-    depth = values.get(suffix.DEPTH_KEY)
+    depth = values.get(keys.SUFFIX_DEPTH_KEY)
     if values["method"] == "suffix" and isinstance(depth, int) and policy in ("constant", "auto", "goodput"):
         return min(MAX_DRAFT_TOKENS, max(1, depth))  # as in vLLM: what the tree holds is the bound
     if policy == "confidence":
@@ -301,12 +391,12 @@ def _default_length(values: Mapping[str, Any]) -> int:
     if policy in ("auto", "goodput"):
         return DEFAULT_CAP
     if policy == "schedule":
-        ranges: tuple[schedule.Range, ...] = values[schedule.KEY]
+        ranges: tuple[lengths.Range, ...] = values[lengths.RANGES_KEY]
         return min(MAX_DRAFT_TOKENS, max(1, *(k for _, _, k in ranges)))
-    if policy == "elastic" and elastic.KEY in values:
-        return int(values[elastic.KEY][-1])
+    if policy == "elastic" and lengths.LADDER_KEY in values:
+        return int(values[lengths.LADDER_KEY][-1])
     model = values.get("model")
     own = checkpoint_length(model) if model is not None and METHODS[values["method"]].reads_target else None
     if own is not None:
         return min(own, MAX_DRAFT_TOKENS)
-    return elastic.DEFAULT_LONGEST if policy == "elastic" else DEFAULT_DRAFT_LENGTH
+    return lengths.DEFAULT_LONGEST if policy == "elastic" else DEFAULT_DRAFT_LENGTH

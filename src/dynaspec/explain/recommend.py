@@ -20,10 +20,10 @@ import dynaspec
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.control.config import SpeculativeConfig
-from dynaspec.control.goodput import schedule_of
+from dynaspec.control.policies.goodput import schedule_of
+from dynaspec.control.policies.lengths import Range
 from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.control.registry import build_controller
-from dynaspec.control.schedule import Range
 from dynaspec.hosts.vllm.launch import speculation_arguments
 from dynaspec.simulate.comparison import Case, compare
 from dynaspec.simulate.policies import SimulatedPolicy, parse_policies

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import DecodeBatch, Drafts, KeptText, NewText, ProposerNeeds, TargetStep
 from dynaspec.contract.step import SpecPlan, TreeRule
-from dynaspec.control.suffix import SuffixSettings
+from dynaspec.control.keys import SuffixSettings
 
 from .response_cache import ResponseCache
 from .suffix_tree import Branching, SuffixDraft, SuffixTree

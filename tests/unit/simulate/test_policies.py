@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.control.goodput import schedule_of
+from dynaspec.control.policies.goodput import schedule_of
 from dynaspec.control.profile import Profile
 from dynaspec.simulate import traces as at
 from dynaspec.simulate.comparison import Case, compare

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dynaspec.contract.errors import CapacityError, ConfigError, IntegrityError
 from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule
-from dynaspec.control.plain import PlainController
+from dynaspec.control.policies.wrappers import PlainController
 from dynaspec.propose.stopping import stop_mask
 from dynaspec.simulate import traces as at
 from dynaspec.simulate.metrics import Totals, course

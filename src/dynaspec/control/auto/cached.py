@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from dynaspec.contract.step import Limits, Needs, SpecPlan, StepView
 from dynaspec.contract.work import runs_model
+from dynaspec.control.planner import ChainPlanner
+from dynaspec.control.policies.wrappers import Wrapper
 
-from ..planner import ChainPlanner
-from ..wrapper import Wrapper
 from .controller import AutoController
 from .learning import Planned
 

@@ -12,12 +12,11 @@ from typing import Any
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import BY_PASSES, METHODS
+from dynaspec.control.keys import SUFFIX_DEFAULTS
+from dynaspec.control.resolve import DEFAULT_LOOKUP_BESIDE, NODES_KEY, WIDTH_KEY
 
 from ..checkpoint import checkpoint_method
 from ..config import SpeculativeConfig
-from ..resolve import DEFAULT_LOOKUP_BESIDE
-from ..suffix import DEFAULTS
-from ..trees import NODES_KEY, WIDTH_KEY
 
 PLAIN = "plain"
 Options = dict[str, Any]
@@ -189,7 +188,7 @@ def policy_options(name: str, draft_model: str | None) -> Options:
     if head == "both":
         options |= _LOOKUP
     elif head == "all":
-        options |= DEFAULTS
+        options |= SUFFIX_DEFAULTS
     elif head in BY_PASSES:
         options["prompt_lookup_max"] = 0
     return options

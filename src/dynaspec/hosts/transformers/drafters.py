@@ -12,7 +12,7 @@ import torch
 from transformers.generation.candidate_generator import AssistedCandidateGeneratorDifferentTokenizers
 
 from dynaspec.contract.step import StopRule
-from dynaspec.control.suffix import SuffixSettings
+from dynaspec.control.keys import SuffixSettings
 from dynaspec.propose.match import longest_match
 from dynaspec.propose.response_cache import ResponseCache
 from dynaspec.propose.suffix import RequestText

@@ -14,11 +14,10 @@ from typing import Self
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
-from dynaspec.control.constant import Constant
-from dynaspec.control.length_policy import LengthController
+from dynaspec.control.keys import SuffixSettings
 from dynaspec.control.planner import ChainPlanner
+from dynaspec.control.policies.lengths import Constant, LengthController
 from dynaspec.control.registry import build_controller
-from dynaspec.control.suffix import SuffixSettings
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.response_cache import ResponseCache

@@ -19,9 +19,9 @@ from dynaspec.contract.methods import WITH_MODEL
 from dynaspec.contract.step import Limits, ProposerTraits
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.environment import fill_in
+from dynaspec.control.keys import SUFFIX_KEYS as SUFFIX_KEYS
 from dynaspec.control.keys import canonical
 from dynaspec.control.resolve import SCHEDULE_KEY, infer_policy
-from dynaspec.control.suffix import KEYS as SUFFIX_KEYS
 
 ASSISTANT, EARLY_EXIT = "assistant", "early_exit"
 EXIT_KEY = "assistant_early_exit"

@@ -12,15 +12,9 @@ from dynaspec.contract.methods import METHODS, OF_TOKENS
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.environment import fill_in
 from dynaspec.control.keys import ALIASES, canonical
-from dynaspec.control.resolve import (
-    DEFAULT_CAP,
-    DEFAULT_LOOKUP_BESIDE,
-    SCHEDULE_KEY,
-    infer_method,
-    infer_policy,
-)
-from dynaspec.control.suffix import KEYS as SUFFIX_KEYS
-from dynaspec.control.suffix import ONLY_HERE as SUFFIX_ONLY_HERE
+from dynaspec.control.keys import SUFFIX_KEYS as SUFFIX_KEYS
+from dynaspec.control.keys import SUFFIX_ONLY_HERE as SUFFIX_ONLY_HERE
+from dynaspec.control.resolve import DEFAULT_CAP, DEFAULT_LOOKUP_BESIDE, SCHEDULE_KEY, infer_method, infer_policy
 
 POLICY_KEYS = frozenset(
     {

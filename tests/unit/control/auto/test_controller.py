@@ -12,10 +12,9 @@ from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import DraftView, Limits, ProposerTraits, StepOutcome
 from dynaspec.control.auto import AutoController
-from dynaspec.control.constant import Constant
-from dynaspec.control.length_policy import LengthController
-from dynaspec.control.plain import PlainController
 from dynaspec.control.planner import ChainPlanner
+from dynaspec.control.policies.lengths import Constant, LengthController
+from dynaspec.control.policies.wrappers import PlainController
 from dynaspec.simulate.costs import CurveCosts
 from dynaspec.simulate.simulator import simulate
 from dynaspec.simulate.synthetic import Lengths, Synthetic

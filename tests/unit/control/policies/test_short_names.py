@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.control.keys import SuffixSettings
 from dynaspec.control.policies.short_names import parse_policies, parse_policy
 from dynaspec.control.profile import Profile
-from dynaspec.control.suffix import SuffixSettings
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from dynaspec.contract.signals import conditional
 from dynaspec.contract.step import StepOutcome, StepView
+from dynaspec.control.estimate.acceptance import AcceptanceModel
+from dynaspec.control.estimate.settings import AutoSettings
+from dynaspec.control.profile import Profile
 
-from .estimate.acceptance import AcceptanceModel
-from .estimate.settings import AutoSettings
-from .profile import Profile
-from .schedule import Range, joined
+from .lengths import Range, joined
 
 _SETTINGS = AutoSettings(prior_information=0.06, memory=512.0, surprise=1e9, request_shrinkage=1e9)
 """The profile's rate counts for about one verdict: a position seen once is not yet known. All verdicts are forgotten

@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ import pytest
 from dynaspec.contract.controller import Controller, Explains
 from dynaspec.contract.signals import conditional
 from dynaspec.contract.step import StepOutcome
-from dynaspec.control.goodput import OnlineRates, schedule_of
+from dynaspec.control.policies.goodput import OnlineRates, schedule_of
 from dynaspec.control.profile import Profile
 from unit.control.seam import H100_PROFILE, ONLINE_PROFILE, Fate, accepted, controller, limits, outcome, rejected, view
 
