@@ -35,7 +35,7 @@ from dynaspec.bench.serving.sweep import HOST, free_port, launched, serve_comman
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.control.policies.short_names import parse_policy
-from soak_callers import Caller, Choice, Tally, Wish, draw_calls, draw_wishes, drive, known_answer
+from soak_callers import Caller, Choice, RequestSpec, Tally, draw_calls, draw_requests, drive, known_answer
 
 _NAMES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
@@ -241,27 +241,27 @@ READY_S = 180.0
 IDLE_S = 60.0
 """What the server gets to notice that everyone has gone."""
 LOOK_S = 1.0
-PATIENCE_S = 4.0
+LEAVE_AFTER_S = 4.0
 
 
-def single_runs(args: argparse.Namespace) -> tuple[list[Wish], list[list[Choice]]]:
-    """Wishes, and what each gets when nobody else is there and nothing is drafted."""
+def single_runs(args: argparse.Namespace) -> tuple[list[RequestSpec], list[list[Choice]]]:
+    """Requests, and what each gets when nobody else is there and nothing is drafted."""
     llm = dynaspec.LLM(args.model, max_num_seqs=1, enable_prefix_caching=False)
     try:
         longest = min(args.longest_prompt, llm.max_model_len - args.most_tokens)
-        wishes = draw_wishes(
-            args.wishes,
+        requests = draw_requests(
+            args.requests,
             vocab_size=llm.tokenizer.vocab_size,
             longest_prompt=longest,
             most_tokens=args.most_tokens,
             seed=args.seed,
         )
-        return wishes, [known_answer(llm.generate([list(wish.prompt)], wish.params)[0]) for wish in wishes]
+        return requests, [known_answer(llm.generate([list(request.prompt)], request.params)[0]) for request in requests]
     finally:
         llm.close()
 
 
-async def soak(args: argparse.Namespace, wishes: Sequence[Wish], known: Sequence[Sequence[Choice]]) -> Soak:
+async def soak(args: argparse.Namespace, requests: Sequence[RequestSpec], known: Sequence[Sequence[Choice]]) -> Soak:
     """Starts a server, drives it and stops it."""
     port = free_port()
     root = f"http://{HOST}:{port}"
@@ -277,10 +277,10 @@ async def soak(args: argparse.Namespace, wishes: Sequence[Wish], known: Sequence
         watching = asyncio.create_task(watch.run())
         began = time.monotonic()
         until = began + 60 * args.minutes
-        calls = draw_calls(len(wishes), patience_s=PATIENCE_S, seed=args.seed)
+        calls = draw_calls(len(requests), leave_after_s=LEAVE_AFTER_S, seed=args.seed)
         try:
             tally = await drive(
-                Caller(session, root, wishes), calls, known, args.concurrency, lambda: time.monotonic() < until
+                Caller(session, root, requests), calls, known, args.concurrency, lambda: time.monotonic() < until
             )
             seconds = time.monotonic() - began
             load = await until_idle(session, root, IDLE_S)
@@ -294,10 +294,10 @@ def main() -> None:
     console = Console()
     try:
         make_folder(args.output_dir)
-        console.print(f"decoding {args.wishes} requests one at a time, to know their answers")
-        wishes, known = single_runs(args)
+        console.print(f"decoding {args.requests} requests one at a time, to know their answers")
+        requests, known = single_runs(args)
         console.print(f"{args.concurrency} callers for {args.minutes:g} minutes")
-        found = asyncio.run(soak(args, wishes, known))
+        found = asyncio.run(soak(args, requests, known))
         title = f"{args.concurrency} unruly callers for {args.minutes:g} minutes, policy {args.policy}"
         options = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
         write_json(args.output_dir / "soak.json", {"provenance": provenance(), "options": options} | found.as_json())
@@ -320,13 +320,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=64, help="callers at once (64)")
     parser.add_argument("--max-num-seqs", type=int, default=32, help="of the server (32)")
     parser.add_argument("--kv-cache-memory", default="24M", help="of the server (24M)")
-    parser.add_argument("--wishes", type=int, default=64, help="different requests (64)")
+    parser.add_argument("--requests", type=int, default=64, help="different requests (64)")
     parser.add_argument("--longest-prompt", type=int, default=200, help="tokens (200)")
     parser.add_argument("--most-tokens", type=int, default=96, help="of an answer (96)")
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (0)")
     parser.add_argument("--output-dir", type=Path, default=Path("out/soak"), help="for what is found (out/soak)")
     args = parser.parse_args()
-    if args.minutes <= 0 or min(args.concurrency, args.wishes, args.longest_prompt, args.most_tokens) < 1:
+    if args.minutes <= 0 or min(args.concurrency, args.requests, args.longest_prompt, args.most_tokens) < 1:
         parser.error("a number is too small; expected --minutes above 0 and the others at least 1")
     return args
 

@@ -24,7 +24,7 @@ _DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RequestSpec:
     """One request, greedy or seeded."""
 
     prompt: tuple[int, ...]
@@ -37,13 +37,15 @@ class Wish:
         return {"prompt": list(self.prompt), "stream": stream, "return_token_ids": True, **told}
 
 
-def draw_wishes(count: int, *, vocab_size: int, longest_prompt: int, most_tokens: int, seed: int) -> list[Wish]:
-    """Wishes of all lengths."""
+def draw_requests(
+    count: int, *, vocab_size: int, longest_prompt: int, most_tokens: int, seed: int
+) -> list[RequestSpec]:
+    """Requests of all lengths."""
     dice = random.Random(seed)
-    return [_wish(dice, vocab_size, longest_prompt, most_tokens) for _ in range(count)]
+    return [_request(dice, vocab_size, longest_prompt, most_tokens) for _ in range(count)]
 
 
-def _wish(dice: random.Random, vocab_size: int, longest_prompt: int, most_tokens: int) -> Wish:
+def _request(dice: random.Random, vocab_size: int, longest_prompt: int, most_tokens: int) -> RequestSpec:
     prompt = tuple(dice.randrange(1, vocab_size) for _ in range(dice.randrange(1, longest_prompt + 1)))
     options: dict[str, Any] = {
         "max_tokens": dice.randrange(1, most_tokens + 1),
@@ -60,7 +62,7 @@ def _wish(dice: random.Random, vocab_size: int, longest_prompt: int, most_tokens
             "top_k": dice.choice((0, 20)),
             "n": dice.choice((1, 1, 1, 2)),
         }
-    return Wish(prompt, SamplingParams(**options))
+    return RequestSpec(prompt, SamplingParams(**options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Choice:
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprobs: tuple[float, ...] = ()
-    """Of the tokens, if the wish has any."""
+    """Of the tokens, if the request has any."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -111,12 +113,12 @@ _FATES: tuple[Fate, ...] = ("read", "read", "read", "dawdle", "leave", "cancel")
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A wish, and how its caller behaves."""
+    """A request, and how its caller behaves."""
 
-    wish: int
+    request: int
     stream: bool
     fate: Fate
-    patience_s: float
+    leave_after_s: float
     """Of who cancels; and the pause of who dawdles."""
     events: int
     """After which who leaves has seen enough, or who dawdles pauses."""
@@ -152,12 +154,12 @@ BLUNDERS = (
 Call = Visit | Blunder
 
 
-def draw_calls(wishes: int, *, patience_s: float, seed: int, blunders: float = 0.03) -> Iterator[Call]:
+def draw_calls(requests: int, *, leave_after_s: float, seed: int, blunders: float = 0.03) -> Iterator[Call]:
     """Calls without end.
 
     Args:
-        wishes: how many there are to choose from.
-        patience_s: the longest that somebody has.
+        requests: how many there are to choose from.
+        leave_after_s: the longest that somebody has.
         blunders: share of the calls.
     """
     dice = random.Random(seed)
@@ -166,10 +168,10 @@ def draw_calls(wishes: int, *, patience_s: float, seed: int, blunders: float = 0
             yield dice.choice(BLUNDERS)
             continue
         yield Visit(
-            wish=dice.randrange(wishes),
+            request=dice.randrange(requests),
             stream=dice.random() < 0.7,
             fate=dice.choice(_FATES),
-            patience_s=dice.random() ** 2 * patience_s,
+            leave_after_s=dice.random() ** 2 * leave_after_s,
             events=dice.randrange(1, 8),
         )
 
@@ -199,10 +201,10 @@ class _Broken(Exception):
 class Caller:
     """Makes calls to a server, any number at once."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, wishes: Sequence[Wish]) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, requests: Sequence[RequestSpec]) -> None:
         self._session = session
         self._url = url
-        self._wishes = wishes
+        self._requests = requests
 
     async def call(self, call: Call) -> Result:
         """Makes one; what goes wrong is in the result."""
@@ -226,18 +228,18 @@ class Caller:
         return Result("refused")
 
     async def _visit(self, visit: Visit) -> Result:
-        wish = self._wishes[visit.wish]
-        choices = [Choice() for _ in range(wish.params.n)]
-        asking = asyncio.create_task(self._ask(wish, visit, choices))
+        request = self._requests[visit.request]
+        choices = [Choice() for _ in range(request.params.n)]
+        asking = asyncio.create_task(self._ask(request, visit, choices))
         try:
-            await asyncio.wait([asking], timeout=visit.patience_s if visit.fate == "cancel" else None)
+            await asyncio.wait([asking], timeout=visit.leave_after_s if visit.fate == "cancel" else None)
         finally:
             asking.cancel()
         await asyncio.wait([asking])
         return Result("cancelled" if asking.cancelled() else asking.result(), choices)
 
-    async def _ask(self, wish: Wish, visit: Visit, choices: list[Choice]) -> End:
-        async with self._session.post(self._url + _PATH, json=wish.body(stream=visit.stream)) as response:
+    async def _ask(self, request: RequestSpec, visit: Visit, choices: list[Choice]) -> End:
+        async with self._session.post(self._url + _PATH, json=request.body(stream=visit.stream)) as response:
             if response.status != 200:
                 raise _Broken(f"status {response.status}: {(await response.read())[:200]!r}")
             if visit.stream:
@@ -259,7 +261,7 @@ class Caller:
                     response.close()
                     return "left"
             if visit.fate == "dawdle" and seen >= visit.events:
-                await asyncio.sleep(visit.patience_s)
+                await asyncio.sleep(visit.leave_after_s)
         raise _Broken("a stream ended without [DONE]")
 
 
@@ -309,9 +311,9 @@ class Tally:
             self._note(f"{call}: {result.why}")
         elif not isinstance(call, Blunder):
             self.tokens += sum(len(choice.token_ids) for choice in result.choices)
-            if not _right(result, known[call.wish]):
+            if not _right(result, known[call.request]):
                 self.wrong += 1
-                self._note(f"{call}: got {result.choices}, expected {known[call.wish]}")
+                self._note(f"{call}: got {result.choices}, expected {known[call.request]}")
 
     def _note(self, problem: str) -> None:
         if len(self.problems) < _KEPT:
@@ -336,7 +338,7 @@ async def drive(
     """Makes calls until there are no more, or no more are wanted.
 
     Args:
-        known: the answer to each wish.
+        known: the answer to each request.
         go_on: asked before every call.
     """
     tally = Tally()

@@ -13,7 +13,7 @@ from dynaspec import AsyncLLM
 from dynaspec.api.stream import join
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind
-from soak_callers import Wish, draw_wishes
+from soak_callers import RequestSpec, draw_requests
 from support.checkpoints import VOCAB, Pair
 from support.decoder_heads import FittedHead
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_async_llm
@@ -22,20 +22,20 @@ from support.storm import Visit, draw_visits, single_runs, with_kind
 
 REQUESTS = 300
 PATIENCE_S = 300.0
-WISHES = draw_wishes(40, vocab_size=VOCAB, longest_prompt=50, most_tokens=70, seed=5)
+SPECS = draw_requests(40, vocab_size=VOCAB, longest_prompt=50, most_tokens=70, seed=5)
 
 
 @pytest.fixture(scope="module")
 def expected(plain: PlainDecoding) -> list[RequestOutput]:
-    return single_runs(plain, WISHES)
+    return single_runs(plain, SPECS)
 
 
-async def read(llm: AsyncLLM, wish: Wish, visit: Visit, request_id: str, seen: list[RequestOutput]) -> None:
+async def read(llm: AsyncLLM, spec: RequestSpec, visit: Visit, request_id: str, seen: list[RequestOutput]) -> None:
     """Reads a stream to where its fate wants; ``seen`` gets the outputs, the caller's cancellation or not."""
-    stream = llm.generate(wish.prompt, with_kind(wish.params, visit.kind), request_id=request_id)
+    stream = llm.generate(spec.prompt, with_kind(spec.params, visit.kind), request_id=request_id)
     async for output in stream:
         seen.append(output)
-        if visit.fate == "leave" and len(seen) > 100 * visit.patience:
+        if visit.fate == "leave" and len(seen) > 100 * visit.leave_after_s:
             break
     await stream.aclose()
 
@@ -44,9 +44,9 @@ async def call(llm: AsyncLLM, visit: Visit, request_id: str) -> tuple[str, list[
     """One caller, from coming to going; what became of it, and what it got."""
     await asyncio.sleep(visit.delay_s)
     seen: list[RequestOutput] = []
-    reading = asyncio.create_task(read(llm, WISHES[visit.wish], visit, request_id, seen))
+    reading = asyncio.create_task(read(llm, SPECS[visit.request], visit, request_id, seen))
     if visit.fate in ("abort", "cancel"):
-        await asyncio.wait([reading], timeout=visit.patience)
+        await asyncio.wait([reading], timeout=visit.leave_after_s)
         if visit.fate == "abort":
             await llm.abort(request_id)
         else:
@@ -76,7 +76,7 @@ async def test_every_request_gets_what_it_asked_for_or_is_gone(
         "max_num_seqs": 8,
         "kv_cache_memory": kv_bytes(12, tiny.target, drafter),
     }
-    visits = draw_visits(REQUESTS, len(WISHES), within_s=2.0, seed=6)
+    visits = draw_visits(REQUESTS, len(SPECS), within_s=2.0, seed=6)
     with watch_drafts() as seen_drafts, open_async_llm(tiny.target, **options) as llm:
         async with asyncio.timeout(PATIENCE_S):
             calls = (call(llm, visit, str(i)) for i, visit in enumerate(visits))
@@ -88,7 +88,7 @@ async def test_every_request_gets_what_it_asked_for_or_is_gone(
         assert not llm._thread._streams
         stats = llm.stats()
     for visit, (end, outputs) in zip(visits, results, strict=True):
-        check(visit, end, outputs, expected[visit.wish])
+        check(visit, end, outputs, expected[visit.request])
     ends = Counter(end for end, _ in results)
     assert min(ends[end] for end in ("finished", "aborted", "left", "cancelled")) > 10, ends
     assert stats.preemptions > 0

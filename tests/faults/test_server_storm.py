@@ -20,7 +20,7 @@ from soak_callers import (
     Tally,
     Visit,
     draw_calls,
-    draw_wishes,
+    draw_requests,
     drive,
     known_answer,
 )
@@ -31,12 +31,12 @@ from support.storm import single_runs
 
 REQUESTS, CONCURRENCY = 2000, 64
 PATIENCE_S = 600.0
-WISHES = draw_wishes(48, vocab_size=VOCAB, longest_prompt=40, most_tokens=24, seed=7)
+SPECS = draw_requests(48, vocab_size=VOCAB, longest_prompt=40, most_tokens=24, seed=7)
 
 
 @pytest.fixture(scope="module")
 def known(plain: PlainDecoding) -> list[list[Choice]]:
-    return [known_answer(output) for output in single_runs(plain, WISHES)]
+    return [known_answer(output) for output in single_runs(plain, SPECS)]
 
 
 @pytest.fixture
@@ -54,14 +54,14 @@ def llm(tiny: Pair) -> Iterator[AsyncLLM]:
 async def storm(server: Serving, calls: Iterator[Call], known: Sequence[Sequence[Choice]]) -> Tally:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session, asyncio.timeout(PATIENCE_S):
-        tally = await drive(Caller(session, server.url, WISHES), calls, known, CONCURRENCY, lambda: True)
+        tally = await drive(Caller(session, server.url, SPECS), calls, known, CONCURRENCY, lambda: True)
         load = await until_idle(session, server.url, PATIENCE_S)
     assert load.idle
     return tally
 
 
 async def test_everyone_is_answered_once_or_gone_and_nothing_is_left(llm: AsyncLLM, known: list[list[Choice]]) -> None:
-    calls = islice(draw_calls(len(WISHES), patience_s=0.2, seed=8), REQUESTS)
+    calls = islice(draw_calls(len(SPECS), leave_after_s=0.2, seed=8), REQUESTS)
     async with serving(llm, access_log=False) as server:
         tally = await storm(server, calls, known)
         assert tally.problems == []
@@ -84,7 +84,7 @@ async def test_everyone_is_answered_once_or_gone_and_nothing_is_left(llm: AsyncL
 
 async def test_all_blunders_are_refused(llm: AsyncLLM) -> None:
     async with serving(llm, access_log=False) as server, aiohttp.ClientSession() as session:
-        caller = Caller(session, server.url, WISHES)
+        caller = Caller(session, server.url, SPECS)
         for blunder in BLUNDERS:
             assert await caller.call(blunder) == Result("refused")
         assert (await read_load(session, server.url)).idle
@@ -92,7 +92,7 @@ async def test_all_blunders_are_refused(llm: AsyncLLM) -> None:
 
 async def test_a_wrong_answer_is_noticed(llm: AsyncLLM, known: list[list[Choice]]) -> None:
     """The check itself: one that takes every answer would pass every server."""
-    visits = [Visit(wish, stream, "read", 0.0, 1) for wish in range(4) for stream in (False, True)]
+    visits = [Visit(request, stream, "read", 0.0, 1) for request in range(4) for stream in (False, True)]
     shifted = [*known[1:], known[0]]
     async with serving(llm, access_log=False) as server:
         tally = await storm(server, iter(visits), shifted)

@@ -143,7 +143,7 @@ class Loop:
             if count != before:  # all are new
                 self.first_id += before
                 lag, before = np.full(count, self.prompt), count
-            view = self._view(step, lag)
+            view = self.view(step, lag)
             plan = controller.plan(view)
             lens, confidence, right = self._draft(rng, step, plan)
             shown = tuple(tuple(row[:n]) for row, n in zip(confidence.tolist(), lens.tolist(), strict=True))
@@ -162,7 +162,7 @@ class Loop:
             trace.plans.append(trimmed)
         return trace
 
-    def _view(self, step: int, lag: Floats | list[int]) -> StepView:
+    def view(self, step: int, lag: Floats | list[int]) -> StepView:
         count = len(lag)
         many = (10**6,) * count
         return StepView(

@@ -10,7 +10,7 @@ from typing import Literal
 from dynaspec import SamplingParams
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind
-from soak_callers import Wish
+from soak_callers import RequestSpec
 
 from .engines import PlainDecoding
 
@@ -20,36 +20,36 @@ Fate = Literal["finish", "leave", "abort", "cancel"]
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A wish, and how its caller behaves."""
+    """A request, and how its caller behaves."""
 
-    wish: int
+    request: int
     kind: RequestOutputKind
     fate: Fate
     delay_s: float
     """Before it comes."""
-    patience: float
+    leave_after_s: float
     """When its fate strikes: seconds, or outputs in hundredths, since it came."""
 
 
-def draw_visits(count: int, wishes: int, *, within_s: float, seed: int) -> list[Visit]:
+def draw_visits(count: int, requests: int, *, within_s: float, seed: int) -> list[Visit]:
     """Of every five callers, two read to the end."""
     dice = random.Random(seed)
     fates: tuple[Fate, ...] = ("finish", "finish", "leave", "abort", "cancel")
     return [
         Visit(
-            wish=dice.randrange(wishes),
+            request=dice.randrange(requests),
             kind=dice.choice(list(RequestOutputKind)),
             fate=dice.choice(fates),
             delay_s=dice.random() * within_s,
-            patience=dice.random() ** 2 / 10,
+            leave_after_s=dice.random() ** 2 / 10,
         )
         for _ in range(count)
     ]
 
 
-def single_runs(plain: PlainDecoding, wishes: Sequence[Wish]) -> list[RequestOutput]:
-    """What each wish gets when nobody else is there."""
-    return [plain.llm.generate([wish.prompt], wish.params)[0] for wish in wishes]
+def single_runs(plain: PlainDecoding, requests: Sequence[RequestSpec]) -> list[RequestOutput]:
+    """What each request gets when nobody else is there."""
+    return [plain.llm.generate([spec.prompt], spec.params)[0] for spec in requests]
 
 
 def with_kind(params: SamplingParams, kind: RequestOutputKind) -> SamplingParams:

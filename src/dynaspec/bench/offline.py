@@ -100,7 +100,7 @@ def warm_up(name: str, decoder: Decoder, workload: Workload, progress: Progress)
 
 
 def all_rounds(name: str, decoder: Decoder, workload: Workload, progress: Progress) -> list[Run]:
-    """A policy's rounds on end, for engines that cannot be open beside each other."""
+    """A policy's rounds on end, for engines that cannot be open at the same time."""
     warm_up(name, decoder, workload, progress)
     runs = []
     for turn in range(workload.rounds):

@@ -132,8 +132,8 @@ def plot_categories(session: Session, path: Path, model: str, title: str) -> Non
     """
     speedups = with_total(session)
     ways, categories = [name for name in speedups if name != PLAIN], list(speedups[PLAIN])
-    beside = max(1, int(_MOST_BARS / (len(ways) + 1)))
-    lines = [categories[i : i + beside] for i in range(0, len(categories), beside)]
+    per_line = max(1, int(_MOST_BARS / (len(ways) + 1)))
+    lines = [categories[i : i + per_line] for i in range(0, len(categories), per_line)]
     size = max(8.0, 1.5 + 0.28 * len(lines[0]) * (len(ways) + 1)), 1.4 + 3.0 * len(lines)
     figure = new_figure(*size, f"{model}: speed-up over plain decoding")
     panels = figure.subplots(len(lines), 1, sharey=True, squeeze=False)[:, 0]

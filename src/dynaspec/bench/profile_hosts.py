@@ -101,10 +101,10 @@ def _settled(run: Sequence[Record]) -> list[float]:
 def _positions(records: Sequence[Record]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(drafted, accepted) by position, of requests that let the policy choose; of all where there are none.
 
-    A request that names a length of its own is one whose steps were to be timed: what it continues is beside the point.
+    A request that names a length of its own is one whose steps were to be timed: what it continues does not count.
     """
     drafts = [draft for record in records for draft in _drafts(record.view, record.outcome)]
-    free = [(drafted, accepted) for drafted, accepted, wish in drafts if wish is None]
+    free = [(drafted, accepted) for drafted, accepted, requested_max in drafts if requested_max is None]
     counted = free or [(drafted, accepted) for drafted, accepted, _ in drafts]
     longest = max((drafted for drafted, _ in counted), default=0)
     return (
@@ -117,9 +117,9 @@ def _drafts(view: StepView, outcome: StepOutcome | None) -> Iterable[tuple[int, 
     """(tokens tested, tokens accepted, the request's own limit) of every draft."""
     if outcome is None:
         return ()
-    wishes = dict(zip(view.ids, view.max_draft, strict=True))
+    requested = dict(zip(view.ids, view.max_draft, strict=True))
     columns = zip(outcome.ids, outcome.verified, outcome.accepted, strict=True)
-    return [(tested, accepted, wishes.get(request)) for request, tested, accepted in columns if tested]
+    return [(tested, accepted, requested.get(request)) for request, tested, accepted in columns if tested]
 
 
 LOG = "decisions.jsonl"
@@ -143,7 +143,7 @@ def on_vllm(
 ) -> Measured:
     """
     Args:
-        speculation: who drafts, as ``speculative_config`` has it.
+        speculation: the drafter, as ``speculative_config`` has it.
         options: further ones of ``LLM(backend="vllm")``.
         folder: gets the decision log.
 
@@ -258,7 +258,7 @@ def on_transformers(
 
 def _of_length(k: int, drafter: str | None) -> dict[str, Any]:
     """A policy that always drafts so many tokens, 0 too."""
-    who = {"method": "ngram"} if drafter is None else {}
+    method = {"method": "ngram"} if drafter is None else {}
     if k:
-        return {**who, "policy": "constant", "num_speculative_tokens": k}
-    return {**who, "policy": "schedule", "num_speculative_tokens_per_batch_size": [[1, 1, 0]]}
+        return {**method, "policy": "constant", "num_speculative_tokens": k}
+    return {**method, "policy": "schedule", "num_speculative_tokens_per_batch_size": [[1, 1, 0]]}

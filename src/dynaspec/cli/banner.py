@@ -44,7 +44,7 @@ def drafting(engine: EngineConfig, *, short: bool = False) -> str:
     drafter = config.model or config.method
     if short:
         drafter = Path(drafter).name
-    lookup = " and lookup" if config.lookup_beside else ""
+    lookup = " and lookup" if config.hybrid_lookup else ""
     return f"{drafter}{lookup}, policy {config.policy}"
 
 

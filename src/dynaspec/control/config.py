@@ -252,8 +252,8 @@ class SpeculativeConfig(BaseModel):
         return SuffixSettings(*(getattr(self, name) for name in SUFFIX_KEYS))
 
     @property
-    def lookup_beside(self) -> bool:
-        """A lookup drafts beside what drafts by passes."""
+    def hybrid_lookup(self) -> bool:
+        """Looked-up drafts compete with those of a model or head."""
         return self.method in BY_PASSES and (self.lookup is not None or self.suffix is not None)
 
     @property

@@ -60,10 +60,10 @@ MAX_DRAFT_TOKENS = 64
 
 
 class ChainPlanner:
-    """Clamps wished-for lengths; shared by all policies.
+    """Clamps the lengths that policies ask for; shared by all of them.
 
-    A granted length is the least of: the wish, ``room_depth``, the request's own ``max_draft``; then the next
-    lower entry of ``limits.draft_lens``. Where the host cannot run ragged batches, every request gets the
+    A granted length is the least of the length asked for, ``room_depth`` and the request's own ``max_draft``; then the
+    next lower entry of ``limits.draft_lens``. Where the host cannot run ragged batches, every request gets the
     largest length that all of them can run: rooms are hard, so a single request without room or without
     speculation makes it a step of plain decoding.
 
@@ -104,7 +104,7 @@ class ChainPlanner:
         Args:
             wanted: the policy's length for each request of ``view``, ≥ 0.
             stop: when to end drafts early.
-            proposer: who drafts for each request; None = the first for all.
+            proposer: the proposer of each request; None = the first for all.
         """
         depth = self._clamp(view, wanted)
         budget = self._draft_budget(view)
@@ -122,7 +122,7 @@ class ChainPlanner:
         )
 
     def branch(self, view: StepView, plan: SpecPlan, nodes: int, rule: TreeRule) -> SpecPlan:
-        """The same plan with trees of up to ``nodes`` nodes, within each request's room and its own wish."""
+        """The same plan with trees of up to ``nodes`` nodes, within what each request and its own limit allow."""
         if not any(plan.depth):
             return plan
         sizes = []
@@ -151,7 +151,7 @@ class ChainPlanner:
         if view.max_draft.count(None) < len(view.max_draft):
             depth = tuple(k if most is None else min(k, most) for k, most in zip(depth, view.max_draft, strict=True))
         if depth and min(depth) < 0:
-            raise IntegrityError(f"a room, wish or length is {min(depth)}; expected none below 0")
+            raise IntegrityError(f"a limit or length is {min(depth)}; expected none below 0")
         return self._round(depth)
 
     def _round(self, depth: Sequence[int]) -> tuple[int, ...]:

@@ -116,7 +116,7 @@ DEFAULT_LONGEST_DRAFT = 20
 DEFAULT_CAP = 16
 """Of the policies that choose any length up to one."""
 DEFAULT_LOOKUP = 5
-DEFAULT_LOOKUP_BESIDE = (4, 16)
+DEFAULT_HYBRID_LOOKUP = (4, 16)
 """Shortest and longest n-gram looked up beside a draft model, by ``auto``."""
 
 POLICIES = (
@@ -359,7 +359,7 @@ def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     if values["policy"] == "elastic" and isinstance(longest, int):
         values.setdefault(lengths.LADDER_KEY, lengths.ladder_up_to(longest))
     if _looks_up_beside(values):
-        values["prompt_lookup_min"], values["prompt_lookup_max"] = DEFAULT_LOOKUP_BESIDE
+        values["prompt_lookup_min"], values["prompt_lookup_max"] = DEFAULT_HYBRID_LOOKUP
     elif values.get("prompt_lookup_max") != 0 and (
         any(name in values for name in _LOOKUP) or values["method"] == "ngram"
     ):

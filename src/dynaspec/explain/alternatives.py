@@ -55,7 +55,7 @@ def reasons(data: LogData) -> Counter[str]:
     take(DRAFTED, rows.verified > 0)
     take(TRIMMED, rows.drafted > 0)
     take(NOTHING, rows.granted > 0)
-    take(REQUESTED_OFF, rows.wish == 0)
+    take(REQUESTED_OFF, rows.requested_max == 0)
     take(NO_ROOM, rows.room == 0)
     take(HOST, rows.planned > 0)
     for step in rows.step[left & (rows.planned != UNKNOWN)]:
@@ -148,7 +148,7 @@ def _most(data: LogData, longest: int) -> Floats:
     """[N] drafts that each request could have used, as far as it is known."""
     rows = data.rows
     most = np.full(rows.step.size, float(longest))
-    for cap in (rows.room, rows.wish, rows.offer):
+    for cap in (rows.room, rows.requested_max, rows.offer):
         most = np.where(cap == UNKNOWN, most, np.minimum(most, cap))
     return most
 

@@ -180,7 +180,7 @@ class LogCosts:
             **passes,
             "KV entry of a request": read_s,
             "KV entry of a row": seen_s,
-            "step, beside passes": host_s,
+            "step, without passes": host_s,
             "draft": start,
             "drafter pass": one,
             "drafter row": row,

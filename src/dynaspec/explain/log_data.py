@@ -80,8 +80,8 @@ class Rows:
     """Index into ``LogData.requests``."""
     context: Ints
     room: Ints
-    wish: Ints
-    """Longest draft that the request asked for; UNKNOWN = no wish."""
+    requested_max: Ints
+    """Longest draft that the request asked for; UNKNOWN = it asked for none."""
     offer: Ints
     """Tokens that a lookup proposer had on offer; UNKNOWN = not a lookup proposer."""
     planned: Ints
@@ -336,13 +336,13 @@ def _expectation(plan: SpecPlan, proposer: ProposerEstimates | None, at: int | N
 
 
 def _known_before(view: StepView, at: int | None, proposer: int) -> tuple[int, int, int, int]:
-    """Context, room, wish and offer of one request."""
+    """Context, room, requested maximum and offer of one request."""
     if at is None:
         return 0, UNKNOWN, UNKNOWN, UNKNOWN
-    wish = view.max_draft[at]
+    requested_max = view.max_draft[at]
     offers = view.offers[proposer] if proposer < len(view.offers) else None
     offer = UNKNOWN if offers is None else offers[at][1]
-    return view.context_len[at], view.room_depth[at], UNKNOWN if wish is None else wish, offer
+    return view.context_len[at], view.room_depth[at], UNKNOWN if requested_max is None else requested_max, offer
 
 
 def _known(number: float | None) -> float:

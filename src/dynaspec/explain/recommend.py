@@ -291,14 +291,14 @@ def pastes(backend: str, verdict: Verdict, names: Names, longest: int, ranges: S
 
 def _without_dynaspec(verdict: Verdict, names: Names, ranges: Sequence[Range]) -> dict[str, Any] | None:
     """A fixed length, or vLLM's own table of lengths by batch size; None where that never drafts."""
-    who = {"method": checkpoint_method(names.drafter), "model": names.drafter}
+    drafter = {"method": checkpoint_method(names.drafter), "model": names.drafter}
     if verdict.length is not None:
-        return {"speculative_config": {**who, "num_speculative_tokens": verdict.length}}
+        return {"speculative_config": {**drafter, "num_speculative_tokens": verdict.length}}
     longest = max(k for _, _, k in ranges)
     if longest == 0:
         return None
     table = {"num_speculative_tokens_per_batch_size": [list(entry) for entry in ranges]}
-    return {"speculative_config": {**who, "num_speculative_tokens": longest, **(table if len(ranges) > 1 else {})}}
+    return {"speculative_config": {**drafter, "num_speculative_tokens": longest, **(table if len(ranges) > 1 else {})}}
 
 
 def _vllm(names: Names, arguments: Mapping[str, Any]) -> str:

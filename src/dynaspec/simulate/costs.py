@@ -301,7 +301,7 @@ def profile_of(
     """What ``dynaspec profile`` would measure: step times by batch size and draft length, and the trace's acceptance.
 
     Every request is taken to have the context that the trace has on average half-way through a request, and nothing
-    is prefilled beside.
+    is prefilled meanwhile.
 
     Args:
         longest: the profile speaks for k = 0 … ``longest``.

@@ -62,7 +62,7 @@ class OracleController:
         """Nothing was kept."""
 
     def _what_pays(self, costs: CostModel, view: StepView, context: Ints, depth: Ints, left: Ints) -> Ints:
-        """The lengths with the most tokens − λ · seconds, where λ, the worth of a second, is the best goodput.
+        """The lengths with the most tokens − λ · seconds, where λ, the tokens that a second costs, is the best goodput.
 
         A prompt's rows slow a step whatever is drafted: held against goodput, they would make every draft look cheap,
         so λ is that of a step without. What its drafter must catch up on, a request takes in once for all that
@@ -71,18 +71,18 @@ class OracleController:
         caps = [np.minimum(depth, cap) for cap in range(int(depth.max()) + 1)]
         tokens = np.array([float(lens.sum() + len(lens)) for lens in caps])
         alone = np.array([self._seconds(costs, context, lens, 0) for lens in caps])
-        worth = float((tokens / alone).max())
+        price = float((tokens / alone).max())
         # Of each drafted token, what is left when its pass and its row are paid for.
         drafted = np.maximum(tokens - len(depth), 1.0)
-        net = np.maximum(1.0 - worth * (alone - alone[0]) / drafted, 0.0)
+        net = np.maximum(1.0 - price * (alone - alone[0]) / drafted, 0.0)
         behind_s = self._catch_up_row_s * np.array(view.lag[0], dtype=np.int64)
         lens = [
-            np.where(cap * gain >= worth * behind_s * (cap + 1) / left, cap, 0)
+            np.where(cap * gain >= price * behind_s * (cap + 1) / left, cap, 0)
             for cap, gain in zip(caps, net, strict=True)
         ]
         emitted = np.array([float(each.sum() + len(each)) for each in lens])
         seconds = np.array([self._seconds(costs, context, each, view.prefill_tokens) for each in lens])
-        return lens[int(np.argmax(emitted - worth * seconds))]
+        return lens[int(np.argmax(emitted - price * seconds))]
 
     def _seconds(self, costs: CostModel, context: Ints, drafted: Ints, prefill_tokens: int) -> float:
         chunks = (Chunk(0, prefill_tokens),) if prefill_tokens else ()

@@ -383,7 +383,7 @@ class RowSampler:
 class Pool:
     """The first rows of a sampler, over and over, in a new order each time.
 
-    For rows about which something dear is remembered, such as what the target thinks of them.
+    For rows about which something expensive is remembered, such as what the target thinks of them.
     """
 
     def __init__(self, sampler: Sampler, rows: int, seed: int) -> None:

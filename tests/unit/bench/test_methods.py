@@ -68,7 +68,7 @@ def test_a_checkpoint_drafts_by_its_method_and_under_auto(head):
     assert given(found)["auto"] == {"method": "eagle3", "policy": "auto", "model": head}
     assert "eagle3" not in found.left_out
     [auto] = [way for way in found.ways if way.name == "auto"]
-    assert auto.spec.config.lookup_beside
+    assert auto.spec.config.hybrid_lookup
 
 
 def test_several_checkpoints_each_have_an_auto(head, small):

@@ -32,7 +32,7 @@ def test_steps_that_prefill_or_draft_unevenly_are_not(tmp_path):
     assert measured_in([untimed]).drafted == (20, 20, 20)
 
 
-def test_acceptance_is_that_of_requests_without_a_wish(tmp_path):
+def test_acceptance_is_that_of_requests_without_a_limit_of_their_own(tmp_path):
     bad = Host(tmp_path / "bad", rates=(0.0,)).run(Fixed(3), 20, max_draft=(3, 3))
     good = Host(tmp_path / "good", rates=(1.0,)).run(Fixed(3), 5)
     assert measured_in([bad, good]).accepted == (10, 10, 10)

@@ -29,7 +29,7 @@ def limits(*draft_lens: int, **fields: Any) -> Limits:
 
 
 def view(ids: str, host: Limits, *, step: int = 0, prefill: int = 0, **columns: tuple[Any, ...]) -> StepView:
-    """A view of one-letter requests; rooms of 64 and no wishes unless ``columns`` says otherwise."""
+    """A view of one-letter requests; rooms of 64 and no limits of their own unless ``columns`` says otherwise."""
     size = len(ids)
     values: dict[str, Any] = {
         "ids": tuple(ids),
@@ -135,9 +135,9 @@ def views(draw: st.DrawFn, host: Limits, step: int) -> StepView:
     ids = draw(st.sets(st.sampled_from("abcdefgh"), max_size=6).map(lambda s: "".join(sorted(s))))
     column = {"min_size": len(ids), "max_size": len(ids)}
     rooms = tuple(draw(st.lists(st.integers(0, 50), **column)))
-    wishes = tuple(draw(st.lists(st.none() | st.integers(0, 50), **column)))
+    limits = tuple(draw(st.lists(st.none() | st.integers(0, 50), **column)))
     prefill = draw(st.integers(0, 8))
-    return view(ids, host, step=step, prefill=prefill, room_depth=rooms, max_draft=wishes)
+    return view(ids, host, step=step, prefill=prefill, room_depth=rooms, max_draft=limits)
 
 
 @st.composite

@@ -121,7 +121,7 @@ def test_a_prediction_layer_may_be_given_alone_too(tmp_path: Path) -> None:
 def test_a_prediction_layer_needs_no_model() -> None:
     config = SpeculativeConfig.parse({"method": "mtp", "num_speculative_tokens": 3})
     assert config is not None
-    assert (config.method, config.model, config.lookup_beside) == ("mtp", None, True)
+    assert (config.method, config.model, config.hybrid_lookup) == ("mtp", None, True)
     with pytest.raises(ConfigError, match="revision is 'main' but no model is given; expected both or neither"):
         SpeculativeConfig.parse({"method": "mtp", "revision": "main"})
     for method in ("eagle", "eagle3", "draft_model"):

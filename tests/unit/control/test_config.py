@@ -113,18 +113,18 @@ class TestDefaults:
 
     def test_lookup_beside_a_draft_model(self) -> None:
         config = draft(prompt_lookup_max=8)
-        assert config.lookup_beside
+        assert config.hybrid_lookup
         assert (config.prompt_lookup_min, config.prompt_lookup_max) == (8, 8)
         assert draft(prompt_lookup_min=3).lookup == (3, 3)
-        assert not SpeculativeConfig(method="ngram").lookup_beside
+        assert not SpeculativeConfig(method="ngram").hybrid_lookup
 
     def test_auto_looks_up_beside_the_model_unless_told_not_to(self) -> None:
-        assert draft().lookup_beside
+        assert draft().hybrid_lookup
         off = draft(prompt_lookup_max=0)
-        assert (off.lookup_beside, off.lookup) == (False, None)
+        assert (off.hybrid_lookup, off.lookup) == (False, None)
         assert parse(off.model_dump(exclude_none=True)) == off
         assert parse(draft().model_dump(exclude_none=True)) == draft()
-        assert not draft(rejection_sample_method="synthetic", synthetic_acceptance_rates=[0.5]).lookup_beside
+        assert not draft(rejection_sample_method="synthetic", synthetic_acceptance_rates=[0.5]).hybrid_lookup
 
     @pytest.mark.parametrize("policy", ["constant", "heuristic", "confidence", "elastic"])
     def test_no_other_policy_looks_up_beside_a_model(self, policy: str) -> None:
@@ -269,7 +269,7 @@ class TestEarlyExit:
         config = parse({"assistant_early_exit": 4})
         assert (config.method, config.model, config.assistant_early_exit) == ("early_exit", None, 4)
         assert config.draft_sample_method == "probabilistic"
-        assert config.lookup_beside
+        assert config.hybrid_lookup
         assert parse({"assistant_early_exit": 4, "policy": "elastic", "kv_write_gating_threshold": 0.5})
 
     @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_rooms_are_caps() -> None:
 class TestBranch:
     """Chains of these lengths become trees."""
 
-    def test_sizes_are_within_rooms_and_wishes(self) -> None:
+    def test_sizes_are_within_every_limit(self) -> None:
         host = limits(can_branch=True)
         seen = view("abcde", host, room_nodes=(50, 7, 2, 50, 50), max_draft=(None, None, None, 6, 0))
         planner = ChainPlanner(host)

@@ -41,7 +41,7 @@ def test_each_reason(tmp_path):
             "drafted": [2, 0, 0, 0, 0, 0, 0],
             "granted": [2, 2, 0, 0, 0, 0, 0],
             "planned": [2, 2, 0, 0, 2, 0, -1],
-            "wish": [-1, -1, 0, -1, -1, -1, -1],
+            "requested_max": [-1, -1, 0, -1, -1, -1, -1],
             "room": [9, 9, 9, 0, 9, 9, 9],
         },
     )
@@ -127,7 +127,7 @@ def test_requests_that_are_rejected_more_often(tmp_path) -> None:
     assert hard == pytest.approx(0.25, abs=0.03)
 
 
-def test_lengths_keep_to_rooms_and_wishes(tmp_path) -> None:
+def test_lengths_keep_to_their_limits(tmp_path) -> None:
     path = Host(tmp_path / "log", rates=(0.99,)).run(Fixed(2), 50, room_depth=(3, 100), max_draft=(None, 1))
     _, found = estimated(path)
     assert found["fixed 8"].tokens_per_request_step < (1 + 3 + 1 + 1) / 2 + 0.01

@@ -39,7 +39,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class PlanningContext:
     """A step to plan, in columns of B requests."""
 
     view: StepView
@@ -70,7 +70,7 @@ class Candidates:
         self._traits, self._models, self._costs = limits.proposers, models, costs
         self._levels, self._uniform, self._settings = levels, not limits.ragged, settings
 
-    def of(self, price: float, at: Situation) -> dict[int, Candidate]:
+    def of(self, price: float, at: PlanningContext) -> dict[int, Candidate]:
         """By proposer, the drafts that bring most at a token price; at least one token, even if it does not pay."""
         found, offers = {}, self._offers(at)
         if offers is not None:
@@ -87,12 +87,12 @@ class Candidates:
                 found[index] = self._draft(index, price, at, offers)
         return found
 
-    def probe(self, index: int, price: float, at: Situation) -> Candidate:
+    def probe(self, index: int, price: float, at: PlanningContext) -> Candidate:
         """Of a model: what may well pay, which tells more than what loses least, with as little to read as can be."""
         return self._draft(index, price, at, None, probe=True)
 
     def _draft(
-        self, index: int, price: float, at: Situation, offers: tuple[Ints, Slots] | None, *, probe: bool = False
+        self, index: int, price: float, at: PlanningContext, offers: tuple[Ints, Slots] | None, *, probe: bool = False
     ) -> Candidate:
         """What a model drafts; lookups draft for the requests to which they bring more, if that pays on the whole.
 
@@ -140,7 +140,7 @@ class Candidates:
         step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds + again_s, reading_s - again_s)
         return Candidate(depth, owner, step, priced, context)
 
-    def _offers(self, at: Situation) -> tuple[Ints, Slots] | None:
+    def _offers(self, at: PlanningContext) -> tuple[Ints, Slots] | None:
         """[B] Proposers that offer what is likeliest to be accepted, and that; None where there is nothing."""
         found: tuple[Ints, Slots] | None = None
         for index, traits in enumerate(self._traits):

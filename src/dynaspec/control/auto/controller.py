@@ -21,7 +21,7 @@ from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots
 from ..estimate.costs import StepCosts, row_price_s, target_s
 from ..estimate.settings import AutoSettings
 from ..profile import Profile
-from .candidates import Candidate, Candidates, Situation
+from .candidates import Candidate, Candidates, PlanningContext
 from .explore import PLAIN, Choice, Explorer, Prediction
 from .learning import Learner, Planned, matches
 from .lengths import Target, admit, branch_thresholds, stop_thresholds
@@ -92,7 +92,7 @@ class AutoController:
         self.holds, cap = 0, self._caps(view)
         if not self._limits.proposers or not view.lag or not cap.any():
             return plain_plan(view)  # without a word about which arm pays
-        at = self._situation(view, cap)
+        at = self._context(view, cap)
         steps, self._step = max(1, view.step - self._step), view.step
         found = self._price_of_a_token(at)
 
@@ -184,7 +184,7 @@ class AutoController:
             cap = np.minimum(cap, [self._longest if most is None else most for most in view.max_draft])
         return cap if self._limits.ragged or not cap.size else np.full_like(cap, cap.min())
 
-    def _situation(self, view: StepView, cap: Ints) -> Situation:
+    def _context(self, view: StepView, cap: Ints) -> PlanningContext:
         slots = self._slots.of(view.ids)
         for i in np.flatnonzero(slots < 0).tolist():
             slots[i] = self._slots.add(view.ids[i])
@@ -194,9 +194,9 @@ class AutoController:
         rows = float(len(view.ids) + view.prefill_tokens)
         plain = Prediction(float(cap.size), self.costs.target_s(rows, seen, seen))
         target, room = Target(self.costs.knots, self.costs.curve, rows), np.array(view.room_depth, dtype=np.float64)
-        return Situation(view, slots, cap, room, self.costs.rest_s[2] * context, target, plain)
+        return PlanningContext(view, slots, cap, room, self.costs.rest_s[2] * context, target, plain)
 
-    def _price_of_a_token(self, at: Situation) -> dict[int, Candidate]:
+    def _price_of_a_token(self, at: PlanningContext) -> dict[int, Candidate]:
         """Also what each proposer would draft at that price, from the latest advantage over plain decoding on."""
         explorer = self._explorer
         explorer.meet(at.cap.size)
@@ -208,7 +208,7 @@ class AutoController:
         self._advantage, self._price = best / plain, 1.0 / best
         return found
 
-    def _drafts(self, at: Situation, choice: Choice, candidate: Candidate) -> SpecPlan:
+    def _drafts(self, at: PlanningContext, choice: Choice, candidate: Candidate) -> SpecPlan:
         depth, stop, index = candidate.depth, None, choice.arm - 1
         traits, mine = self._limits.proposers[index], (candidate.owner == index) & (depth > 0)
         rule = self._tree_rule(at, index, int(np.count_nonzero(mine))) if not candidate.probe_context else None
@@ -224,7 +224,7 @@ class AutoController:
             return replace(plan, probe_context=candidate.probe_context)
         return plan if rule is None or stop is None else self._planner.branch(at.view, plan, self.most_nodes, rule)
 
-    def _tree_rule(self, at: Situation, index: int, drafting: int) -> TreeRule | None:
+    def _tree_rule(self, at: PlanningContext, index: int, drafting: int) -> TreeRule | None:
         """Branches where a second choice could pay for its row behind the first: its chance is less than a half."""
         traits = self._limits.proposers[index]
         # Lookups draft chains here: their acceptance is learnt from the length of the match alone.
@@ -235,7 +235,7 @@ class AutoController:
         rule = TreeRule(self._tree_width, tuple(below.tolist()), later=self._later[index].ratio)
         return rule if below[1] < 0.5 else None
 
-    def _stop_rule(self, price: float, at: Situation, index: int, depth: Ints) -> StopRule:
+    def _stop_rule(self, price: float, at: PlanningContext, index: int, depth: Ints) -> StopRule:
         model, (_, pass_s, row_s, _) = self._models[index], self.costs.draft_terms(index)
         if self._limits.proposers[index].passes_per_draft == "one":
             pass_s = 0.0  # of a tree: it has been run

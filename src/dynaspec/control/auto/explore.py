@@ -1,6 +1,6 @@
 """Which arm to play: plain decoding, or drafting with one of the proposers.
 
-An arm's worth is its predicted goodput times what steps of it really gave over what was predicted. The best is played;
+An arm's goodput is the predicted one times what steps of it really gave over what was predicted. The best is played;
 another is probed as soon as the loss budget covers what the probe is expected to cost. A probe is charged what it
 really lost, so one that gains pays for the next. Nothing else decides about modes. No clock: time is counted in steps.
 """
@@ -110,8 +110,8 @@ class Explorer:
             steps: since the last choice.
             probe: what the steps of a probe of an arm give and take.
         """
-        worth = {arm: plan.goodput * self.ratio(arm) for arm, plan in plans.items()}
-        leader = self._leader = self._lead(worth, plans, steps)
+        goodput = {arm: plan.goodput * self.ratio(arm) for arm, plan in plans.items()}
+        leader = self._leader = self._lead(goodput, plans, steps)
         best = Prediction(plans[leader].tokens, plans[leader].seconds / self.ratio(leader))
         costs = {arm: self._cost(arm, plan._replace(once_s=0.0), best) for arm, plan in plans.items() if arm != leader}
         if self._probe is None and self._pause <= steps:  # a probe may lose more than the drafts that lose least
@@ -133,7 +133,7 @@ class Explorer:
         if self._probe is None and self._pause <= 0:
             due = [arm for arm, cost in costs.items() if self.budget[arm] >= cost]
             if due:
-                arm = max(due, key=worth.__getitem__)
+                arm = max(due, key=goodput.__getitem__)
                 self._probe = Probe(arm, best, left=self._length(arm))
         if self._probe is not None:
             self.quiet = self._probe.left - 1
@@ -186,18 +186,18 @@ class Explorer:
         budget = max(self.budget[1:], default=0.0)
         return {"change_steps": self.change_steps, "probe_budget_steps": max(0.0, budget), "last_probe": found}
 
-    def _lead(self, worth: Mapping[int, float], plans: Mapping[int, Prediction], steps: int) -> int:
+    def _lead(self, goodput: Mapping[int, float], plans: Mapping[int, Prediction], steps: int) -> int:
         """The best arm, as soon as it would have gained as much as changing to it costs."""
-        leader = self._leader if self._leader in worth else PLAIN
-        for arm in worth:
-            self._missed[arm] = max(0.0, self._missed[arm] + steps * (worth[arm] / worth[leader] - 1.0))
-        better = [arm for arm in worth if self._trusted[arm] and worth[arm] > worth[leader]]
+        leader = self._leader if self._leader in goodput else PLAIN
+        for arm in goodput:
+            self._missed[arm] = max(0.0, self._missed[arm] + steps * (goodput[arm] / goodput[leader] - 1.0))
+        better = [arm for arm in goodput if self._trusted[arm] and goodput[arm] > goodput[leader]]
         costs = {arm: self._change(arm, self._mode) + plans[arm].once_s / plans[leader].seconds for arm in better}
         ready = [arm for arm in better if self._missed[arm] >= costs[arm]]
         if not ready:
             return leader
         self._missed = [0.0] * len(self._missed)
-        return max(ready, key=worth.__getitem__)
+        return max(ready, key=goodput.__getitem__)
 
     def _goes_on(self, probe: Probe, plans: Mapping[int, Prediction]) -> bool:
         if probe.arm == self._leader or probe.arm not in plans or self.budget[probe.arm] < 0.0:

@@ -95,13 +95,13 @@ def fill(price: float, slots: Slots, levels: Ints, uniform: bool, target: Target
         if knots[i] > base and (knots[i - 1] < base + width.sum() * requests or i == knots.size - 1):
             cheapest = min(cheapest, (curve[i] - curve[i - 1]) / (knots[i] - knots[i - 1]))
     cheapest = cheapest if cheapest < np.inf else 0.0
-    items, worth, n = np.empty((able.size, 2), np.int64), np.empty(able.size), 0
+    items, gain, n = np.empty((able.size, 2), np.int64), np.empty(able.size), 0
     for r in range(value.shape[0]):
         for i in range(levels.size):
             if able[r, i] and (i == 0 or value[r, i] > cheapest * width[i]):
-                items[n, 0], items[n, 1], worth[n] = r, i, -value[r, i] / width[i]
+                items[n, 0], items[n, 1], gain[n] = r, i, -value[r, i] / width[i]
                 n += 1
-    items = items[:n][np.argsort(worth[:n], kind="mergesort")]
+    items = items[:n][np.argsort(gain[:n], kind="mergesort")]
     best_gain, passes, count, none_s = -np.inf, 0, 0, target_s(knots, curve, base)
     for d in range(levels.size + 1):
         overhead = slots.start_s + slots.pass_s * (1 if slots.one_pass else levels[d - 1]) if d else 0.0
@@ -171,8 +171,8 @@ def stop_thresholds(
     for j in range(own.size):
         rows += max(1, (depth > j).sum())
         row = row_s + row_price_s(target.knots, target.curve, rows, float(max(1, (depth > j + 1).sum())))
-        worth = price / (1.0 + np.exp(-biases[min(j + 1, biases.size - 1)]))
-        own[j], together[j] = row / worth, pass_s / worth
+        expected = price / (1.0 + np.exp(-biases[min(j + 1, biases.size - 1)]))
+        own[j], together[j] = row / expected, pass_s / expected
     return own, together
 
 

@@ -26,7 +26,7 @@ from .settings import AutoSettings
 Floats = npt.NDArray[np.float64]
 
 _HOST, _READ, _SEEN, _REST = 0, 1, 2, 3
-"""Terms of the target's pass beside its curve: what the host does around it, a KV entry read for a request, however
+"""Terms of the target's pass other than its curve: what the host does around it, a KV entry read for a request, however
 many rows see it, and one seen by a row."""
 _DRAFT = 5
 """Terms of drafting: its start, a pass, a row that a token is drawn from, a row that is only read in, and what the
@@ -229,7 +229,7 @@ class StepCosts:
 
     @property
     def rest_s(self) -> tuple[float, float, float]:
-        """Seconds of a step beside its passes, for a KV entry of a request, and for one that a row sees."""
+        """Seconds of a step outside its passes, for a KV entry of a request, and for one that a row sees."""
         host, read, seen = self._state.terms[self.knots.size : self.knots.size + _REST].tolist()
         return host, read, seen
 

@@ -37,7 +37,7 @@ class LengthPolicy(Protocol):
 
 
 class LengthController:
-    """One length a step for the whole batch, as far as rooms, wishes and host allow; with or without early stopping.
+    """One length a step for the whole batch, as far as requests and host allow; with or without early stopping.
 
     Args:
         policy: chooses the length, which is the cap if there is a ``stop``.

@@ -13,7 +13,7 @@ from typing import Any
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import BY_PASSES, METHODS
 from dynaspec.control.keys import SUFFIX_DEFAULTS
-from dynaspec.control.resolve import DEFAULT_LOOKUP_BESIDE, NODES_KEY, WIDTH_KEY
+from dynaspec.control.resolve import DEFAULT_HYBRID_LOOKUP, NODES_KEY, WIDTH_KEY
 
 from ..checkpoint import checkpoint_method
 from ..config import SpeculativeConfig
@@ -23,7 +23,7 @@ Options = dict[str, Any]
 """Keys of a ``speculative_config``."""
 
 _HEADS = (*METHODS, "both", "all")
-_LOOKUP: Mapping[str, Any] = dict(zip(("prompt_lookup_min", "prompt_lookup_max"), DEFAULT_LOOKUP_BESIDE, strict=True))
+_LOOKUP: Mapping[str, Any] = dict(zip(("prompt_lookup_min", "prompt_lookup_max"), DEFAULT_HYBRID_LOOKUP, strict=True))
 """N-grams of a lookup that drafts beside a model, as by default."""
 
 

@@ -14,7 +14,7 @@ from dynaspec.control.environment import fill_in
 from dynaspec.control.keys import ALIASES, canonical
 from dynaspec.control.keys import SUFFIX_KEYS as SUFFIX_KEYS
 from dynaspec.control.keys import SUFFIX_ONLY_HERE as SUFFIX_ONLY_HERE
-from dynaspec.control.resolve import DEFAULT_CAP, DEFAULT_LOOKUP_BESIDE, SCHEDULE_KEY, infer_method, infer_policy
+from dynaspec.control.resolve import DEFAULT_CAP, DEFAULT_HYBRID_LOOKUP, SCHEDULE_KEY, infer_method, infer_policy
 
 POLICY_KEYS = frozenset(
     {
@@ -126,7 +126,7 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
         ConfigError: it is none of these.
     """
     if isinstance(value, SpeculativeConfig):
-        by_itself = _LOOKUP if value.lookup_beside and value.lookup == DEFAULT_LOOKUP_BESIDE else frozenset()
+        by_itself = _LOOKUP if value.hybrid_lookup and value.lookup == DEFAULT_HYBRID_LOOKUP else frozenset()
         return {name: getattr(value, name) for name in value.model_fields_set - by_itself}
     try:
         given = json.loads(value) if isinstance(value, str) else value
@@ -166,7 +166,7 @@ def _is_vllms(name: str, value: Any) -> bool:
 def _own_method(named: Mapping[str, Any], passed: Mapping[str, Any]) -> Speculation:
     """A method that the embedded engine has too: its keys are checked, and lengths decided, as there."""
     config = SpeculativeConfig(**named)
-    if config.lookup_beside and (asked := [name for name in (*sorted(_LOOKUP), *SUFFIX_KEYS) if name in named]):
+    if config.hybrid_lookup and (asked := [name for name in (*sorted(_LOOKUP), *SUFFIX_KEYS) if name in named]):
         raise ConfigError(
             f"{asked[0]} is {named[asked[0]]} but method is 'draft_model'; expected one or the other, as vLLM has one "
             "drafter"

@@ -110,7 +110,7 @@ class Plan:
 # The large buffers of a step are kept between steps instead of being mapped and cleared anew; glibc reads these
 # when a process starts, other C libraries ignore them.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**31 - 1), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
-PATIENCE = 5.0  # seconds between looks at whether the other side still lives
+POLL_S = 5.0  # seconds between looks at whether the other side still lives
 
 
 class WorkerLost(DynaspecError):
@@ -232,7 +232,7 @@ class Workers:
     def _result(self) -> Any:
         while True:
             try:
-                result = self._done.get(timeout=PATIENCE)
+                result = self._done.get(timeout=POLL_S)
             except queue.Empty:
                 ended = [p.exitcode for p in self._processes if not p.is_alive()]
                 if ended:
@@ -270,7 +270,7 @@ def _work(
     parent = os.getppid()
     while os.getppid() == parent:  # else the coordinator was killed
         try:
-            job = todo.get(timeout=PATIENCE)
+            job = todo.get(timeout=POLL_S)
         except queue.Empty:
             continue
         if job is None:

@@ -11,8 +11,8 @@ from soak_callers import BLUNDERS, Blunder, Call, Choice, Result, Tally, Visit, 
 KNOWN = [[Choice((1, 2), "ab", (), "length")], [Choice((3,), "c", (), "stop"), Choice((4,), "d", (), "stop")]]
 
 
-def visit(wish: int) -> Visit:
-    return Visit(wish, True, "read", 0.0, 1)
+def visit(request: int) -> Visit:
+    return Visit(request, True, "read", 0.0, 1)
 
 
 def tally_of(call: Call, result: Result) -> Tally:
@@ -22,12 +22,12 @@ def tally_of(call: Call, result: Result) -> Tally:
 
 
 def test_calls_are_of_all_kinds_and_always_the_same() -> None:
-    calls = list(islice(draw_calls(9, patience_s=2.0, seed=3), 2000))
-    assert calls == list(islice(draw_calls(9, patience_s=2.0, seed=3), 2000))
+    calls = list(islice(draw_calls(9, leave_after_s=2.0, seed=3), 2000))
+    assert calls == list(islice(draw_calls(9, leave_after_s=2.0, seed=3), 2000))
     visits = [call for call in calls if isinstance(call, Visit)]
-    assert {call.wish for call in visits} == set(range(9))
+    assert {call.request for call in visits} == set(range(9))
     assert {call.fate for call in visits} == {"read", "dawdle", "leave", "cancel"}
-    assert max(call.patience_s for call in visits) <= 2.0
+    assert max(call.leave_after_s for call in visits) <= 2.0
     assert {call.name for call in calls if isinstance(call, Blunder)} == {blunder.name for blunder in BLUNDERS}
 
 
@@ -70,7 +70,7 @@ class Desk:
         self.most = max(self.most, self.open)
         await asyncio.sleep(0)
         self.open -= 1
-        return Result("answered", KNOWN[call.wish]) if isinstance(call, Visit) else Result("refused")
+        return Result("answered", KNOWN[call.request]) if isinstance(call, Visit) else Result("refused")
 
 
 async def test_as_many_at_once_as_wanted() -> None:
@@ -82,5 +82,5 @@ async def test_as_many_at_once_as_wanted() -> None:
 
 async def test_nothing_is_begun_when_time_is_up() -> None:
     desk, left = Desk(), iter([True] * 5 + [False] * 100)
-    tally = await drive(desk, draw_calls(2, patience_s=0.0, seed=0), KNOWN, 3, lambda: next(left))
+    tally = await drive(desk, draw_calls(2, leave_after_s=0.0, seed=0), KNOWN, 3, lambda: next(left))
     assert tally.calls == 5

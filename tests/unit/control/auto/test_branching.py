@@ -105,7 +105,7 @@ def planned(row_s: float, cached: bool = False) -> tuple[Any, StepView, SpecPlan
     loop = Loop(2, 1, machine=on, limits=BRANCHING)
     loop.run(controller, 60)
     for step in range(60, 200):
-        view = loop._view(step, [0, 0])
+        view = loop.view(step, [0, 0])
         plan = controller.plan(view)
         if plan.tree is not None and (not cached or inner.holds > 0):
             return controller, view, plan

@@ -43,10 +43,10 @@ def drafting(requests: int = 4) -> tuple[CachedPlan, Counted, StepView]:
     loop.run(controller, steps)
     while not inner.holds or inner.estimates()["mode"] != "speculate":
         steps += 1
-        view = replace(loop._view(steps, [0] * requests))
+        view = replace(loop.view(steps, [0] * requests))
         controller.plan(view)
         assert steps < 200
-    return controller, inner, loop._view(steps + 1, [0] * requests)
+    return controller, inner, loop.view(steps + 1, [0] * requests)
 
 
 def test_a_request_that_comes_gets_what_the_others_have() -> None:
@@ -83,14 +83,14 @@ def test_hosts_are_asked_for_no_more_than_the_next_plan_uses() -> None:
     lookup = ProposerTraits("ngram", "none", has_confidence=False)
     both = replace(LIMITS, proposers=(*LIMITS.proposers, lookup))
     asked, _ = cached(limits=both)
-    assert asked.plan(Loop(2, limits=both)._view(0, [0, 0])).next_needs == "all"
+    assert asked.plan(Loop(2, limits=both).view(0, [0, 0])).next_needs == "all"
 
 
 def test_a_lookup_that_found_more_than_was_passed_over_makes_a_new_plan() -> None:
     lookup = ProposerTraits("ngram", "none", has_confidence=False)
     limits = replace(LIMITS, proposers=(*LIMITS.proposers, lookup))
     controller, inner = cached(limits=limits)
-    view = replace(Loop(2, limits=limits)._view(0, [0, 0]), lag=((0, 0), (0, 0)))
+    view = replace(Loop(2, limits=limits).view(0, [0, 0]), lag=((0, 0), (0, 0)))
     for step in range(300):
         plans = inner.plans
         plan = controller.plan(replace(view, step=step, offers=(None, ((1, 1), (0, 0)))))

@@ -144,7 +144,7 @@ def test_late_outcomes_are_taken_as_they_come() -> None:
 def test_lookups_are_verified_as_far_as_their_matches_are_worth() -> None:
     limits = Limits(draft_lens=tuple(range(17)), proposers=(ProposerTraits("ngram", "none", has_confidence=False),))
     controller = AutoController(limits, longest=16, costs=PassCosts(target=COSTS.target, drafters=((),)))
-    view = replace(Loop(2, limits=limits)._view(0, [0, 0]), offers=(((5, 16), (0, 0)),))
+    view = replace(Loop(2, limits=limits).view(0, [0, 0]), offers=(((5, 16), (0, 0)),))
     plan = controller.plan(view)
     assert plan.depth[0] > 0
     assert plan.depth[1] == 0
@@ -153,7 +153,7 @@ def test_lookups_are_verified_as_far_as_their_matches_are_worth() -> None:
 def test_a_step_is_trimmed_by_its_own_requests_though_the_next_is_planned_already() -> None:
     limits = replace(LIMITS, plan_lag=1)
     controller = AutoController(limits, longest=LONGEST, costs=COSTS)
-    few, many = Loop(1, limits=limits)._view(0, [0]), Loop(6, limits=limits)._view(1, [0] * 6)
+    few, many = Loop(1, limits=limits).view(0, [0]), Loop(6, limits=limits).view(1, [0] * 6)
     for first, second in ((many, few), (few, replace(many, step=2))):
         plan = controller.plan(first)
         controller.plan(replace(second, step=first.step + 7))
@@ -167,7 +167,7 @@ def test_a_step_is_trimmed_by_its_own_requests_though_the_next_is_planned_alread
 def test_a_probe_is_verified_as_it_was_drafted() -> None:
     """It is there to see what is accepted: trimmed, it would teach what its own signals say."""
     controller = auto()
-    view = Loop(6)._view(0, [0] * 6)
+    view = Loop(6).view(0, [0] * 6)
     plan = controller.plan(view)
     assert controller.estimates()["mode"] == "probe_draft"
     drafts = DraftView(plan.depth, tuple((0.02,) * depth for depth in plan.depth))
@@ -177,7 +177,7 @@ def test_a_probe_is_verified_as_it_was_drafted() -> None:
 @pytest.mark.parametrize(("lag", "context"), [(0, 0), (100, 0), (4000, 32)])
 def test_a_probe_reads_the_latest_tokens_alone_where_all_would_be_dear(lag: int, context: int) -> None:
     limits = replace(LIMITS, proposers=(replace(LIMITS.proposers[0], probe_context=True),))
-    controller, view = auto(limits), replace(Loop(1, limits=limits)._view(0, [0]), lag=((lag,),))
+    controller, view = auto(limits), replace(Loop(1, limits=limits).view(0, [0]), lag=((lag,),))
     # One that reads much waits until as much has been saved up.
     found = [plan for step in range(0, 3000, 100) if any((plan := controller.plan(replace(view, step=step))).depth)]
     assert controller.estimates()["last_probe"] is not None

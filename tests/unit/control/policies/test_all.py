@@ -31,10 +31,10 @@ def check_plan(seen: StepView, plan: SpecPlan, host: Limits) -> None:
     assert plan.step == seen.step
     assert len(plan.depth) == len(plan.nodes) == len(plan.proposer) == len(seen.ids)
     assert plan.nodes == plan.depth
-    for depth, room, wish in zip(plan.depth, seen.room_depth, seen.max_draft, strict=True):
+    for depth, room, limit in zip(plan.depth, seen.room_depth, seen.max_draft, strict=True):
         assert depth in host.draft_lens
         assert depth <= room
-        assert wish is None or depth <= wish
+        assert limit is None or depth <= limit
     if not host.ragged:
         assert len(set(plan.depth)) <= 1
     late = plan.stop and host.can_trim and host.ragged
@@ -77,7 +77,7 @@ class Run:
 @pytest.mark.parametrize("keys", POLICY_KEYS, ids=str)
 @UNHURRIED
 @given(data=st.data())
-def test_plans_keep_to_rooms_wishes_and_limits_and_replay_to_the_same(keys: dict, data: st.DataObject) -> None:
+def test_plans_keep_to_every_limit_and_replay_to_the_same(keys: dict, data: st.DataObject) -> None:
     host = data.draw(hosts())
     run = Run(controller(host, **HERE | keys), host.plan_lag)
     for step in range(data.draw(st.integers(1, 5))):

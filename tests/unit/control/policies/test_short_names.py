@@ -38,7 +38,7 @@ def test_forms(name, expected):
 
 def test_a_prediction_layer_of_the_target_s_own_needs_no_draft_model():
     config = parse_policy("mtp:constant:3", None).config
-    assert (config.method, config.model, config.lookup_beside) == ("mtp", None, False)
+    assert (config.method, config.model, config.hybrid_lookup) == ("mtp", None, False)
     assert parse_policy("mtp:constant:3", "layer").config.model == "layer"
     with pytest.raises(ConfigError, match="'eagle:auto' needs a draft model; expected --draft-model"):
         parse_policy("eagle:auto", None)

@@ -103,7 +103,7 @@ def test_how_drafts_are_tested_is_vllm_s_business() -> None:
     own = told["additional_config"]["dynaspec"]
     assert not own.keys() & synthetic.keys()
     read = DrafterSettings.read(own, told["speculative_config"]["num_speculative_tokens"], {})
-    assert (read.config.policy, read.config.lookup_beside) == ("auto", False)  # rates are one drafter's
+    assert (read.config.policy, read.config.hybrid_lookup) == ("auto", False)  # rates are one drafter's
     block = arguments({"model": "d", "rejection_sample_method": "block", **OWN})
     assert block["speculative_config"]["rejection_sample_method"] == "block"
 

@@ -6,28 +6,28 @@ from dataclasses import replace
 from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestOutput
 from dynaspec.server.params import completion_params
 from dynaspec.server.protocol.completions import CompletionRequest
-from soak_callers import Choice, draw_wishes, known_answer
+from soak_callers import Choice, draw_requests, known_answer
 
-WISHES = draw_wishes(200, vocab_size=50, longest_prompt=9, most_tokens=7, seed=1)
-
-
-def test_wishes_are_of_all_kinds_and_always_the_same() -> None:
-    assert draw_wishes(200, vocab_size=50, longest_prompt=9, most_tokens=7, seed=1) == WISHES
-    assert {len(wish.prompt) for wish in WISHES} == set(range(1, 10))
-    assert {wish.params.max_tokens for wish in WISHES} == set(range(1, 8))
-    assert {wish.params.n for wish in WISHES} == {1, 2}
-    assert all(0 < token < 50 for wish in WISHES for token in wish.prompt)
-    assert all(wish.params.greedy or wish.params.seed is not None for wish in WISHES)
+SPECS = draw_requests(200, vocab_size=50, longest_prompt=9, most_tokens=7, seed=1)
 
 
-def test_a_server_reads_the_same_parameters_from_a_wishs_body() -> None:
-    for wish in WISHES:
-        body = json.loads(json.dumps(wish.body(stream=False)))
+def test_requests_are_of_all_kinds_and_always_the_same() -> None:
+    assert draw_requests(200, vocab_size=50, longest_prompt=9, most_tokens=7, seed=1) == SPECS
+    assert {len(spec.prompt) for spec in SPECS} == set(range(1, 10))
+    assert {spec.params.max_tokens for spec in SPECS} == set(range(1, 8))
+    assert {spec.params.n for spec in SPECS} == {1, 2}
+    assert all(0 < token < 50 for spec in SPECS for token in spec.prompt)
+    assert all(spec.params.greedy or spec.params.seed is not None for spec in SPECS)
+
+
+def test_a_server_reads_the_same_parameters_from_its_body() -> None:
+    for spec in SPECS:
+        body = json.loads(json.dumps(spec.body(stream=False)))
         asked = CompletionRequest.model_validate(body)
         params = completion_params(asked)
-        assert asked.prompt == list(wish.prompt)
+        assert asked.prompt == list(spec.prompt)
         assert asked.return_token_ids
-        assert replace(params, output_kind=wish.params.output_kind) == wish.params
+        assert replace(params, output_kind=spec.params.output_kind) == spec.params
 
 
 def test_a_known_answer_is_what_an_engine_gives() -> None:
