@@ -14,10 +14,6 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
-from dynaspec.train.evaluate import Loss, behaviour, held_out_loss, held_out_prompts
-from dynaspec.train.export import export, load_exported
-from dynaspec.train.loop import Loop, LoopSettings
-from dynaspec.train.settings import LmSettings, Stage
 
 from . import facts
 from .data import (
@@ -36,9 +32,13 @@ from .data import (
     train_tokenizer,
 )
 from .distill import Distillation, Teacher, write_continuations
+from .evaluate import Loss, behaviour, held_out_loss, held_out_prompts
+from .export import export, load_exported
+from .loop import Loop, LoopSettings
 from .model import NextToken, Shape, build
 from .optimizer import Budget, Optimizers, Rates, Schedule
 from .run import Checkpoints, Listener, choose_device, write_text_atomically
+from .settings import LmSettings, Stage
 
 Watch = Callable[[str], AbstractContextManager[Listener]]
 Say = Callable[[str], None]
