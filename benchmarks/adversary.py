@@ -12,9 +12,9 @@ import numpy as np
 
 from dynaspec.bench.decoders import SharedModels, Wrap, open_engine
 from dynaspec.bench.drive import ClosedLoop, StepTrace, warm_prompts
+from dynaspec.bench.offline import lower_bound
 from dynaspec.bench.plots import GREEN, RED, new_figure, save_png, tidy
 from dynaspec.bench.profile_session import Adversarial
-from dynaspec.bench.statistics import lower_bound
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.proposer import Proposer
 from dynaspec.contract.sampling_params import SamplingParams

@@ -28,9 +28,8 @@ import dynaspec  # first: it sets what torch's threads read when they start
 
 # isort: split
 from dynaspec.bench.datasets import demo_prompts
-from dynaspec.bench.offline import make_folder, write_json
+from dynaspec.bench.offline import make_folder, ratios, write_json
 from dynaspec.bench.provenance import provenance
-from dynaspec.bench.statistics import ratios
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import RequestOutputKind

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import transformers_side
 from dynaspec.bench.datasets import BenchPrompt
-from dynaspec.bench.statistics import lower_bound, ratios
+from dynaspec.bench.offline import lower_bound, ratios
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.hosts.transformers.threads import without_ours

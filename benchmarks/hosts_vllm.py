@@ -18,8 +18,8 @@ from rich.table import Table
 
 import vllm_side
 from dynaspec.bench.datasets import BenchPrompt
+from dynaspec.bench.offline import best_on_odd_rounds, even_rounds, in_the_running, lower_bound, ratios, shuffled
 from dynaspec.bench.provenance import provenance
-from dynaspec.bench.statistics import best_on_odd_rounds, even_rounds, in_the_running, lower_bound, ratios, shuffled
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.hosts.vllm.launch import SCHEDULER, speculation_arguments
 from dynaspec.hosts.vllm.launch_drafter import BACKEND_KEY

@@ -29,10 +29,19 @@ from dynaspec.bench.console import stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts, load_prompts, spread
 from dynaspec.bench.decoders import SharedModels, open_engine
 from dynaspec.bench.drive import Job, SteadyLoop, Window, cacheable, steady_window, warm_prompts
-from dynaspec.bench.offline import SCHEMA, make_folder, write_json
+from dynaspec.bench.offline import (
+    SCHEMA,
+    best_on_odd_rounds,
+    even_rounds,
+    in_the_running,
+    lower_bound,
+    make_folder,
+    ratios,
+    shuffled,
+    write_json,
+)
 from dynaspec.bench.plots import BLUE, GREEN, GREY, INK, RED, new_figure, save_png, tidy
 from dynaspec.bench.provenance import provenance
-from dynaspec.bench.statistics import best_on_odd_rounds, even_rounds, in_the_running, lower_bound, ratios, shuffled
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import SamplingParams

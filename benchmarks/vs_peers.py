@@ -27,9 +27,8 @@ from rich.console import Console
 
 from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts, fit, load_prompts, spread
-from dynaspec.bench.offline import make_folder, write_json
+from dynaspec.bench.offline import in_the_running, make_folder, shuffled, write_json
 from dynaspec.bench.provenance import provenance
-from dynaspec.bench.statistics import in_the_running, shuffled
 from dynaspec.cli.console import print_error
 from dynaspec.cli.demo_model import TARGET_NAME, demo_head, demo_target
 from dynaspec.contract.errors import ConfigError, DynaspecError

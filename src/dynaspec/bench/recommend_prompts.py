@@ -15,8 +15,7 @@ from dynaspec.explain.recommend import CLEARLY
 from .datasets import BenchPrompt, fit
 from .decoders import Host, run_once
 from .methods import Ways
-from .offline import PolicyResult
-from .statistics import best_on_odd_rounds, even_rounds, lower_bound, ratios
+from .offline import PolicyResult, best_on_odd_rounds, even_rounds, lower_bound, ratios
 
 LEAST_PROMPTS = 2
 """Measured in any case."""

@@ -249,7 +249,7 @@ def _compare(job: _Job, cases: list[list[Case]]) -> list[PolicyResult]:
 def _show(job: _Job, results: list[PolicyResult], output_json: Path | None, plot: Path | None) -> None:
     from rich.console import Console
 
-    from dynaspec.simulate.report import as_table, document, write_json
+    from dynaspec.simulate.comparison import as_table, document, write_json
 
     options = job.options
     size = f"{sum(len(trace) for trace in job.traces)} requests"

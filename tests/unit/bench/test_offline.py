@@ -1,16 +1,35 @@
+"""Policies side by side, and the arithmetic of rounds."""
+
 from __future__ import annotations
 
 import io
 import json
+from itertools import pairwise
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
-from dynaspec.bench.offline import Workload, as_json, as_table, compare, make_folder, write_json
+from dynaspec.bench.offline import (
+    Workload,
+    as_json,
+    as_table,
+    best_on_odd_rounds,
+    compare,
+    even_rounds,
+    in_the_running,
+    lower_bound,
+    make_folder,
+    odd_rounds,
+    ratios,
+    shuffled,
+    write_json,
+)
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
-
-from .fakes import FakeDecoder
+from unit.bench.fakes import FakeDecoder
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6)
 
@@ -83,3 +102,75 @@ def test_results_that_cannot_be_written(tmp_path):
         make_folder(tmp_path / "file" / "below")
     with pytest.raises(ConfigError, match="cannot be written"):
         write_json(tmp_path / "none" / "out.json", {})
+
+
+finite = st.floats(0.1, 10, allow_nan=False)
+
+
+def test_rounds_are_split_by_their_number():
+    assert odd_rounds([1, 2, 3, 4, 5]) == [1, 3, 5]
+    assert even_rounds([1, 2, 3, 4, 5]) == [2, 4]
+
+
+def test_every_side_follows_every_other_in_some_round():
+    sides = ["a", "b", "c", "d"]
+    rounds = [shuffled(sides, turn) for turn in range(40)]
+    assert all(sorted(order) == sides for order in rounds)
+    assert rounds == [shuffled(sides, turn) for turn in range(40)]
+    followed = {pair for order in rounds for pair in pairwise(order)}
+    assert followed == {(a, b) for a in sides for b in sides if a != b}
+
+
+def test_the_best_is_picked_on_odd_rounds_alone():
+    rates = {"a": [10, 1, 10, 1, 10], "b": [9, 99, 9, 99, 9]}
+    assert best_on_odd_rounds(rates) == "a"
+
+
+def test_ratios_are_of_the_same_round():
+    assert ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
+    with pytest.raises(ValueError, match="zip"):
+        ratios([1.0], [1.0, 2.0])
+
+
+def test_a_bound_of_values_that_do_not_vary_is_the_value():
+    assert lower_bound([1.5] * 7) == 1.5
+
+
+def test_a_bound_of_nothing():
+    with pytest.raises(ConfigError, match="no values"):
+        lower_bound([])
+
+
+@given(st.lists(finite, min_size=1, max_size=15))
+def test_a_bound_is_one_of_the_values_and_below_the_median(values):
+    bound = lower_bound(values)
+    assert min(values) <= bound <= np.median(values)
+
+
+def test_three_rounds_are_bounded_by_the_worst():
+    # The median of three draws is the smallest in 7 of 27 cases: more than one in twenty.
+    assert lower_bound([0.9, 1.0, 1.1]) == 0.9
+
+
+def test_an_outlier_among_many_does_not_drag_the_bound():
+    assert lower_bound([0.2, *[1.0] * 14]) == 1.0
+
+
+def test_coverage():
+    """The bound lies below the true median in about 95 % of samples."""
+    random = np.random.default_rng(0)
+    below = sum(lower_bound(random.normal(1.0, 0.1, 15).tolist(), seed=i) <= 1.0 for i in range(200))
+    assert 180 <= below <= 200
+
+
+def test_only_who_is_behind_for_certain_sits_out():
+    best = [10.0, 20.0, 10.0, 15.0, 12.0, 10.0, 11.0, 14.0, 10.0]
+    behind = [0.8 * rate for rate in best]
+    unlucky = [rate * share for rate, share in zip(best, (0.7, 0.8, 0.8, 0.8, 0.8, 1.1, 1.0, 1.1, 1.0), strict=True)]
+    rates = {"plain": [4.0] * 9, "a": best, "b": behind, "c": unlucky, "auto": [1.0] * 9}
+    assert in_the_running(rates, 0.9, always=("plain", "auto")) == ["plain", "a", "c", "auto"]
+    assert in_the_running(rates, 0.7, always=()) == ["a", "b", "c"]
+
+
+def test_those_that_sat_out_are_no_rivals():
+    assert best_on_odd_rounds({"a": [1, 2, 3], "b": [9, 9], "c": [1, 1, 1]}) == "a"

@@ -49,7 +49,6 @@ class EagleHead(DecoderHead):
         return states
 
     def enter(self, tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`DecoderHead`."""
         embedded = nn.functional.embedding(tokens, self.get_buffer("embedding"))
         embedded = embedded / self.get_buffer("embedding_size").to(embedded.dtype)
         x: Tensor = self.fc(torch.cat([embedded, state.to(embedded.dtype)], dim=-1))
@@ -67,7 +66,6 @@ class EagleHead(DecoderHead):
         return self._regression * apart.mean(-1)
 
     def folds(self) -> dict[str, Tensor]:
-        """See :class:`TrainedHead`."""
         unit, scale = self.get_buffer("unit"), self.get_buffer("scale")
         embedded = self.get_buffer("embedding_size").expand_as(scale)
         inward = {f"layers.0.self_attn.{name}_proj.weight": 1 / unit for name in "qkv"}
@@ -93,11 +91,9 @@ class Eagle(ReadsLastState):
 
     @property
     def options(self) -> dict[str, Any]:
-        """See ``Kind``."""
         return {"regression": self.regression}
 
     def head(self, basis: Basis, seed: int) -> EagleHead:
-        """See ``Kind``."""
         head = EagleHead(basis.shape, basis.embedding, basis.output, basis.scale, self.regression)
         initialise_eagle(head, seed)
         return head
@@ -107,7 +103,6 @@ class Eagle(ReadsLastState):
         return {**decoder_config(basis.shape), "torch_dtype": "bfloat16", "bias": False}
 
     def described(self, facts: Mapping[str, Any]) -> str:
-        """See ``Kind``."""
         return f"""last hidden state: {decoder_sizes(facts)} It guesses the next such state, and the target's output
         layer turns that into tokens. Format: the authors' (EAGLE-1, EAGLE-2), without a bias."""
 
@@ -133,7 +128,6 @@ class Eagle3Head(DecoderHead):
     """Parameters have the names of the checkpoint."""
 
     def __init__(self, shape: HeadShape, vocabulary: DraftVocabulary, embedding: Tensor, scale: Tensor) -> None:
-        """See :class:`DecoderHead`."""
         super().__init__(shape, vocabulary.ids, embedding, scale)
         self.fc = nn.Linear(shape.aux_width, shape.hidden, bias=False)
         self.layers = nn.ModuleList([Eagle3Layer(shape)])
@@ -143,16 +137,13 @@ class Eagle3Head(DecoderHead):
 
     @property
     def output(self) -> Tensor:
-        """See :class:`TrainedHead`."""
         return self.lm_head.weight
 
     def fuse(self, states: Tensor) -> Tensor:
-        """See :class:`DecoderHead`."""
         fused: Tensor = self.fc(states)
         return fused
 
     def enter(self, tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`DecoderHead`."""
         layer = self.layers[0]
         assert isinstance(layer, Eagle3Layer)
         hidden = layer.hidden_norm(state)
@@ -162,11 +153,9 @@ class Eagle3Head(DecoderHead):
         return both, hidden if self.shape.norm_before_residual else state
 
     def leave(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`DecoderHead`."""
         return self.norm(x), x
 
     def folds(self) -> dict[str, Tensor]:
-        """See :class:`TrainedHead`."""
         return {"fc.weight": 1 / self.get_buffer("scale")}
 
     def maps(self) -> dict[str, Tensor]:
@@ -206,18 +195,15 @@ class Eagle3:
         return {}
 
     def shape(self, config: Mapping[str, Any], draft_vocab: int, start: Start | None) -> HeadShape:
-        """See ``Kind``."""
         residual = self.norm_before_residual if start is None else start.norm_before_residual
         return shape_for(config, draft_vocab, aux_layers(int(config["num_hidden_layers"])), residual)
 
     def start(self, config: Mapping[str, Any]) -> Start | None:
-        """See ``Kind``."""
         if self.start_from is None:
             return None
         return read_start(self.start_from, int(config["num_hidden_layers"]), int(config["vocab_size"]))
 
     def head(self, basis: Basis, seed: int) -> Eagle3Head:
-        """See ``Kind``."""
         head = Eagle3Head(basis.shape, basis.vocabulary, basis.embedding, basis.scale)
         initialise_eagle3(head, basis.output[basis.vocabulary.ids], basis.target_norm, seed)
         return head
@@ -255,7 +241,6 @@ class Eagle3:
         }
 
     def described(self, facts: Mapping[str, Any]) -> str:
-        """See ``Kind``."""
         shape = facts["shape"]
         residual = "normalised" if shape["norm_before_residual"] else "fused"
         return f"""hidden states (inputs of layers {listed(shape["aux_layers"])}): {decoder_sizes(facts)} The residual

@@ -219,7 +219,6 @@ class StateHead(TrainedHead):
         """For ``tokens`` [rows], the newest ones: the next step's state, and what the output layer reads."""
 
     def unroll(self, batch: Batch, depths: int, share: float = 1.0, seed: int = 0) -> Iterator[Depth]:
-        """See :class:`TrainedHead`."""
         rows, sampled = batch.chain_rows, sample_chains(batch, share, seed)
         alive = torch.arange(batch.chains, device=rows.device)
         state = self.begin(batch.aux[rows].float() * self.get_buffer("scale"))

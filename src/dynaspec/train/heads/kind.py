@@ -69,9 +69,7 @@ class ReadsLastState:
     start_from: str | None = None
 
     def shape(self, config: Mapping[str, Any], draft_vocab: int, start: Start | None) -> HeadShape:
-        """See :class:`Kind`."""
         return shape_for(config, draft_vocab)
 
     def start(self, config: Mapping[str, Any]) -> Start | None:
-        """See :class:`Kind`."""
         return None

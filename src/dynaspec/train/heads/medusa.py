@@ -52,11 +52,9 @@ class MedusaHeads(StateHead):
 
     @property
     def output(self) -> Tensor:
-        """See :class:`TrainedHead`."""
         return self.lm_head.weight
 
     def begin(self, states: Tensor) -> Tensor:
-        """See :class:`StateHead`."""
         return states
 
     def step(self, depth: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +77,6 @@ class Medusa(ReadsLastState):
 
     @property
     def options(self) -> dict[str, Any]:
-        """See ``Kind``."""
         return {"heads": self.heads, "layers": self.layers}
 
     def head(self, basis: Basis, seed: int) -> MedusaHeads:
@@ -104,7 +101,6 @@ class Medusa(ReadsLastState):
         }
 
     def described(self, facts: Mapping[str, Any]) -> str:
-        """See ``Kind``."""
         made = facts["options"]
         return f"""last hidden state: {made["heads"]} heads of {made["layers"]} residual layer(s) of width
         {facts["shape"]["hidden"]}, and one output layer for all of them; {facts["parameters"] / 1e6:.2f} M parameters

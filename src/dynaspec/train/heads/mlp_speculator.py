@@ -62,16 +62,13 @@ class MlpHead(StateHead):
 
     @property
     def output(self) -> Tensor:
-        """See :class:`TrainedHead`."""
         return self.lm_head.weight
 
     def begin(self, states: Tensor) -> Tensor:
-        """See :class:`StateHead`."""
         normed: Tensor = nn.functional.rms_norm(states, states.shape[-1:], eps=EPS)
         return normed * INPUT_SCALE
 
     def step(self, depth: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`StateHead`."""
         projected = self.proj[min(depth, 1)](state)
         new: Tensor = nn.functional.gelu(self.ln(projected + self._embedding_scale * self.embed_tokens(tokens)))
         return new, new
@@ -97,11 +94,9 @@ class MlpSpeculator(ReadsLastState):
 
     @property
     def options(self) -> dict[str, Any]:
-        """See ``Kind``."""
         return {"steps": self.steps, "inner": self.inner}
 
     def head(self, basis: Basis, seed: int) -> MlpHead:
-        """See ``Kind``."""
         return MlpHead(basis.shape, basis.scale, self.steps, self.inner, seed)
 
     def config(self, basis: Basis, verifier: str, architectures: list[str], drafts: int) -> dict[str, Any]:
@@ -121,7 +116,6 @@ class MlpSpeculator(ReadsLastState):
         }
 
     def described(self, facts: Mapping[str, Any]) -> str:
-        """See ``Kind``."""
         made = facts["options"]
         return f"""last hidden state: {made["steps"]} steps of width {made["inner"]} that share their weights;
         {facts["parameters"] / 1e6:.2f} M parameters in bfloat16. Format: IBM's (FMS)."""

@@ -175,7 +175,6 @@ class InProcess:
         self._bench = bench
 
     def compute(self, step: Step, seed: int) -> Tensor:
-        """See :class:`Gradients`."""
         return torch.stack([self._bench.run(job) for job in jobs(step, seed)]).sum(0)
 
     def close(self) -> None:
