@@ -207,13 +207,6 @@ def parse_schedule(value: object) -> tuple[Range, ...]:
     return tuple((low, high, k) for low, high, k in value)
 
 
-def schedule_ranges(ranges: Sequence[Range], cap: int, max_batch: int) -> Iterator[Range]:
-    """The schedule as it acts up to ``max_batch``: no gaps, k at most ``cap``, neighbours of equal k joined."""
-    starts = [low for low, _, _ in ranges if low <= max_batch]
-    ends = [low - 1 for low in starts[1:]] + [max_batch]
-    yield from joined((low, high, min(k, cap)) for low, high, (_, _, k) in zip(starts, ends, ranges, strict=False))
-
-
 def joined(ranges: Iterator[Range]) -> Iterator[Range]:
     """Neighbours of equal k as one range."""
     pending: Range | None = None
