@@ -80,7 +80,7 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TimedRun:
     """What one pass over the prompts gave and took."""
 
     seconds: float
@@ -100,7 +100,7 @@ class Run:
         return self.output_tokens / self.seconds
 
 
-def run_once(decoder: Decoder, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Run:
+def run_once(decoder: Decoder, prompts: Sequence[Sequence[int]], params: SamplingParams) -> TimedRun:
     """Decodes all prompts (token ids) and takes the wall time, prefill included.
 
     They share a cache salt with each other and with no other run, whose answers would be drafts that are always right.
@@ -111,7 +111,7 @@ def run_once(decoder: Decoder, prompts: Sequence[Sequence[int]], params: Samplin
     started = time.perf_counter()
     outputs = tuple(decoder.generate(given, params))
     seconds = time.perf_counter() - started
-    return Run(seconds, decoder.stats() - before, outputs)
+    return TimedRun(seconds, decoder.stats() - before, outputs)
 
 
 def different(ours: Tokens, reference: Tokens) -> int:
@@ -137,7 +137,7 @@ class OpenDecoder(Decoder, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class DecodingHost:
     """An engine, and how policies are compared on it."""
 
     backend: str
@@ -154,7 +154,7 @@ def host_of(
     engine: Mapping[str, Any],
     *,
     one_at_a_time: bool,
-) -> Host:
+) -> DecodingHost:
     """
     Args:
         engine: options of ``LLM`` for every policy.
@@ -165,14 +165,14 @@ def host_of(
     if backend not in BACKENDS:
         raise ConfigError(f"--backend is {backend!r}; expected dynaspec, vllm or transformers")
     if backend == "transformers":
-        return Host(backend, _on_transformers(model, specs, params, engine), alternating=True)
+        return DecodingHost(backend, _on_transformers(model, specs, params, engine), alternating=True)
     if backend == "dynaspec":
-        return Host(backend, _embedded(model, engine), alternating=not one_at_a_time)
+        return DecodingHost(backend, _embedded(model, engine), alternating=not one_at_a_time)
 
     def opened(spec: PolicySpec) -> OpenDecoder:
         return LLM(model, speculative_config=spec.config, **{"backend": backend, **engine})
 
-    return Host(backend, opened, alternating=not one_at_a_time)
+    return DecodingHost(backend, opened, alternating=not one_at_a_time)
 
 
 def _embedded(model: str, engine: Mapping[str, Any]) -> Callable[[PolicySpec], OpenDecoder]:

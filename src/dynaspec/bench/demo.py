@@ -23,7 +23,7 @@ from dynaspec.control.policies.short_names import PLAIN, parse_policy
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.observe.counts import SpecCounts
 
-from .decoders import Run, SharedModels, different, open_engine, run_once
+from .decoders import SharedModels, TimedRun, different, open_engine, run_once
 from .offline import SCHEMA
 from .provenance import provenance
 
@@ -51,11 +51,11 @@ class DemoPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PromptTimes:
     """One prompt decoded under every policy, several times over."""
 
     prompt: DemoPrompt
-    runs: Mapping[str, tuple[Run, ...]]
+    runs: Mapping[str, tuple[TimedRun, ...]]
 
     @property
     def different(self) -> dict[str, int]:
@@ -139,7 +139,7 @@ def decode_shown(
 
 def measure_prompt(
     llms: Mapping[str, LLM], prompt: DemoPrompt, params: SamplingParams, rounds: int, first: int
-) -> Measured:
+) -> PromptTimes:
     """Decodes a prompt ``rounds`` times under every policy, alternating.
 
     Args:
@@ -147,27 +147,27 @@ def measure_prompt(
     """
     tokens = as_tokens(next(iter(llms.values())).tokenizer, prompt)
     names = list(llms)
-    runs: dict[str, list[Run]] = {name: [] for name in names}
+    runs: dict[str, list[TimedRun]] = {name: [] for name in names}
     for turn in range(first, first + rounds):
         start = turn % len(names)
         for name in (*names[start:], *names[:start]):
             runs[name].append(run_once(llms[name], [tokens], params))
-    return Measured(prompt, {name: tuple(several) for name, several in runs.items()})
+    return PromptTimes(prompt, {name: tuple(several) for name, several in runs.items()})
 
 
-def summarise(measured: Sequence[Measured]) -> dict[str, Summary]:
+def summarise(measured: Sequence[PromptTimes]) -> dict[str, Summary]:
     """By policy, over all the prompts given: sums of tokens over sums of median times."""
     plain = _speed(measured, PLAIN)
     return {policy: _summary(measured, policy, plain) for policy in measured[0].runs}
 
 
-def by_kind(measured: Sequence[Measured]) -> dict[str, dict[str, Summary]]:
+def by_kind(measured: Sequence[PromptTimes]) -> dict[str, dict[str, Summary]]:
     """Kind of prompt → policy → summary."""
     groups = {kind: [m for m in measured if m.prompt.kind == kind] for kind in KINDS}
     return {kind: summarise(group) for kind, group in groups.items() if group}
 
 
-def _summary(measured: Sequence[Measured], policy: str, plain: float) -> Summary:
+def _summary(measured: Sequence[PromptTimes], policy: str, plain: float) -> Summary:
     counts = reduce(add, (run.counts for m in measured for run in m.runs[policy]), SpecCounts())
     speed = _speed(measured, policy)
     return Summary(
@@ -181,12 +181,12 @@ def _summary(measured: Sequence[Measured], policy: str, plain: float) -> Summary
     )
 
 
-def _speed(measured: Sequence[Measured], policy: str) -> float:
+def _speed(measured: Sequence[PromptTimes], policy: str) -> float:
     tokens = sum(m.runs[policy][0].output_tokens for m in measured)
     return tokens / sum(median(run.seconds for run in m.runs[policy]) for m in measured)
 
 
-def speeds_line(measured: Measured) -> Text:
+def speeds_line(measured: PromptTimes) -> Text:
     """Tokens per second of every policy on one prompt, and whether the outputs are alike."""
     speeds = {policy: measured.tokens_per_second(policy) for policy in measured.runs}
     fastest = max(speeds, key=lambda policy: speeds[policy])
@@ -199,7 +199,7 @@ def speeds_line(measured: Measured) -> Text:
     return line.append("✓ identical", "green")
 
 
-def summary_table(measured: Sequence[Measured]) -> Table:
+def summary_table(measured: Sequence[PromptTimes]) -> Table:
     """A line for every way, over all prompts."""
     table = _table("Greedy decoding, one request at a time, all prompts", "\nway")
     for heading in ("\ntokens/s", "\n× plain", "tokens\n/ step", "accept.\nlength", "wasted\n/ token"):
@@ -212,7 +212,7 @@ def summary_table(measured: Sequence[Measured]) -> Table:
     return table
 
 
-def kinds_table(measured: Sequence[Measured]) -> Table:
+def kinds_table(measured: Sequence[PromptTimes]) -> Table:
     """A line for every kind of prompt: plain decoding's speed, and how many times that the others had."""
     table = _table("By kind of prompt, × plain", "kind")
     for policy in measured[0].runs:
@@ -231,13 +231,13 @@ def kinds_table(measured: Sequence[Measured]) -> Table:
     return table
 
 
-def verdict(measured: Sequence[Measured]) -> Text:
+def verdict(measured: Sequence[PromptTimes]) -> Text:
     """One sentence: all outputs are plain decoding's."""
     outputs = sum(len(runs) for m in measured for runs in m.runs.values())
     return Text(f"✓ All {outputs} outputs are token for token those of plain decoding.", style="green")
 
 
-def as_document(measured: Sequence[Measured]) -> dict[str, Any]:
+def as_document(measured: Sequence[PromptTimes]) -> dict[str, Any]:
     """Everything measured, with its provenance, as JSON values."""
     return {
         "schema": SCHEMA,
@@ -274,7 +274,7 @@ def _cells(policy: str, summary: Summary) -> tuple[str, ...]:
     )
 
 
-def _prompt(measured: Measured) -> dict[str, Any]:
+def _prompt(measured: PromptTimes) -> dict[str, Any]:
     return {
         "kind": measured.prompt.kind,
         "title": measured.prompt.title,

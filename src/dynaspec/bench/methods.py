@@ -20,7 +20,7 @@ from dynaspec.control.policies.short_names import PLAIN, PolicySpec, policy_opti
 from dynaspec.observe.counts import SpecCounts
 
 from .datasets import BenchPrompt
-from .decoders import Host, host_of
+from .decoders import DecodingHost, host_of
 from .offline import (
     PolicyResult,
     Progress,
@@ -113,7 +113,7 @@ def find_ways(
     return Ways(model, tuple(ways), left_out)
 
 
-def host_of_ways(found: Ways, params: SamplingParams, engine: Mapping[str, Any]) -> Host:
+def host_of_ways(found: Ways, params: SamplingParams, engine: Mapping[str, Any]) -> DecodingHost:
     """dynaspec's own engine, in which the ways' engines share their weights and take turns.
 
     Args:
@@ -125,7 +125,7 @@ def host_of_ways(found: Ways, params: SamplingParams, engine: Mapping[str, Any])
 
 def compare_ways(
     found: Ways,
-    host: Host,
+    host: DecodingHost,
     prompts: Sequence[BenchPrompt],
     params: SamplingParams,
     rounds: int,

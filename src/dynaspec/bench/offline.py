@@ -23,7 +23,7 @@ from dynaspec.control.policies.short_names import PLAIN, PolicySpec
 from dynaspec.observe.counts import SpecCounts
 
 from .datasets import BenchPrompt, fit
-from .decoders import Decoder, Host, OpenDecoder, Run, different, run_once
+from .decoders import Decoder, DecodingHost, OpenDecoder, TimedRun, different, run_once
 from .provenance import provenance
 
 _DRAWS = 4000
@@ -112,7 +112,7 @@ class PolicyResult:
     """One policy's rounds."""
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[TimedRun, ...]
     speedups: tuple[float, ...]
     """Its tokens/s over plain decoding's in the same round, for every round."""
     different: int
@@ -152,7 +152,7 @@ def compare(decoders: Mapping[str, Decoder], workload: Workload, progress: Progr
     for name, decoder in decoders.items():
         warm_up(name, decoder, workload, progress)
     names = list(decoders)
-    runs: dict[str, list[Run]] = {name: [] for name in names}
+    runs: dict[str, list[TimedRun]] = {name: [] for name in names}
     for turn in range(workload.rounds):
         first = turn % len(names)
         for name in (*names[first:], *names[:first]):
@@ -167,7 +167,7 @@ def warm_up(name: str, decoder: Decoder, workload: Workload, progress: Progress)
     run_once(decoder, workload.prompts[:1], workload.params)
 
 
-def all_rounds(name: str, decoder: Decoder, workload: Workload, progress: Progress) -> list[Run]:
+def all_rounds(name: str, decoder: Decoder, workload: Workload, progress: Progress) -> list[TimedRun]:
     """A policy's rounds on end, for engines that cannot be open at the same time."""
     warm_up(name, decoder, workload, progress)
     runs = []
@@ -177,7 +177,7 @@ def all_rounds(name: str, decoder: Decoder, workload: Workload, progress: Progre
     return runs
 
 
-def results_of(runs: Mapping[str, Sequence[Run]]) -> list[PolicyResult]:
+def results_of(runs: Mapping[str, Sequence[TimedRun]]) -> list[PolicyResult]:
     """
     Args:
         runs: by policy name, plain decoding's among them; as many of each.
@@ -232,7 +232,7 @@ def speedups_by_category(results: Sequence[PolicyResult], workload: Workload) ->
     }
 
 
-def _speeds(run: Run, workload: Workload) -> dict[str, float]:
+def _speeds(run: TimedRun, workload: Workload) -> dict[str, float]:
     """Kind of prompt → tokens per second of its requests, one after the other; empty without their times."""
     tokens: dict[str, int] = defaultdict(int)
     seconds: dict[str, float] = defaultdict(float)
@@ -259,7 +259,7 @@ def _acceptance(completions: Sequence[CompletionOutput]) -> dict[str, Any]:
     }
 
 
-def _result(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> PolicyResult:
+def _result(name: str, runs: Sequence[TimedRun], plain: Sequence[TimedRun]) -> PolicyResult:
     return PolicyResult(
         name=name,
         runs=tuple(runs),
@@ -302,7 +302,7 @@ class Session:
 
 
 def run_comparison(
-    host: Host,
+    host: DecodingHost,
     specs: Sequence[PolicySpec],
     prompts: Sequence[BenchPrompt],
     params: SamplingParams,
@@ -329,7 +329,7 @@ def run_comparison(
 
     with ExitStack() as stack:
         opened: dict[str, OpenDecoder] = {}
-        runs: dict[str, list[Run]] = {}
+        runs: dict[str, list[TimedRun]] = {}
         left_out: dict[str, str] = {}
         for spec in specs:
             progress(f"{spec.name}: loading")

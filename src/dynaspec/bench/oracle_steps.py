@@ -21,7 +21,7 @@ from dynaspec.contract.signals import logits
 from dynaspec.contract.step import LOGIT_RANGE, ProposerTraits
 from dynaspec.contract.work import Drafting
 from dynaspec.control.estimate.acceptance import AcceptanceModel
-from dynaspec.control.estimate.costs import Measured, StepCosts
+from dynaspec.control.estimate.costs import MeasuredStep, StepCosts
 from dynaspec.control.estimate.settings import AutoSettings
 from dynaspec.kv.arena import Arena
 from dynaspec.kv.rows import ragged_rows
@@ -260,7 +260,7 @@ def fit_costs(seconds: Mapping[int, float], row_s: float, pass_s: float) -> Step
     for _ in range(_COST_EPOCHS):
         for k in sorted(seconds):
             drafter = (0, k, k) if k else (-1,)
-            costs.observe(Measured(1 + k, 0.0, 0.0, seconds[k], -1.0, *drafter))
+            costs.observe(MeasuredStep(1 + k, 0.0, 0.0, seconds[k], -1.0, *drafter))
     return costs
 
 

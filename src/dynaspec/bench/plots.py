@@ -20,7 +20,7 @@ from .offline import Session
 from .oracle import ORACLE, TaskResult
 from .oracle_report import HINDSIGHT
 from .profiling import best_length, goodput
-from .serving.sweep import Point, Row
+from .serving.sweep import LoadPoint, SweepRow
 
 INK, GREY, RULE, EDGE = "#2f3640", "#9aa5b1", "#e6e9ed", "#b8c0ca"
 BLUE, GOLD, GREEN, RED = "#3b7dc4", "#e3a857", "#2a9d6f", "#c8553d"
@@ -266,10 +266,10 @@ def _profile_speedups(ax: Axes, profile: Profile) -> None:
     tidy(ax, "Goodput over that of plain decoding", "draft length k (dot: the best)", "times")
 
 
-Value = Callable[[Row], float | None]
+Value = Callable[[SweepRow], float | None]
 
 
-def plot_sweep(rows: Sequence[Row], path: Path, title: str) -> None:
+def plot_sweep(rows: Sequence[SweepRow], path: Path, title: str) -> None:
     """Writes a PNG of four panels, with a line for every side.
 
     Raises:
@@ -298,7 +298,7 @@ def plot_sweep(rows: Sequence[Row], path: Path, title: str) -> None:
     save_png(figure, path)
 
 
-def _by_load(ax: Axes, rows: Sequence[Row], points: Sequence[Point], value: Value) -> None:
+def _by_load(ax: Axes, rows: Sequence[SweepRow], points: Sequence[LoadPoint], value: Value) -> None:
     for side, colour in _side_colours(rows).items():
         known = [
             (points.index(row.point), found) for row in rows if row.side == side and (found := value(row)) is not None
@@ -308,7 +308,7 @@ def _by_load(ax: Axes, rows: Sequence[Row], points: Sequence[Point], value: Valu
     ax.set_xticks(range(len(points)), [point.label for point in points])
 
 
-def _against(ax: Axes, rows: Sequence[Row]) -> None:
+def _against(ax: Axes, rows: Sequence[SweepRow]) -> None:
     """A point a load, which is written beside it."""
     for side, colour in _side_colours(rows).items():
         known = [row for row in rows if row.side == side and row.e2el_ms is not None]
@@ -321,12 +321,12 @@ def _against(ax: Axes, rows: Sequence[Row]) -> None:
     ax.set_xlim(left=0)
 
 
-def _side_colours(rows: Sequence[Row]) -> dict[str, str]:
+def _side_colours(rows: Sequence[SweepRow]) -> dict[str, str]:
     sides = dict.fromkeys(row.side for row in rows)
     return {side: SERIES[i % len(SERIES)] for i, side in enumerate(sides)}
 
 
-def _load_axis(points: Sequence[Point]) -> str:
+def _load_axis(points: Sequence[LoadPoint]) -> str:
     limited = any(point.max_concurrency is not None for point in points)
     rated = len({point.request_rate for point in points}) > 1
     if limited and rated:

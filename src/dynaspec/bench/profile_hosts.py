@@ -31,7 +31,7 @@ _CLOSING_STEPS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class LogMeasurements:
     """Step times and acceptance."""
 
     step_ms: Mapping[tuple[int, int], Sequence[float]]
@@ -67,7 +67,7 @@ class Measured:
         )
 
 
-def measured_in(paths: Iterable[Path]) -> Measured:
+def measured_in(paths: Iterable[Path]) -> LogMeasurements:
     """Reads logs of one host, with whatever policies they were made.
 
     Raises:
@@ -81,7 +81,7 @@ def measured_in(paths: Iterable[Path]) -> Measured:
             if key is not None:
                 times[len(key[0]), key[1]].extend(_settled(list(run)))
         told.extend(records)
-    return Measured(times, *_positions(told))
+    return LogMeasurements(times, *_positions(told))
 
 
 def _steady(record: Record) -> tuple[tuple[str, ...], int] | None:
@@ -140,7 +140,7 @@ def on_vllm(
     folder: Path,
     fit: Fit,
     progress: Progress,
-) -> Measured:
+) -> LogMeasurements:
     """
     Args:
         speculation: the drafter, as ``speculative_config`` has it.
@@ -222,7 +222,7 @@ def on_transformers(
     folder: Path,
     fit: Fit,
     progress: Progress,
-) -> Measured:
+) -> LogMeasurements:
     """One sequence at a time, and a log for every length.
 
     Args:

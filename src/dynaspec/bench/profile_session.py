@@ -154,7 +154,7 @@ Remark = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ProfileSettings:
     """What a profile is of."""
 
     method: str
@@ -195,7 +195,7 @@ class ProfileSession:
     """None: there is nothing here to draw with."""
 
 
-def run_profile(settings: Settings, grid: Grid, progress: Progress, remark: Remark) -> ProfileSession:
+def run_profile(settings: ProfileSettings, grid: Grid, progress: Progress, remark: Remark) -> ProfileSession:
     """Measures what has not been measured, and writes profile and picture.
 
     Raises:
@@ -219,7 +219,7 @@ def run_profile(settings: Settings, grid: Grid, progress: Progress, remark: Rema
 
 
 def _on_dynaspec(
-    settings: Settings,
+    settings: ProfileSettings,
     speculation: SpeculativeConfig,
     grid: Grid,
     params: SamplingParams,
@@ -248,7 +248,9 @@ def _on_dynaspec(
         engine.close()
 
 
-def _on_host(settings: Settings, grid: Grid, params: SamplingParams, progress: Progress, remark: Remark) -> Profile:
+def _on_host(
+    settings: ProfileSettings, grid: Grid, params: SamplingParams, progress: Progress, remark: Remark
+) -> Profile:
     from . import profile_hosts as hosts
 
     check_prompts(grid, len(settings.dataset.prompts), oversample=settings.oversample)
@@ -273,7 +275,7 @@ def _on_host(settings: Settings, grid: Grid, params: SamplingParams, progress: P
     return hosts.on_vllm(settings.model, told, grid, params, options, settings.folder, fitted, progress).profile(grid)
 
 
-def _prompts(settings: Settings, grid: Grid, tokenizer: Tokenizer, room: int, remark: Remark) -> FittedPrompts:
+def _prompts(settings: ProfileSettings, grid: Grid, tokenizer: Tokenizer, room: int, remark: Remark) -> FittedPrompts:
     prompts = spread(settings.dataset.prompts, max(_PROMPTS, grid.batch_sizes[-1]))
     fitted = fit(prompts, tokenizer, min(room, _LONGEST_PROMPT))
     if fitted.cut:
@@ -285,7 +287,7 @@ def _step_tokens(grid: Grid) -> int:
     return max(1024, grid.batch_sizes[-1] * (grid.longest + 1))
 
 
-def _picture(settings: Settings, profile: Profile, path: Path, remark: Remark) -> Path | None:
+def _picture(settings: ProfileSettings, profile: Profile, path: Path, remark: Remark) -> Path | None:
     if find_spec("matplotlib") is None:
         remark("note: there is no picture, as matplotlib is not installed here")
         return None
@@ -297,7 +299,7 @@ def _picture(settings: Settings, profile: Profile, path: Path, remark: Remark) -
     return path
 
 
-def _speculation(settings: Settings, longest: int) -> SpeculativeConfig:
+def _speculation(settings: ProfileSettings, longest: int) -> SpeculativeConfig:
     """Always the longest draft; a request may ask for a shorter one.
 
     Raises:
@@ -318,7 +320,7 @@ def _speculation(settings: Settings, longest: int) -> SpeculativeConfig:
     )
 
 
-def _made_with(settings: Settings) -> dict[str, Any]:
+def _made_with(settings: ProfileSettings) -> dict[str, Any]:
     """What measurements depend on: another of these makes them worthless."""
     return {
         "method": settings.method,

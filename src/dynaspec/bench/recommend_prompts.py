@@ -13,7 +13,7 @@ from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.explain.recommend import CLEARLY
 
 from .datasets import BenchPrompt, fit
-from .decoders import Host, run_once
+from .decoders import DecodingHost, run_once
 from .methods import Ways
 from .offline import PolicyResult, best_on_odd_rounds, even_rounds, lower_bound, ratios
 
@@ -33,7 +33,7 @@ class Advice:
 
 
 def affordable(
-    host: Host,
+    host: DecodingHost,
     found: Ways,
     prompts: Sequence[BenchPrompt],
     params: SamplingParams,

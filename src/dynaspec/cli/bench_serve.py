@@ -15,7 +15,7 @@ from dynaspec.cli.bench_console import progress, result_console
 from dynaspec.cli.console import note
 
 if TYPE_CHECKING:
-    from dynaspec.bench.serving.load import Finished
+    from dynaspec.bench.serving.load import FinishedLoad
 
 _ALL_FAILED = 1
 """Exit code where no request succeeded."""
@@ -108,7 +108,7 @@ def serve(
         raise typer.Exit(_ALL_FAILED)
 
 
-def _show(finished: Finished) -> None:
+def _show(finished: FinishedLoad) -> None:
     from dynaspec.bench.serving.report import as_report
 
     result_console().print(as_report(finished))
@@ -129,7 +129,7 @@ class _Saving:
 
         make_folder(self.folder)
 
-    def save(self, finished: Finished) -> None:
+    def save(self, finished: FinishedLoad) -> None:
         from dynaspec.bench.offline import write_json
         from dynaspec.bench.serving.report import as_document, details, result_name
 

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 from uuid import uuid4
 
-from dynaspec.bench.serving.server import Reported, Settings, Target, Traffic, Workload, base_address
+from dynaspec.bench.serving.server import LoadSettings, LoadWorkload, Reported, Target, Traffic, base_address
 from dynaspec.contract.errors import ConfigError
 
 _SAMPLING = (
@@ -19,20 +19,20 @@ _SAMPLING = (
 """Options that are fields of a request under the same names."""
 
 
-def settings_of(options: Mapping[str, Any], target: Target) -> Settings:
+def settings_of(options: Mapping[str, Any], target: Target) -> LoadSettings:
     """Settings from options by their names; those that a command does not have keep their defaults.
 
     Raises:
         ConfigError: a value that cannot be.
     """
-    workload = _chosen(options, Workload)
+    workload = _chosen(options, LoadWorkload)
     if options.get("disable_shuffle"):
         workload["shuffle"] = False
     if options.get("no_oversample"):
         workload["oversample"] = False
-    return Settings(
+    return LoadSettings(
         target=target,
-        workload=Workload(**workload),
+        workload=LoadWorkload(**workload),
         traffic=Traffic(**_chosen(options, Traffic)),
         reported=reported_of(options),
         fields=fields_of(options),
@@ -122,7 +122,7 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
     return found
 
 
-def _chosen(options: Mapping[str, Any], kind: type[Workload] | type[Traffic]) -> dict[str, Any]:
+def _chosen(options: Mapping[str, Any], kind: type[LoadWorkload] | type[Traffic]) -> dict[str, Any]:
     """The options that are fields of this kind of settings."""
     return {field.name: options[field.name] for field in fields(kind) if field.name in options}
 

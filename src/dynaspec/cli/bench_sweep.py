@@ -22,8 +22,8 @@ from dynaspec.cli.console import note
 from dynaspec.contract.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynaspec.bench.serving.server import Settings, Target
-    from dynaspec.bench.serving.sweep import Cell, Plan, Start
+    from dynaspec.bench.serving.server import LoadSettings, Target
+    from dynaspec.bench.serving.sweep import Cell, Start, SweepPlan
     from dynaspec.control.policies.short_names import PolicySpec
 
 _ALL_FAILED = 1
@@ -101,9 +101,9 @@ def sweep(
 class _Sweep:
     """What is to be run."""
 
-    settings: Settings
+    settings: LoadSettings
     sides: Mapping[str, Start]
-    plan: Plan
+    plan: SweepPlan
 
     async def run(self, tell: Callable[[str, int, int], None], on_cell: Callable[[Cell], None]) -> list[Cell]:
         from dynaspec.bench.serving.sweep import run_sweep
@@ -117,11 +117,11 @@ def _prepare(options: Mapping[str, Any]) -> _Sweep:
         ConfigError: options that contradict each other, or a value that cannot be.
     """
     from dynaspec.bench.serving.server import Target, base_address
-    from dynaspec.bench.serving.sweep import Plan, make_points
+    from dynaspec.bench.serving.sweep import SweepPlan, make_points
     from dynaspec.cli.bench_settings import new_prefix, numbers, settings_of
 
     limits = options["max_concurrency"] or ("" if options["request_rate"] else _LOADS)
-    plan = Plan(
+    plan = SweepPlan(
         points=make_points(
             [_whole(number) for number in numbers("--max-concurrency", limits)] if limits else [],
             numbers("--request-rate", options["request_rate"]) if options["request_rate"] else [],

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dynaspec.api import LLM
-    from dynaspec.bench.demo import Measured
+    from dynaspec.bench.demo import PromptTimes
 
 DIFFERENT = 1
 """Exit code when an output was not plain decoding's."""
@@ -82,7 +82,7 @@ def _introduce(console: Console, model: str, draft_model: str) -> None:
 
 def _watch(
     console: Console, llms: dict[str, LLM], draft_model: str, params: SamplingParams, rounds: int
-) -> list[Measured]:
+) -> list[PromptTimes]:
     from rich.text import Text
 
     from dynaspec.bench.console import StreamView
@@ -93,7 +93,7 @@ def _watch(
     shown = llms[shown_way(draft_model)]
     for llm in llms.values():
         run_once(llm, [as_tokens(shown.tokenizer, prompts[0])], params)  # warm-up
-    measured: list[Measured] = []
+    measured: list[PromptTimes] = []
     for number, prompt in enumerate(prompts):
         console.print()
         console.rule(Text(f"{number + 1}/{len(prompts)}  {prompt.kind}: {prompt.title}"), align="left", style="dim")
@@ -104,7 +104,7 @@ def _watch(
     return measured
 
 
-def _conclude(console: Console, measured: Sequence[Measured], output_dir: Path, title: str) -> None:
+def _conclude(console: Console, measured: Sequence[PromptTimes], output_dir: Path, title: str) -> None:
     from dynaspec.bench.demo import as_document, by_kind, kinds_table, summary_table, verdict
     from dynaspec.bench.offline import write_json
     from dynaspec.bench.plots import plot_summaries

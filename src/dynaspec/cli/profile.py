@@ -15,7 +15,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS
 
 if TYPE_CHECKING:
-    from dynaspec.bench.profile_session import Settings
+    from dynaspec.bench.profile_session import ProfileSettings
     from dynaspec.bench.profiling import Grid
 
 _LISTS = ("--batch-size-list", "--num-speculative-tokens-list")
@@ -90,10 +90,10 @@ def profile(
         "lengths": _numbers("--num-speculative-tokens-list", num_speculative_tokens_list) or _LENGTHS,
     }
     with status(f"loading {model_dir}"):
-        from dynaspec.bench.profile_session import Settings
+        from dynaspec.bench.profile_session import ProfileSettings
         from dynaspec.bench.profiling import Grid, default_batches
 
-        settings = Settings(
+        settings = ProfileSettings(
             method=method, model=model_dir, drafter=draft_dir, tensor_parallel=tp, temperature=temp, top_p=top_p,
             top_k=top_k, dataset=dataset, oversample=not no_oversample, result_dir=result_dir, backend=backend,
             options=json_object("--engine-options", engine_options),
@@ -102,7 +102,7 @@ def profile(
     _run(settings, grid)
 
 
-def _run(settings: Settings, grid: Grid) -> None:
+def _run(settings: ProfileSettings, grid: Grid) -> None:
     from rich.console import Console
 
     from dynaspec.bench.console import stages

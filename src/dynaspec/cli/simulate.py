@@ -13,7 +13,7 @@ from dynaspec.contract.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynaspec.control.profile import Profile
-    from dynaspec.simulate.comparison import Case, PolicyResult
+    from dynaspec.simulate.comparison import Case, SimulatedResult
     from dynaspec.simulate.costs import CostModel
     from dynaspec.simulate.simulator import HostConfig
     from dynaspec.simulate.traces import Trace
@@ -237,7 +237,7 @@ def _print_schedule(job: _Job) -> None:
         typer.echo(f"{low} {high} {k}")
 
 
-def _compare(job: _Job, cases: list[list[Case]]) -> list[PolicyResult]:
+def _compare(job: _Job, cases: list[list[Case]]) -> list[SimulatedResult]:
     from dynaspec.simulate.comparison import compare
     from dynaspec.simulate.policies import parse_policies
 
@@ -246,7 +246,7 @@ def _compare(job: _Job, cases: list[list[Case]]) -> list[PolicyResult]:
         return compare(specs, cases, job.costs, job.host, time_noise=job.options["time_noise"], tell=tell)
 
 
-def _show(job: _Job, results: list[PolicyResult], output_json: Path | None, plot: Path | None) -> None:
+def _show(job: _Job, results: list[SimulatedResult], output_json: Path | None, plot: Path | None) -> None:
     from rich.console import Console
 
     from dynaspec.simulate.comparison import as_table, document, write_json

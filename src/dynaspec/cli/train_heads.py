@@ -175,9 +175,9 @@ def _train(
 
     from dynaspec.cli.train import parse_rates
     from dynaspec.train.heads.loss import LossSettings
-    from dynaspec.train.heads.pipeline import DataSettings, HeadSettings, Pipeline, parse_stage
+    from dynaspec.train.heads.pipeline import DataSettings, HeadPipeline, HeadSettings, parse_stage
     from dynaspec.train.heads.trainer import TrainSettings
-    from dynaspec.train.optimizer import Schedule
+    from dynaspec.train.optimizer import RateSchedule
     from dynaspec.train.run import progress
 
     disable_progress_bar()
@@ -193,7 +193,7 @@ def _train(
             data=DataSettings(tuple(conversations or ()), tuple(prompts or ()), self_written, new_tokens, at_once),
             train=TrainSettings(
                 tokens=tokens,
-                schedule=Schedule(warmup_steps, decay_share),
+                schedule=RateSchedule(warmup_steps, decay_share),
                 batch_tokens=batch_tokens,
                 micro_tokens=micro_tokens,
                 evaluate_tokens=evaluate_tokens,
@@ -212,7 +212,7 @@ def _train(
             extend=extend,
             note=note,
         )
-        Pipeline(settings, progress, typer.echo).run(parse_stage(stage))
+        HeadPipeline(settings, progress, typer.echo).run(parse_stage(stage))
     except DynaspecError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error

@@ -23,7 +23,7 @@ from .resolve import DEFAULT_TREE_WIDTH, SHAPE_KEY, WIDTH_KEY
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class ControllerHost:
     """What a controller is built for."""
 
     limits: Limits
@@ -31,7 +31,7 @@ class Host:
 
 
 T = TypeVar("T")
-Builder = Callable[[SpeculativeConfig, Host], Controller]
+Builder = Callable[[SpeculativeConfig, ControllerHost], Controller]
 
 
 def build_controller(
@@ -49,7 +49,7 @@ def build_controller(
     """
     if config is None:
         return PlainController()
-    controller = POLICIES[config.policy](config, Host(limits, costs or PassCosts()))
+    controller = POLICIES[config.policy](config, ControllerHost(limits, costs or PassCosts()))
     if config.kv_write_gating_threshold:
         _check_gating(limits)
         controller = KvGate(controller, config.kv_write_gating_threshold)
@@ -73,7 +73,7 @@ def _planner(config: SpeculativeConfig, limits: Limits) -> ChainPlanner:
     return planner
 
 
-def _by_length(config: SpeculativeConfig, host: Host, policy: LengthPolicy) -> Controller:
+def _by_length(config: SpeculativeConfig, host: ControllerHost, policy: LengthPolicy) -> Controller:
     tree = None if config.tree is None else (config.tree, config.most_nodes)
     if tree is not None and not host.limits.can_branch:
         given = WIDTH_KEY if config.speculative_token_tree is None else SHAPE_KEY
@@ -101,7 +101,7 @@ def _stop(config: SpeculativeConfig, limits: Limits) -> ConfidenceStop | None:
     )
 
 
-def _auto(config: SpeculativeConfig, host: Host) -> Controller:
+def _auto(config: SpeculativeConfig, host: ControllerHost) -> Controller:
     _planner(config, host.limits)
     load_kernels()
     controller = AutoController(
@@ -114,28 +114,28 @@ def _auto(config: SpeculativeConfig, host: Host) -> Controller:
     return CachedPlan(controller, host.limits)
 
 
-def _constant(config: SpeculativeConfig, host: Host) -> Controller:
+def _constant(config: SpeculativeConfig, host: ControllerHost) -> Controller:
     """Also ``confidence``: a constant cap, and a stop."""
     return _by_length(config, host, Constant(config.num_speculative_tokens))
 
 
-def _heuristic(config: SpeculativeConfig, host: Host) -> Controller:
+def _heuristic(config: SpeculativeConfig, host: ControllerHost) -> Controller:
     planner = _planner(config, host.limits)
     carry_over = config.policy == "heuristic"
     return HeuristicController(config.num_speculative_tokens, planner, carry_over=carry_over)
 
 
-def _schedule(config: SpeculativeConfig, host: Host) -> Controller:
+def _schedule(config: SpeculativeConfig, host: ControllerHost) -> Controller:
     ranges = config.num_speculative_tokens_per_batch_size
     return _by_length(config, host, Schedule(_required("schedule", ranges), config.num_speculative_tokens))
 
 
-def _goodput(config: SpeculativeConfig, host: Host) -> Controller:
+def _goodput(config: SpeculativeConfig, host: ControllerHost) -> Controller:
     profile = _required("profile", config.profile)
     return _by_length(config, host, Goodput(profile, config.num_speculative_tokens, host.limits.draft_lens))
 
 
-def _elastic(config: SpeculativeConfig, host: Host) -> Controller:
+def _elastic(config: SpeculativeConfig, host: ControllerHost) -> Controller:
     ladder = _required("ladder", config.draft_length_options)
     if ChainPlanner(host.limits).runnable(ladder[0]) == 0:
         # At k = 0 nothing is observed: it would never come back.

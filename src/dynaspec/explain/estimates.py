@@ -11,7 +11,7 @@ from dynaspec.contract.costs import Curve, PassCosts
 from dynaspec.contract.step import ProposerTraits
 from dynaspec.contract.work import runs_model
 from dynaspec.control.estimate.acceptance import POSITIONS, AcceptanceModel
-from dynaspec.control.estimate.costs import Measured, StepCosts, target_s
+from dynaspec.control.estimate.costs import MeasuredStep, StepCosts, target_s
 from dynaspec.control.estimate.settings import AutoSettings
 
 from .log_data import Flags, Floats, Ints, LogData, Verdicts, most_used_proposer
@@ -255,7 +255,7 @@ def _taught(data: LogData, work: StepWork, profile: PassCosts, of: Flags) -> Ste
     told = []
     for rows, read, seen, drafts, *drafting, step_s, draft_s in np.column_stack(columns)[of].tolist():
         seconds = (step_s - draft_s, draft_s) if apart and drafts else (step_s, -1.0)
-        told.append(Measured(rows, read, seen, *seconds, *((drafter, *drafting) if drafts else ())))
+        told.append(MeasuredStep(rows, read, seen, *seconds, *((drafter, *drafting) if drafts else ())))
     for _ in range(_COST_EPOCHS):
         costs.observe(*told)
     return costs

@@ -25,7 +25,7 @@ UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class LogSteps:
     """[S] Committed steps, in the order in which they were planned."""
 
     number: Ints
@@ -71,11 +71,11 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class LogRows:
     """[N] Requests in committed steps."""
 
     step: Ints
-    """Index into ``Steps``."""
+    """Index into ``LogSteps``."""
     request: Ints
     """Index into ``LogData.requests``."""
     context: Ints
@@ -117,8 +117,8 @@ class LogData:
     limits: Limits
     requests: tuple[str, ...]
     """Ids in order of appearance."""
-    steps: Steps
-    rows: Rows
+    steps: LogSteps
+    rows: LogRows
     verdicts: Verdicts
     modes: tuple[str, ...]
     """[S] What the controller called each decision; empty where it does not say."""
@@ -175,8 +175,8 @@ def load_all(paths: Sequence[Path]) -> LogData:
         header=headers[0],
         limits=collected.limits,
         requests=tuple(collected.requests),
-        steps=Steps(*_columns(collected.steps, Steps)),
-        rows=Rows(*_columns(collected.rows, Rows)),
+        steps=LogSteps(*_columns(collected.steps, LogSteps)),
+        rows=LogRows(*_columns(collected.rows, LogRows)),
         verdicts=Verdicts(*_columns(collected.verdicts, Verdicts)),
         modes=tuple(collected.modes),
         reasons=tuple(collected.reasons),
@@ -353,7 +353,9 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _columns(rows: list[tuple[float, ...]], kind: type[Steps] | type[Rows] | type[Verdicts]) -> list[npt.NDArray[Any]]:
+def _columns(
+    rows: list[tuple[float, ...]], kind: type[LogSteps] | type[LogRows] | type[Verdicts]
+) -> list[npt.NDArray[Any]]:
     """The table's columns, each of the type that its field says."""
     names = kind.__dataclass_fields__
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))

@@ -9,7 +9,7 @@ import numpy as np
 
 from .alternatives import DRAFTED, Alternative, step_reason
 from .estimates import Calibration, LogCosts
-from .log_data import EMBEDDED, LogData, Steps
+from .log_data import EMBEDDED, LogData, LogSteps
 
 CLEARLY = 0.02
 """Differences of speed below this share are called none."""
@@ -116,7 +116,7 @@ def expectations(data: LogData) -> list[str]:
     return [*lines, *_probes(data)]
 
 
-def _expected_steps(steps: Steps) -> list[str]:
+def _expected_steps(steps: LogSteps) -> list[str]:
     """Tokens of the mean step, as expectations are means; seconds of the median one, as some steps are disturbed."""
     lines, known = [], np.isfinite(steps.expected_tokens)
     if known.any():
@@ -130,7 +130,7 @@ def _expected_steps(steps: Steps) -> list[str]:
     return lines
 
 
-def _expected_speedup(steps: Steps) -> list[str]:
+def _expected_speedup(steps: LogSteps) -> list[str]:
     """Which of drafting and plain decoding was expected to be faster, and by how much."""
     lines, ratio = [], steps.expected_speedup
     ratio = ratio[np.isfinite(ratio)]

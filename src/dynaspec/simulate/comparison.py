@@ -18,7 +18,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.control.policies.short_names import PLAIN
 
 from .costs import CostModel
-from .metrics import Run, Totals
+from .metrics import SimulatedRun, Totals
 from .policies import ORACLES, Scene, SimulatedPolicy
 from .simulator import HostConfig, simulate
 from .traces import Arrivals, Trace
@@ -36,7 +36,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyResult:
+class SimulatedResult:
     """What came of one policy."""
 
     name: str
@@ -70,7 +70,7 @@ def compare(
     *,
     time_noise: float = 0.0,
     tell: Callable[[str], None] = lambda message: None,
-) -> list[PolicyResult]:
+) -> list[SimulatedResult]:
     """Every policy serves every case.
 
     Args:
@@ -81,11 +81,11 @@ def compare(
     for policy in policies:
         tell(policy.name)
         by_seed = tuple(tuple(_serve(policy, case, costs, host, time_noise) for case in nodes) for nodes in cases)
-        results.append(PolicyResult(policy.name, Totals(by_seed)))
+        results.append(SimulatedResult(policy.name, Totals(by_seed)))
     return results
 
 
-def _serve(policy: SimulatedPolicy, case: Case, costs: CostModel, host: HostConfig, time_noise: float) -> Run:
+def _serve(policy: SimulatedPolicy, case: Case, costs: CostModel, host: HostConfig, time_noise: float) -> SimulatedRun:
     scene = Scene(case.trace, costs, case.seed)
     return simulate(
         case.trace,
@@ -103,7 +103,7 @@ SCHEMA = 1
 _COLUMNS = ("policy", "tokens/s", "× plain", "ms/token", "p99", "TTFT p99", "k", "length", "wasted", "passes")
 
 
-def as_table(results: Sequence[PolicyResult], title: str) -> Table:
+def as_table(results: Sequence[SimulatedResult], title: str) -> Table:
     """One policy a line.
 
     Output tokens a second and their ratio to plain decoding; time per output token of the median request and of the
@@ -134,7 +134,7 @@ def as_table(results: Sequence[PolicyResult], title: str) -> Table:
     return table
 
 
-def document(results: Sequence[PolicyResult], options: Mapping[str, Any], costs: str) -> dict[str, Any]:
+def document(results: Sequence[SimulatedResult], options: Mapping[str, Any], costs: str) -> dict[str, Any]:
     """Everything simulated, as plain JSON values."""
     return {
         "schema": SCHEMA,

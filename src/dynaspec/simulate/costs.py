@@ -37,7 +37,7 @@ class StepLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     """Prompt tokens of one request that are computed in a step."""
 
     start: int
@@ -50,7 +50,7 @@ def step_load(
     drafted: Ints,
     verified: Ints,
     ingested: Ints,
-    chunks: Sequence[Chunk] = (),
+    chunks: Sequence[PrefillChunk] = (),
 ) -> StepLoad:
     """
     Args:

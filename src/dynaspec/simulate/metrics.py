@@ -32,7 +32,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulatedRun:
     """One policy over one trace on one node."""
 
     arrival_s: Floats
@@ -52,11 +52,11 @@ class Run:
 class Totals:
     """Runs of one policy together: nodes of a fleet that work at the same time, and the same again for each seed."""
 
-    by_seed: tuple[tuple[Run, ...], ...]
+    by_seed: tuple[tuple[SimulatedRun, ...], ...]
     """For each seed, its nodes."""
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[SimulatedRun, ...]:
         return tuple(run for nodes in self.by_seed for run in nodes)
 
     @property

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.policies.short_names import PLAIN
 
-from .comparison import PolicyResult
+from .comparison import SimulatedResult
 from .metrics import course
 from .policies import ORACLES
 
@@ -32,7 +32,7 @@ _COLOURS = (
 _GREY, _LIGHT, _INK = "#9aa5b1", "#b9c2cc", "#2f3640"
 
 
-def plot_comparison(results: Sequence[PolicyResult], path: Path, title: str) -> None:
+def plot_comparison(results: Sequence[SimulatedResult], path: Path, title: str) -> None:
     """Writes a PNG of four panels: throughput, latency, and draft length and load over time.
 
     Raises:
@@ -54,7 +54,7 @@ def plot_comparison(results: Sequence[PolicyResult], path: Path, title: str) -> 
         raise ConfigError(f"{str(path)!r} cannot be written: {error.strerror}") from None
 
 
-def _colours(results: Sequence[PolicyResult]) -> dict[str, str]:
+def _colours(results: Sequence[SimulatedResult]) -> dict[str, str]:
     """Plain decoding and the oracles in grey, the policies in colour."""
     names = [result.name for result in results]
     coloured = [name for name in names if name != PLAIN and name not in ORACLES]
@@ -62,7 +62,7 @@ def _colours(results: Sequence[PolicyResult]) -> dict[str, str]:
     return {name: palette.get(name, _GREY if name == PLAIN else _LIGHT) for name in names}
 
 
-def _throughput(ax: Axes, results: Sequence[PolicyResult], colours: dict[str, str]) -> None:
+def _throughput(ax: Axes, results: Sequence[SimulatedResult], colours: dict[str, str]) -> None:
     values = [result.totals.tokens_per_second for result in results]
     names = [result.name for result in results]
     bars = ax.barh(names, values, 0.7, color=[colours[name] for name in names], zorder=2)
@@ -74,7 +74,7 @@ def _throughput(ax: Axes, results: Sequence[PolicyResult], colours: dict[str, st
     _finish(ax, "Output", "tokens a second", grid="x")
 
 
-def _per_token(ax: Axes, results: Sequence[PolicyResult], colours: dict[str, str]) -> None:
+def _per_token(ax: Axes, results: Sequence[SimulatedResult], colours: dict[str, str]) -> None:
     names = [result.name for result in results]
     for row, result in enumerate(results):
         values = 1e3 * result.totals.per_token_s()
@@ -90,7 +90,7 @@ def _per_token(ax: Axes, results: Sequence[PolicyResult], colours: dict[str, str
     _finish(ax, "Time per output token", "ms; median request, line from the 10th to the 99th percentile", grid="x")
 
 
-def _over_time(lengths: Axes, load: Axes, results: Sequence[PolicyResult], colours: dict[str, str]) -> None:
+def _over_time(lengths: Axes, load: Axes, results: Sequence[SimulatedResult], colours: dict[str, str]) -> None:
     for result in results:
         line = course(result.totals)
         style = {"oracle": ":", "oracle:cost": "--"}.get(result.name, "-")

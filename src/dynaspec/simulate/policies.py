@@ -15,7 +15,7 @@ from dynaspec.control.policies.short_names import PLAIN, POLICY_FORMS, Options, 
 from dynaspec.control.profile import Profile
 from dynaspec.control.registry import build_controller
 
-from .costs import Chunk, CostModel, step_load
+from .costs import CostModel, PrefillChunk, step_load
 from .traces import Ints, Trace
 
 
@@ -85,7 +85,7 @@ class OracleController:
         return lens[int(np.argmax(emitted - price * seconds))]
 
     def _seconds(self, costs: CostModel, context: Ints, drafted: Ints, prefill_tokens: int) -> float:
-        chunks = (Chunk(0, prefill_tokens),) if prefill_tokens else ()
+        chunks = (PrefillChunk(0, prefill_tokens),) if prefill_tokens else ()
         ingested = np.minimum(drafted, 1)
         return costs.time(step_load(self._limits.proposers[0], context, drafted, drafted, ingested, chunks)).step_s
 

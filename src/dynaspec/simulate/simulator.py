@@ -23,8 +23,8 @@ from dynaspec.contract.step import (
     StopRule,
 )
 
-from .costs import Chunk, CostModel, StepLoad, StepTime, step_load
-from .metrics import Run, Steps
+from .costs import CostModel, PrefillChunk, StepLoad, StepTime, step_load
+from .metrics import SimulatedRun, Steps
 from .traces import Arrivals, Floats, Ints, Trace
 
 _FEW_ROWS = 16
@@ -125,7 +125,7 @@ class Prefill:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def schedule(self, queue: Queue, decoding: int, last_rows: int) -> tuple[list[Chunk], list[int]]:
+    def schedule(self, queue: Queue, decoding: int, last_rows: int) -> tuple[list[PrefillChunk], list[int]]:
         """This step's chunks, and the requests whose prompt they complete.
 
         Args:
@@ -140,7 +140,7 @@ class Prefill:
             if budget <= 0:
                 break
             count = min(prompt.left, budget)
-            chunks.append(Chunk(prompt.done, count))
+            chunks.append(PrefillChunk(prompt.done, count))
             prompt.done, prompt.left, budget = prompt.done + count, prompt.left - count, budget - count
             if not prompt.left:
                 complete.append(prompt.request)
@@ -323,7 +323,7 @@ def simulate(
     *,
     time_noise: float = 0.0,
     rng: np.random.Generator | None = None,
-) -> Run:
+) -> SimulatedRun:
     """Serves all requests of a trace.
 
     Args:
@@ -371,13 +371,13 @@ class _Simulation:
         self._last_rows = 0
         self._log: list[tuple[float, ...]] = []
 
-    def run(self) -> Run:
+    def run(self) -> SimulatedRun:
         while self._advance():
             self._step += 1
         names = Steps.__slots__
         columns = dict(zip(names, np.array(self._log).T, strict=True))
         whole = {name: column.astype(np.int64) for name, column in columns.items() if not name.endswith("_s")}
-        return Run(
+        return SimulatedRun(
             arrival_s=self._queue.arrival_s,
             first_token_s=self._first_s,
             finished_s=self._finished_s,
@@ -398,7 +398,7 @@ class _Simulation:
         self._run_step(chunks, complete)
         return True
 
-    def _run_step(self, chunks: list[Chunk], complete: list[int]) -> None:
+    def _run_step(self, chunks: list[PrefillChunk], complete: list[int]) -> None:
         trace, decoding = self._trace, self._decoding
         context = trace.prompt[decoding.request] + decoding.position
         left = trace.output[decoding.request] - decoding.position

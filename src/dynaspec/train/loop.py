@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dynaspec.contract.errors import ConfigError
 
 from .data import Sampler
-from .optimizer import Budget, Optimizers, Schedule
+from .optimizer import Budget, Optimizers, RateSchedule
 from .run import Checkpoints, Listener, WorkClock, read_checkpoint, time_left, write_checkpoint
 
 
@@ -55,7 +55,7 @@ class LoopSettings:
     """How to train, whatever the model and the loss."""
 
     batch_rows: int = 8
-    schedule: Schedule = field(default_factory=lambda: Schedule(warmup_steps=20, decay_share=0.25))
+    schedule: RateSchedule = field(default_factory=lambda: RateSchedule(warmup_steps=20, decay_share=0.25))
     save_seconds: float = 180.0
     clip: float = 1.0
 

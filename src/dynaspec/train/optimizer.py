@@ -25,7 +25,7 @@ from dynaspec.contract.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class RateSchedule:
     """Warm-up over ``warmup_steps``, then 1, then linear to 0 over the last ``decay_share`` of the run."""
 
     warmup_steps: int

@@ -36,7 +36,7 @@ from .evaluate import Loss, behaviour, held_out_loss, held_out_prompts
 from .export import export, load_exported
 from .loop import Loop, LoopSettings
 from .model import NextToken, Shape, build
-from .optimizer import Budget, Optimizers, Rates, Schedule
+from .optimizer import Budget, Optimizers, Rates, RateSchedule
 from .run import Checkpoints, Listener, choose_device, write_text_atomically
 from .settings import LmSettings, Stage
 
@@ -45,13 +45,13 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRun:
     """One training run: what, at which rates, for how long."""
 
     title: str
     shape: Shape
     rates: Rates
-    schedule: Schedule
+    schedule: RateSchedule
     budget: Budget
 
 
@@ -117,7 +117,7 @@ class Pipeline:
         model = build(settings.target, settings.seed).to(self._device)
         backbone = torch.compile(model.model) if settings.compile else None
         self._fit(
-            Run("target", settings.target, settings.target_rates, settings.schedule, settings.target_budget),
+            TrainingRun("target", settings.target, settings.target_rates, settings.schedule, settings.target_budget),
             model,
             RowSampler(self._train_tokens(), settings.seq_len, settings.seed),
             NextToken(model, backbone),
@@ -156,12 +156,12 @@ class Pipeline:
             Pool(own, own.rows_per_epoch, settings.seed + 4),
             distill.generated_share,
         )
-        falling = Schedule(settings.warmup_steps, distill.decay_share)
+        falling = RateSchedule(settings.warmup_steps, distill.decay_share)
         budget = rest.after(distill.generate_share)
         target = load_exported(places.teacher, self._device)
         teacher = Teacher(target, distill.teacher_tokens, distill.teacher_temperature)
         self._fit(
-            Run("drafter, distillation", settings.draft, settings.draft_rates, falling, budget),
+            TrainingRun("drafter, distillation", settings.draft, settings.draft_rates, falling, budget),
             model,
             rows,
             Distillation(teacher, model, distill.kl_weight),
@@ -173,8 +173,8 @@ class Pipeline:
 
     def _pretrain(self, model: LlamaForCausalLM, budget: Budget) -> None:
         settings = self._settings
-        steady = Schedule(settings.warmup_steps, 0.0)
-        run = Run("drafter, text", settings.draft, settings.draft_rates, steady, budget)
+        steady = RateSchedule(settings.warmup_steps, 0.0)
+        run = TrainingRun("drafter, text", settings.draft, settings.draft_rates, steady, budget)
         self._fit(run, model, self._draft_rows(), NextToken(model), self._places.pretrained)
 
     def export(self) -> None:
@@ -257,7 +257,7 @@ class Pipeline:
 
     def _fit(
         self,
-        run: Run,
+        run: TrainingRun,
         model: LlamaForCausalLM,
         sampler: Sampler,
         loss: Callable[[Tensor], Tensor],

@@ -11,7 +11,7 @@ from dynaspec.contract.errors import ConfigError
 from .data import standard_library
 from .distill import DistillSettings
 from .model import DRAFT, TARGET, Shape, fingerprint
-from .optimizer import Budget, Rates, Schedule
+from .optimizer import Budget, Rates, RateSchedule
 from .run import Checkpoints
 
 Stage = Literal["prepare", "target", "draft", "export", "evaluate", "all"]
@@ -133,9 +133,9 @@ class LmSettings:
             raise ConfigError("extend: got it together with no resume, expected one of them")
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> RateSchedule:
         """The target's learning-rate schedule."""
-        return Schedule(self.warmup_steps, self.decay_share)
+        return RateSchedule(self.warmup_steps, self.decay_share)
 
 
 def parse_stage(text: str) -> Stage:

@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from dynaspec.bench.console import StreamView
-from dynaspec.bench.decoders import Run, run_once
+from dynaspec.bench.decoders import TimedRun, run_once
 from dynaspec.bench.demo import (
     KINDS,
     DemoPrompt,
-    Measured,
+    PromptTimes,
     as_document,
     as_tokens,
     by_kind,
@@ -33,13 +33,13 @@ from .fakes import FakeDecoder
 WAYS = ways("nowhere")
 
 
-def measured(kind: str, wrong: str = "") -> Measured:
+def measured(kind: str, wrong: str = "") -> PromptTimes:
     runs = {}
     for i, policy in enumerate(WAYS):
         decoder = FakeDecoder(wrong=0 if policy == wrong else None)
         run = run_once(decoder, [[1, 2]], SamplingParams(max_tokens=6))
-        runs[policy] = (Run(1.0 / (i + 1), run.counts, run.outputs),) * 2
-    return Measured(DemoPrompt(kind, "a title", "a prompt"), runs)
+        runs[policy] = (TimedRun(1.0 / (i + 1), run.counts, run.outputs),) * 2
+    return PromptTimes(DemoPrompt(kind, "a title", "a prompt"), runs)
 
 
 def test_prompts():

@@ -10,7 +10,7 @@ from rich.console import Console
 from dynaspec.bench import methods
 from dynaspec.bench import methods as report
 from dynaspec.bench.datasets import BenchPrompt
-from dynaspec.bench.decoders import Host
+from dynaspec.bench.decoders import DecodingHost
 from dynaspec.bench.methods import find_ways
 from dynaspec.bench.offline import run_comparison, speedups_by_category
 from dynaspec.bench.plots import plot_categories
@@ -190,7 +190,7 @@ def session(*, refused=(), seconds=2.0, kinds=0):
 
     prompts = [BenchPrompt("a", "code"), BenchPrompt("bb", "maths"), BenchPrompt("ccc", "code")]
     prompts += [BenchPrompt("d", f"kind {i}") for i in range(kinds)]
-    host = Host("dynaspec", opened, alternating=True)
+    host = DecodingHost("dynaspec", opened, alternating=True)
     return run_comparison(host, SPECS, prompts, PARAMS, 2, lambda message: None, leave_out=True)
 
 

@@ -13,7 +13,7 @@ from dynaspec.contract.step import Limits, ProposerTraits
 from dynaspec.explain import alternatives as why
 from dynaspec.explain.alternatives import Alternative, alternatives, reasons
 from dynaspec.explain.estimates import chances, fit_costs, learn_acceptance
-from dynaspec.explain.log_data import LogData, Rows, load
+from dynaspec.explain.log_data import LogData, LogRows, load
 from unit.explain.logs import KV_S, READ_S, ROW_S, STEP_S, Fixed, Host
 
 
@@ -26,9 +26,9 @@ def counted(path, columns: dict[str, list[int]]) -> dict[str, int]:
         name: np.array([getattr(data.rows, name)[i] if v is None else v for i, v in enumerate(values)])
         for name, values in rows.items()
     }
-    fields = {name: changed.get(name, getattr(data.rows, name)) for name in Rows.__dataclass_fields__}
+    fields = {name: changed.get(name, getattr(data.rows, name)) for name in LogRows.__dataclass_fields__}
     return dict(
-        reasons(LogData(**{f: getattr(data, f) for f in LogData.__dataclass_fields__} | {"rows": Rows(**fields)}))
+        reasons(LogData(**{f: getattr(data, f) for f in LogData.__dataclass_fields__} | {"rows": LogRows(**fields)}))
     )
 
 

@@ -10,7 +10,7 @@ from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import ProposerTraits
 from dynaspec.control.profile import Profile
-from dynaspec.simulate.costs import Chunk, CurveCosts, ProfileCosts, step_load
+from dynaspec.simulate.costs import CurveCosts, PrefillChunk, ProfileCosts, step_load
 from dynaspec.simulate.roofline import GPUS, MODELS, Efficiency, RooflineCosts, find_gpu, find_model
 from unit.control.seam import H100_PROFILE
 
@@ -44,7 +44,7 @@ def test_work_of_a_ragged_step():
         drafted=np.array([3, 0, 1]),
         verified=np.array([2, 0, 1]),
         ingested=np.array([1, 0, 5]),
-        chunks=[Chunk(4, 3)],
+        chunks=[PrefillChunk(4, 3)],
     )
     assert work.work.rows_per_pass == (6, 1, 1)
     assert work.drafting == (2, 1, 1)
@@ -79,7 +79,7 @@ def test_the_weights_are_the_floor_of_a_step():
     # Below the ridge, rows are free; far above it, time is arithmetic.
     assert seconds(costs, batch=64, context=1) == pytest.approx(one, rel=0.01)
     rows = 2048
-    prefill = seconds(costs, chunks=(Chunk(0, rows),), batch=1, context=1)
+    prefill = seconds(costs, chunks=(PrefillChunk(0, rows),), batch=1, context=1)
     assert prefill == pytest.approx(rows * 2 * 8.03e9 / 989.4e12, rel=0.1)
 
 
@@ -95,7 +95,7 @@ def test_more_work_never_takes_less_time(gpu):
 @pytest.mark.parametrize("column", ["tflops", "bandwidth", "link"])
 def test_a_better_gpu_is_never_slower(column):
     better = replace(H100, **{column: 2 * getattr(H100, column)})
-    for fields in ({"batch": 1}, {"batch": 64, "k": 4}, {"chunks": (Chunk(0, 4096),)}):
+    for fields in ({"batch": 1}, {"batch": 64, "k": 4}, {"chunks": (PrefillChunk(0, 4096),)}):
         assert seconds(roofline(gpu=better, gpus=2), **fields) <= seconds(roofline(gpus=2), **fields)
 
 
@@ -177,10 +177,10 @@ def test_ragged_drafts_lie_between():
 
 def test_prompts_cost_as_much_as_rows():
     # From batch 1 to 16, 3 ms for 15 rows.
-    extra = seconds(ProfileCosts(PROFILE), chunks=(Chunk(0, 100),)) - seconds(ProfileCosts(PROFILE))
+    extra = seconds(ProfileCosts(PROFILE), chunks=(PrefillChunk(0, 100),)) - seconds(ProfileCosts(PROFILE))
     assert 1e3 * extra == pytest.approx(20.0)
     given = ProfileCosts(PROFILE, prefill_ms=0.5)
-    assert 1e3 * (seconds(given, chunks=(Chunk(0, 100),)) - seconds(given)) == pytest.approx(50.0)
+    assert 1e3 * (seconds(given, chunks=(PrefillChunk(0, 100),)) - seconds(given)) == pytest.approx(50.0)
 
 
 def test_a_profile_that_falls_never_makes_a_step_free():

@@ -10,13 +10,13 @@ from dynaspec.train import loop as loop_module
 from dynaspec.train.data import RowSampler
 from dynaspec.train.loop import Loop, LoopSettings
 from dynaspec.train.model import NextToken, build
-from dynaspec.train.optimizer import Budget, Optimizers, Rates, Schedule
+from dynaspec.train.optimizer import Budget, Optimizers, Rates, RateSchedule
 from dynaspec.train.run import Checkpoints
 
 from .conftest import TINY
 
 CPU = torch.device("cpu")
-SETTINGS = LoopSettings(batch_rows=2, schedule=Schedule(warmup_steps=2, decay_share=0.5))
+SETTINGS = LoopSettings(batch_rows=2, schedule=RateSchedule(warmup_steps=2, decay_share=0.5))
 
 
 def make(tokens, folder, seed=0, identity=None):

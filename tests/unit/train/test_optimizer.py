@@ -13,7 +13,7 @@ from dynaspec.train.optimizer import (
     Budget,
     Optimizers,
     Rates,
-    Schedule,
+    RateSchedule,
     _by_gram,
     _directly,
     orthogonalise,
@@ -23,7 +23,7 @@ from unit.train.conftest import TINY
 
 
 def test_warm_up_stable_decay():
-    schedule = Schedule(warmup_steps=4, decay_share=0.25)
+    schedule = RateSchedule(warmup_steps=4, decay_share=0.25)
     assert [schedule.factor(step, 0.0) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert schedule.factor(100, 0.75) == 1.0
     assert schedule.factor(100, 0.875) == pytest.approx(0.5)
@@ -33,7 +33,7 @@ def test_warm_up_stable_decay():
 
 
 def test_without_decay_the_rate_stays():
-    assert Schedule(0, 0.0).factor(0, 0.999) == 1.0
+    assert RateSchedule(0, 0.0).factor(0, 0.999) == 1.0
 
 
 def test_budget_of_steps_and_seconds():

@@ -29,7 +29,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class AnswerChunk:
     """One event of a stream, or a whole answer."""
 
     has_choice: bool
@@ -116,12 +116,12 @@ def find_api(backend: str) -> Api:
     return BACKENDS[backend]
 
 
-def read_chunk(api: Api, event: Json) -> Chunk:
+def read_chunk(api: Api, event: Json) -> AnswerChunk:
     """What an event, or an answer that was not streamed, brought."""
     choices = event.get("choices")
     choice: Json = choices[0] if choices else {}
     text, has_output = api.text(choice) if choices else ("", False)
-    return Chunk(
+    return AnswerChunk(
         has_choice=bool(choices),
         has_output=has_output,
         text=text,
@@ -191,7 +191,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class RequestRecord:
     """One request, with times of the client's monotonic clock, in seconds."""
 
     start_s: float
@@ -237,11 +237,11 @@ class Record:
         """Times between its chunks."""
         return tuple(after - before for before, after in pairwise(self.chunks_s))
 
-    def counted(self, tokens: int) -> Record:
+    def counted(self, tokens: int) -> RequestRecord:
         """The same with another number of output tokens."""
         return replace(self, output_tokens=tokens)
 
-    def queued(self, seconds: float) -> Record:
+    def queued(self, seconds: float) -> RequestRecord:
         """The same after a wait in the client."""
         return replace(self, queued_s=seconds)
 
@@ -269,7 +269,7 @@ class _Answer:
     usage: Usage | None = None
     speculation: Mapping[str, Any] | None = None
 
-    def add(self, chunk: Chunk, now: float) -> None:
+    def add(self, chunk: AnswerChunk, now: float) -> None:
         if chunk.has_choice:
             self.last_s = now
             self.texts.append(chunk.text)
@@ -287,7 +287,7 @@ async def send(
     body: Mapping[str, Any],
     headers: Mapping[str, str],
     clock: Callable[[], float] = time.perf_counter,
-) -> Record:
+) -> RequestRecord:
     """Sends a request and reads its answer to the end. Whatever goes wrong is in the record, not raised."""
     answer = _Answer()
     failure = None
@@ -306,7 +306,7 @@ async def send(
         failure = Failure("connection lost", str(error) or type(error).__name__)
     except aiohttp.ClientError as error:
         failure = Failure("unreadable answer", f"{type(error).__name__}: {error}")
-    return Record(
+    return RequestRecord(
         start_s=start,
         end_s=answer.last_s or clock(),
         chunks_s=tuple(answer.chunks_s),

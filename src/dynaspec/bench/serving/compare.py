@@ -67,7 +67,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ComparedFigure:
     """One figure in all results; None where one lacks it."""
 
     name: str
@@ -92,7 +92,7 @@ class Comparison:
     """Results, their figures, and the settings in which they differ."""
 
     names: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[ComparedFigure, ...]
     differing: Mapping[str, tuple[str, ...]]
     """Setting → what each result says of it; at least two that say something differ."""
     silent: tuple[str, ...]
@@ -107,7 +107,9 @@ def compare(results: Sequence[Result]) -> Comparison:
     if len(results) < 2:
         raise ConfigError(f"{len(results)} result was given; expected at least two to compare")
     known = list(dict.fromkeys(name for result in results for name in result.figures))
-    lines = tuple(Line(name, _better(name), tuple(result.figures.get(name) for result in results)) for name in known)
+    lines = tuple(
+        ComparedFigure(name, _better(name), tuple(result.figures.get(name) for result in results)) for name in known
+    )
     if not any(None not in line.values for line in lines):
         raise ConfigError("the results have no figure in common; expected files of one kind")
     settings = dict.fromkeys(name for result in results for name in result.settings)
@@ -213,7 +215,7 @@ def warnings(comparison: Comparison) -> list[str]:
     return differing + [f"{name} does not say all of its settings" for name in comparison.silent]
 
 
-def _cells(line: Line) -> list[Text]:
+def _cells(line: ComparedFigure) -> list[Text]:
     cells = [Text(_number(line.values[0]))]
     for i in range(1, len(line.values)):
         style, word = _STYLES[line.verdict(i, MARGIN)]

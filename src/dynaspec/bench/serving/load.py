@@ -15,14 +15,14 @@ import numpy as np
 
 from dynaspec.contract.errors import ConfigError
 
-from .client import Record, send
-from .results import Load, Measured, SpecCounters, measure, read_counters
-from .server import Served, Server, ServerError, Settings, connect
+from .client import RequestRecord, send
+from .results import Load, LoadFigures, SpecCounters, measure, read_counters
+from .server import LoadSettings, Served, Server, ServerError, connect
 from .workload import (
     RANDOM,
-    Asked,
     Fitted,
     LocalTokens,
+    RequestSpec,
     Tokens,
     data_set_name,
     draw_requests,
@@ -77,7 +77,7 @@ def allow_connections(count: int) -> None:
 Progress = Callable[[str, int, int], None]
 """Told (stage, done, in all)."""
 
-Send = Callable[[int], Awaitable[Record]]
+Send = Callable[[int], Awaitable[RequestRecord]]
 """Sends request number i, and never raises for what the server does."""
 
 
@@ -96,7 +96,7 @@ async def put_load(
     cpu = time.process_time()
     start = time.perf_counter()
 
-    async def one(index: int) -> Record:
+    async def one(index: int) -> RequestRecord:
         due = start + times[index]
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         arrived = time.perf_counter()
@@ -118,19 +118,19 @@ async def put_load(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class FinishedLoad:
     """A load test that has run, whether or not its requests succeeded."""
 
-    settings: Settings
+    settings: LoadSettings
     served: Served
     fitted: Fitted
     load: Load
-    measured: Measured
+    measured: LoadFigures
     counters: SpecCounters | None
     """What the server's counters of speculation grew by; None if it has none."""
 
 
-async def run_load_test(settings: Settings, progress: Progress) -> Finished:
+async def run_load_test(settings: LoadSettings, progress: Progress) -> FinishedLoad:
     """Prepares the requests, waits for the server if asked to, warms it up, puts the load on it, and measures.
 
     Raises:
@@ -152,7 +152,7 @@ async def run_load_test(settings: Settings, progress: Progress) -> Finished:
         load = await _put(sender, settings, progress)
         after = await _counters(server)
     load = _recounted(load, tokens)
-    return Finished(
+    return FinishedLoad(
         settings=settings,
         served=served,
         fitted=fitted,
@@ -171,14 +171,14 @@ class _Sender:
         self._prefix = prefix
         self.count = len(bodies)
 
-    async def send(self, index: int, kind: str = "") -> Record:
+    async def send(self, index: int, kind: str = "") -> RequestRecord:
         """Sends request ``index``; its id in the server's log is the prefix, the kind and the number."""
         target = self._server.target
         headers = {**self._server.headers, "X-Request-Id": f"{self._prefix}{kind}{index}"}
         return await send(self._server.session, target.url, target.api, self._bodies[index], headers)
 
 
-def _bodies(settings: Settings, served: Served, requests: Sequence[Asked]) -> list[dict[str, Any]]:
+def _bodies(settings: LoadSettings, served: Served, requests: Sequence[RequestSpec]) -> list[dict[str, Any]]:
     further = dict(settings.fields)
     if data_set_name(settings.workload) == RANDOM:
         further.setdefault("ignore_eos", True)
@@ -188,7 +188,7 @@ def _bodies(settings: Settings, served: Served, requests: Sequence[Asked]) -> li
     return [api.body(served.name, asked.prompt, asked.output_len) | further for asked in requests]
 
 
-async def _prepare(sender: _Sender, settings: Settings, progress: Progress) -> None:
+async def _prepare(sender: _Sender, settings: LoadSettings, progress: Progress) -> None:
     """Tries the first request, if asked to, and sends it again to warm the server up."""
     if settings.target.ready_check_timeout_s > 0:
         tried = await sender.send(0, "try-")
@@ -201,7 +201,7 @@ async def _prepare(sender: _Sender, settings: Settings, progress: Progress) -> N
     await put_load(lambda _: sender.send(0, "warm-up-"), [0.0] * count, settings.traffic.max_concurrency, done)
 
 
-async def _put(sender: _Sender, settings: Settings, progress: Progress) -> Load:
+async def _put(sender: _Sender, settings: LoadSettings, progress: Progress) -> Load:
     traffic = settings.traffic
     times = arrival_times(sender.count, traffic.request_rate, traffic.burstiness, settings.workload.seed)
     return await put_load(sender.send, times, traffic.max_concurrency, _counting("requests", sender.count, progress))

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from dynaspec.bench.provenance import provenance
 
-from .load import Finished
-from .results import Measured, Spread, drafts_by_category, total_drafts
+from .load import FinishedLoad
+from .results import LoadFigures, Spread, drafts_by_category, total_drafts
 from .workload import data_set_name
 
 _BUSY = 0.8
@@ -25,12 +25,12 @@ _LATE_S = 0.05
 """A request sent later than this was not sent when its rate asked for."""
 
 
-def remarks(finished: Finished) -> list[str]:
+def remarks(finished: FinishedLoad) -> list[str]:
     """One sentence each; empty if there is nothing to say."""
     return [*_of_prompts(finished), *_of_answers(finished), *_of_client(finished)]
 
 
-def _of_prompts(finished: Finished) -> list[str]:
+def _of_prompts(finished: FinishedLoad) -> list[str]:
     fitted, found = finished.fitted, []
     total = len(fitted.requests)
     if fitted.cut:
@@ -44,7 +44,7 @@ def _of_prompts(finished: Finished) -> list[str]:
     return found
 
 
-def _of_answers(finished: Finished) -> list[str]:
+def _of_answers(finished: FinishedLoad) -> list[str]:
     done = [record for record in finished.load.records if record.failure is None]
     found = []
     uncounted = sum(record.usage is None for record in done)
@@ -57,7 +57,7 @@ def _of_answers(finished: Finished) -> list[str]:
     return found
 
 
-def _of_client(finished: Finished) -> list[str]:
+def _of_client(finished: FinishedLoad) -> list[str]:
     load, found = finished.load, []
     share = load.client_cpu_s / load.duration_s
     if share > _BUSY:
@@ -73,7 +73,7 @@ SCHEMA = 1
 
 
 def as_document(
-    finished: Finished, *, label: str | None = None, metadata: Mapping[str, str] | None = None
+    finished: FinishedLoad, *, label: str | None = None, metadata: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Everything but the single requests.
 
@@ -98,7 +98,7 @@ def as_document(
     )
 
 
-def figures(finished: Finished) -> dict[str, Any]:
+def figures(finished: FinishedLoad) -> dict[str, Any]:
     """What was measured."""
     measured, load = finished.measured, finished.load
     tokens = measured.input_tokens + measured.output_tokens
@@ -122,7 +122,7 @@ def figures(finished: Finished) -> dict[str, Any]:
     return found | _times_in_ms(finished) | _counter_figures(finished) | _draft_figures(finished)
 
 
-def details(finished: Finished) -> dict[str, Any]:
+def details(finished: FinishedLoad) -> dict[str, Any]:
     """A value for every request, in the order of the requests; seconds, as vLLM has them."""
     records = finished.load.records
     first = min(record.start_s for record in records)
@@ -141,7 +141,7 @@ def details(finished: Finished) -> dict[str, Any]:
     }
 
 
-def result_name(finished: Finished, label: str | None) -> str:
+def result_name(finished: FinishedLoad, label: str | None) -> str:
     """The file's usual name, which is vLLM's."""
     traffic = finished.settings.traffic
     rate = "inf" if math.isinf(traffic.request_rate) else f"{traffic.request_rate:g}"
@@ -155,7 +155,7 @@ def percentile_key(percentile: float, name: str) -> str:
     return f"p{percentile:g}_{name}_ms"
 
 
-def _setup(finished: Finished, label: str | None) -> dict[str, Any]:
+def _setup(finished: FinishedLoad, label: str | None) -> dict[str, Any]:
     target, traffic = finished.settings.target, finished.settings.traffic
     return {
         "kind": KIND,
@@ -173,7 +173,7 @@ def _setup(finished: Finished, label: str | None) -> dict[str, Any]:
     }
 
 
-def _settings(finished: Finished) -> dict[str, Any]:
+def _settings(finished: FinishedLoad) -> dict[str, Any]:
     """What else decides the figures."""
     workload = finished.settings.workload
     own = asdict(workload) | {
@@ -188,7 +188,7 @@ def _settings(finished: Finished) -> dict[str, Any]:
     }
 
 
-def _times_in_ms(finished: Finished) -> dict[str, float | None]:
+def _times_in_ms(finished: FinishedLoad) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for name, spread in finished.measured.spreads.items():
         found |= {f"mean_{name}_ms": spread.mean, f"median_{name}_ms": spread.median, f"std_{name}_ms": spread.std}
@@ -196,7 +196,7 @@ def _times_in_ms(finished: Finished) -> dict[str, float | None]:
     return found
 
 
-def _counter_figures(finished: Finished) -> dict[str, Any]:
+def _counter_figures(finished: FinishedLoad) -> dict[str, Any]:
     """The server's own counts of the time of the load; nothing where it has none or drafted nothing."""
     counters = finished.counters
     if counters is None or not counters.draft_tokens:
@@ -212,7 +212,7 @@ def _counter_figures(finished: Finished) -> dict[str, Any]:
     }
 
 
-def _draft_figures(finished: Finished) -> dict[str, Any]:
+def _draft_figures(finished: FinishedLoad) -> dict[str, Any]:
     """What answers said of their drafts; nothing where none did."""
     records = finished.load.records
     total = total_drafts(records)
@@ -239,7 +239,7 @@ _SHOWN_FAILURES = 10
 _SHOWN_POSITIONS = 8
 
 
-def as_report(finished: Finished) -> RenderableType:
+def as_report(finished: FinishedLoad) -> RenderableType:
     """Throughput, times, speculation, failures and remarks."""
     parts: list[RenderableType] = [_throughput(finished)]
     if finished.measured.completed and finished.measured.spreads:
@@ -253,7 +253,7 @@ def as_report(finished: Finished) -> RenderableType:
     return Group(*parts)
 
 
-def _throughput(finished: Finished) -> Table:
+def _throughput(finished: FinishedLoad) -> Table:
     measured, load = finished.measured, finished.load
     traffic = finished.settings.traffic
     rate = "all at once" if math.isinf(traffic.request_rate) else f"{traffic.request_rate:g} a second"
@@ -279,7 +279,7 @@ def _throughput(finished: Finished) -> Table:
     return _facts(f"{finished.served.name} at {finished.settings.target.url}", facts)
 
 
-def _times(measured: Measured) -> Table:
+def _times(measured: LoadFigures) -> Table:
     """A time a line, in milliseconds."""
     table = Table(box=SIMPLE_HEAD, title="Milliseconds", title_justify="left")
     table.add_column("time", no_wrap=True)
@@ -297,7 +297,7 @@ def _columns(spread: Spread) -> dict[str, float | None]:
     return {"mean": spread.mean, "std": spread.std, "median": spread.median} | percentiles
 
 
-def _speculation(finished: Finished) -> list[tuple[str, str]]:
+def _speculation(finished: FinishedLoad) -> list[tuple[str, str]]:
     facts = []
     counters = finished.counters
     if counters is not None and counters.draft_tokens:
@@ -313,7 +313,7 @@ def _speculation(finished: Finished) -> list[tuple[str, str]]:
     return facts
 
 
-def _failures(measured: Measured) -> Table:
+def _failures(measured: LoadFigures) -> Table:
     table = Table(box=SIMPLE_HEAD, title="Failed requests", title_justify="left", title_style="bold red")
     for name, justify in (("number", "right"), ("kind", "left"), ("one of them", "left")):
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from .client import Failure, Record
+from .client import Failure, RequestRecord
 from .server import Reported
 
 
@@ -19,7 +19,7 @@ from .server import Reported
 class Load:
     """What came of a load."""
 
-    records: tuple[Record, ...]
+    records: tuple[RequestRecord, ...]
     """In the order of the requests."""
     duration_s: float
     """From the start to the end of the last answer."""
@@ -28,7 +28,7 @@ class Load:
     send_lag_s: float
     """By how much the latest of the requests was late, other than for the limit of concurrency."""
 
-    def with_records(self, records: Sequence[Record]) -> Load:
+    def with_records(self, records: Sequence[RequestRecord]) -> Load:
         """The same with other records."""
         return replace(self, records=tuple(records))
 
@@ -44,7 +44,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class LoadFigures:
     """A load test's figures; those of times and tokens are of the requests that succeeded."""
 
     duration_s: float
@@ -74,11 +74,11 @@ class Measured:
         return [(first[kind], count) for kind, count in counts.most_common()]
 
 
-def measure(load: Load, reported: Reported) -> Measured:
+def measure(load: Load, reported: Reported) -> LoadFigures:
     """Everything that is reported of a load."""
     done = [record for record in load.records if record.failure is None]
     goals = reported.goals_ms
-    return Measured(
+    return LoadFigures(
         duration_s=load.duration_s,
         completed=len(done),
         failures=tuple(record.failure for record in load.records if record.failure is not None),
@@ -106,7 +106,7 @@ def spread(seconds: Iterable[float], percentiles: Sequence[float]) -> Spread:
     )
 
 
-def peak_requests(records: Sequence[Record]) -> int:
+def peak_requests(records: Sequence[RequestRecord]) -> int:
     """Most requests under way at once; one that ends as another starts does not overlap it."""
     changes = [(record.start_s, 1) for record in records] + [(record.end_s, -1) for record in records]
     peak = current = 0
@@ -116,7 +116,7 @@ def peak_requests(records: Sequence[Record]) -> int:
     return peak
 
 
-def peak_tokens(records: Sequence[Record]) -> float:
+def peak_tokens(records: Sequence[RequestRecord]) -> float:
     """Most output tokens in a second, counted in whole seconds from the first request on.
 
     A request's tokens are spread evenly over its chunks: a stream does not say how many each of them brought.
@@ -131,13 +131,13 @@ def peak_tokens(records: Sequence[Record]) -> float:
     return float(seconds.max())
 
 
-def _is_good(record: Record, goals_ms: Mapping[str, float]) -> bool:
+def _is_good(record: RequestRecord, goals_ms: Mapping[str, float]) -> bool:
     """A request of fewer than two tokens takes no time per token."""
     times = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2el": record.e2el_s}
     return all(1e3 * times[name] <= limit for name, limit in goals_ms.items())
 
 
-_TIMES: Mapping[str, Callable[[Sequence[Record]], Iterable[float]]] = {
+_TIMES: Mapping[str, Callable[[Sequence[RequestRecord]], Iterable[float]]] = {
     "ttft": lambda records: [record.ttft_s for record in records],
     "tpot": lambda records: [tpot for record in records if (tpot := record.tpot_s) is not None],
     "itl": lambda records: [gap for record in records for gap in record.itl_s],
@@ -148,7 +148,7 @@ _TIMES: Mapping[str, Callable[[Sequence[Record]], Iterable[float]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Drafts:
+class DraftTotals:
     """Sums over requests."""
 
     requests: int = 0
@@ -182,16 +182,16 @@ class Drafts:
         }
 
 
-def total_drafts(records: Sequence[Record]) -> Drafts:
+def total_drafts(records: Sequence[RequestRecord]) -> DraftTotals:
     """Sums over the requests that succeeded and said something."""
     told = [r.speculation for r in records if r.failure is None and r.speculation is not None]
     totals = {key: sum(_count(one, key) for one in told) for key in ("steps", "drafts", "drafted", "accepted")}
-    return Drafts(len(told), **totals)
+    return DraftTotals(len(told), **totals)
 
 
-def drafts_by_category(records: Sequence[Record], categories: Sequence[str]) -> dict[str, Drafts]:
+def drafts_by_category(records: Sequence[RequestRecord], categories: Sequence[str]) -> dict[str, DraftTotals]:
     """Category of prompts → sums; of categories in which something was said."""
-    groups: dict[str, list[Record]] = defaultdict(list)
+    groups: dict[str, list[RequestRecord]] = defaultdict(list)
     for record, category in zip(records, categories, strict=True):
         groups[category or "all"].append(record)
     totals = {category: total_drafts(group) for category, group in sorted(groups.items())}

@@ -75,7 +75,7 @@ def base_address(base_url: str | None, host: str, port: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class LoadWorkload:
     """What is asked."""
 
     dataset_name: str | None = None
@@ -154,11 +154,11 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class LoadSettings:
     """All of a load test."""
 
     target: Target
-    workload: Workload = field(default_factory=Workload)
+    workload: LoadWorkload = field(default_factory=LoadWorkload)
     traffic: Traffic = field(default_factory=Traffic)
     reported: Reported = field(default_factory=Reported)
     fields: Mapping[str, Any] = field(default_factory=dict)

@@ -24,10 +24,10 @@ from dynaspec.bench.provenance import provenance
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.policies.short_names import PolicySpec
 
-from .load import Finished, run_load_test
+from .load import FinishedLoad, run_load_test
 from .report import SCHEMA, figures, remarks
 from .results import Spread
-from .server import ServerError, Settings, Target, connect
+from .server import LoadSettings, ServerError, Target, connect
 
 HOST = "127.0.0.1"
 _KEYS = "DYNASPEC_API_KEY"
@@ -127,7 +127,7 @@ _WARM_UP_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LoadPoint:
     """One load."""
 
     max_concurrency: int | None
@@ -141,10 +141,10 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SweepPlan:
     """What a sweep measures."""
 
-    points: tuple[Point, ...]
+    points: tuple[LoadPoint, ...]
     rounds: int = 1
     prompts_per_client: int = 4
     """A load of so many requests at once sends at least so many times as many, or a tail with few would count."""
@@ -164,19 +164,23 @@ class Cell:
     """One side at one load in one round."""
 
     side: str
-    point: Point
+    point: LoadPoint
     round: int
-    finished: Finished
+    finished: FinishedLoad
 
 
-def make_points(concurrencies: Sequence[int], rates: Sequence[float]) -> tuple[Point, ...]:
+def make_points(concurrencies: Sequence[int], rates: Sequence[float]) -> tuple[LoadPoint, ...]:
     """Every concurrency with every rate; either may be left out."""
     limits: Sequence[int | None] = concurrencies or [None]
-    return tuple(Point(limit, rate) for rate, limit in product(rates or [math.inf], limits))
+    return tuple(LoadPoint(limit, rate) for rate, limit in product(rates or [math.inf], limits))
 
 
 async def run_sweep(
-    settings: Settings, sides: Mapping[str, Start], plan: Plan, progress: Progress, on_cell: Callable[[Cell], None]
+    settings: LoadSettings,
+    sides: Mapping[str, Start],
+    plan: SweepPlan,
+    progress: Progress,
+    on_cell: Callable[[Cell], None],
 ) -> list[Cell]:
     """Measures every side at every load, in an order of the sides that moves on from round to round.
 
@@ -207,7 +211,7 @@ async def run_sweep(
 class _Bar:
     """Progress at one load, over all rounds and sides: in percent, as numbers of requests are known only on the way."""
 
-    def __init__(self, progress: Progress, point: Point, cells: int) -> None:
+    def __init__(self, progress: Progress, point: LoadPoint, cells: int) -> None:
         self._progress = progress
         self._stage = f"load {point.label}"
         self._cells = cells
@@ -229,8 +233,8 @@ class _Servers:
     def __init__(
         self,
         sides: Mapping[str, Start],
-        settings: Settings,
-        plan: Plan,
+        settings: LoadSettings,
+        plan: SweepPlan,
         progress: Progress,
         everything: AsyncExitStack,
     ) -> None:
@@ -269,7 +273,7 @@ class _Servers:
         await run_load_test(replace(self._settings, target=target, workload=workload, traffic=traffic), _silent)
 
 
-def _order(sides: Sequence[str], plan: Plan) -> Iterator[tuple[int, str, Point]]:
+def _order(sides: Sequence[str], plan: SweepPlan) -> Iterator[tuple[int, str, LoadPoint]]:
     """(round, side, load): sides in turn at every load, or all loads of a side where only one server is there."""
     for turn in range(plan.rounds):
         first = turn % len(sides)
@@ -280,7 +284,7 @@ def _order(sides: Sequence[str], plan: Plan) -> Iterator[tuple[int, str, Point]]
             yield from ((turn, side, point) for point in plan.points for side in rotated)
 
 
-def _at(settings: Settings, target: Target, point: Point, turn: int, plan: Plan) -> Settings:
+def _at(settings: LoadSettings, target: Target, point: LoadPoint, turn: int, plan: SweepPlan) -> LoadSettings:
     workload = settings.workload
     drawn = turn * len(plan.points) + plan.points.index(point)
     least = plan.prompts_per_client * (point.max_concurrency or 1)
@@ -297,11 +301,11 @@ def _silent(stage: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SweepRow:
     """A side at a load. Times are in milliseconds; all None where nothing was measured."""
 
     side: str
-    point: Point
+    point: LoadPoint
     output_tokens_per_s: float
     """Of all requests together."""
     over_first: float | None
@@ -321,7 +325,7 @@ class Row:
     """In all rounds."""
 
 
-def summarise(cells: Sequence[Cell]) -> list[Row]:
+def summarise(cells: Sequence[Cell]) -> list[SweepRow]:
     """A row for every side at every load that was measured, load by load."""
     first_round = [cell for cell in cells if cell.round == 0]
     sides = list(dict.fromkeys(cell.side for cell in first_round))
@@ -334,16 +338,16 @@ def tail_of(cells: Sequence[Cell]) -> float:
     return max(cells[0].finished.settings.reported.percentiles)
 
 
-def _row(side: str, point: Point, first: str, cells: Sequence[Cell]) -> Row:
+def _row(side: str, point: LoadPoint, first: str, cells: Sequence[Cell]) -> SweepRow:
     mine = _of(cells, side, point)
     theirs = {cell.round: _speed(cell.finished) for cell in _of(cells, first, point)}
     ratios = [_speed(cell.finished) / speed for cell in mine if (speed := theirs.get(cell.round))]
     runs = [cell.finished for cell in mine]
 
-    def middle(value: Callable[[Finished], float | None]) -> float | None:
+    def middle(value: Callable[[FinishedLoad], float | None]) -> float | None:
         return _median(value(run) for run in runs)
 
-    return Row(
+    return SweepRow(
         side=side,
         point=point,
         output_tokens_per_s=median(map(_speed, runs)),
@@ -359,15 +363,15 @@ def _row(side: str, point: Point, first: str, cells: Sequence[Cell]) -> Row:
     )
 
 
-def _of(cells: Sequence[Cell], side: str, point: Point) -> list[Cell]:
+def _of(cells: Sequence[Cell], side: str, point: LoadPoint) -> list[Cell]:
     return [cell for cell in cells if (cell.side, cell.point) == (side, point)]
 
 
-def _speed(run: Finished) -> float:
+def _speed(run: FinishedLoad) -> float:
     return run.measured.per_second(run.measured.output_tokens)
 
 
-def _spread(run: Finished, name: str) -> Spread:
+def _spread(run: FinishedLoad, name: str) -> Spread:
     return run.measured.spreads[name]
 
 
@@ -436,7 +440,7 @@ def _shown(cells: Sequence[Cell]) -> list[dict[str, str | None]]:
     return [{name: row[name] for name in kept} for row in rows]
 
 
-def _texts(row: Row, tail: float) -> dict[str, str | None]:
+def _texts(row: SweepRow, tail: float) -> dict[str, str | None]:
     return {
         "load": row.point.label,
         "side": row.side,
@@ -453,7 +457,7 @@ def _texts(row: Row, tail: float) -> dict[str, str | None]:
     }
 
 
-def _point(point: Point) -> dict[str, Any]:
+def _point(point: LoadPoint) -> dict[str, Any]:
     rate = "inf" if math.isinf(point.request_rate) else point.request_rate
     return {"max_concurrency": point.max_concurrency, "request_rate": rate}
 

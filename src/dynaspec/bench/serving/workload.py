@@ -17,7 +17,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.tokenizer import Tokenizer
 
 from .client import Prompt
-from .server import Server, ServerError, Workload
+from .server import LoadWorkload, Server, ServerError
 
 _QUESTIONS_AT_ONCE = 16
 
@@ -124,7 +124,7 @@ _SHAREGPT_SHORTEST, _SHAREGPT_LONGEST_PROMPT, _SHAREGPT_LONGEST = 4, 1024, 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestSpec:
     """One request to send."""
 
     prompt: Prompt
@@ -132,7 +132,7 @@ class Asked:
     category: str = ""
 
 
-async def draw_requests(workload: Workload, tokens: Tokens | None) -> list[Asked]:
+async def draw_requests(workload: LoadWorkload, tokens: Tokens | None) -> list[RequestSpec]:
     """The requests of a workload: the same for the same seed.
 
     Raises:
@@ -156,7 +156,7 @@ async def draw_requests(workload: Workload, tokens: Tokens | None) -> list[Asked
     return _drawn(asked, workload)
 
 
-def data_set_name(workload: Workload) -> str | None:
+def data_set_name(workload: LoadWorkload) -> str | None:
     """The data set's name; None for a file whose lines say what they are."""
     return RANDOM if workload.dataset_name is None and workload.dataset_path is None else workload.dataset_name
 
@@ -169,12 +169,12 @@ def _of_category(prompts: Sequence[BenchPrompt], category: str | None) -> list[B
     return chosen
 
 
-def _asked(prompt: BenchPrompt, workload: Workload, name: str | None) -> Asked:
+def _asked(prompt: BenchPrompt, workload: LoadWorkload, name: str | None) -> RequestSpec:
     usual = prompt.output_tokens or _OUTPUT_LENS.get(name or "", _OUTPUT_LEN)
-    return Asked(prompt.text, workload.output_len or usual, prompt.category)
+    return RequestSpec(prompt.text, workload.output_len or usual, prompt.category)
 
 
-def _drawn(asked: Sequence[Asked], workload: Workload) -> list[Asked]:
+def _drawn(asked: Sequence[RequestSpec], workload: LoadWorkload) -> list[RequestSpec]:
     """As many as wanted: shuffled, and the first again where there are too few."""
     rng = random.Random(workload.seed)
     order = list(asked)
@@ -185,7 +185,7 @@ def _drawn(asked: Sequence[Asked], workload: Workload) -> list[Asked]:
     return order[: workload.num_prompts]
 
 
-async def _random(workload: Workload, tokens: Tokens) -> list[Asked]:
+async def _random(workload: LoadWorkload, tokens: Tokens) -> list[RequestSpec]:
     """Prompts of random tokens, and lengths around their means."""
     if workload.dataset_path is not None:
         raise ConfigError(f"the data set 'random' was given with the file {workload.dataset_path}; expected no file")
@@ -196,7 +196,7 @@ async def _random(workload: Workload, tokens: Tokens) -> list[Asked]:
     input_lens = _lengths(rng, workload.input_len, ratio, count)
     output_lens = _lengths(rng, workload.output_len or _OUTPUT_LENS[RANDOM], ratio, count)
     return [
-        Asked((*prefix, *rng.choice(vocabulary, given).tolist()), wanted)
+        RequestSpec((*prefix, *rng.choice(vocabulary, given).tolist()), wanted)
         for given, wanted in zip(input_lens, output_lens, strict=True)
     ]
 
@@ -206,13 +206,13 @@ def _lengths(rng: np.random.Generator, mean: int, ratio: float, count: int) -> l
     return [int(length) for length in rng.integers(low, high, count, endpoint=True)]
 
 
-async def _sharegpt(workload: Workload, tokens: Tokens | None) -> list[Asked]:
+async def _sharegpt(workload: LoadWorkload, tokens: Tokens | None) -> list[RequestSpec]:
     """First questions of conversations, with the lengths of their answers."""
     turns = _load_sharegpt(workload.dataset_path)
     if workload.shuffle:
         random.Random(workload.seed).shuffle(turns)
     counter = _needed(tokens, SHAREGPT)
-    found: list[Asked] = []
+    found: list[RequestSpec] = []
     for first in range(0, len(turns), workload.num_prompts):
         several = turns[first : first + workload.num_prompts]
         measured = await asyncio.gather(*(_measured(turn, workload.output_len, counter) for turn in several))
@@ -221,20 +221,20 @@ async def _sharegpt(workload: Workload, tokens: Tokens | None) -> list[Asked]:
             break
     if not found:
         raise ConfigError(f"{workload.dataset_path} holds no conversation of a usable length")
-    ordered = Workload(
+    ordered = LoadWorkload(
         num_prompts=workload.num_prompts, seed=workload.seed, shuffle=False, oversample=workload.oversample
     )
     return _drawn(found, ordered)
 
 
-async def _measured(turn: tuple[str, str], output_len: int | None, tokens: Tokens) -> Asked | None:
+async def _measured(turn: tuple[str, str], output_len: int | None, tokens: Tokens) -> RequestSpec | None:
     """A conversation as a request; None if it is too short or too long."""
     question, answer = turn
     given = len(await tokens.encode(question))
     wanted = output_len if output_len is not None else len(await tokens.encode(answer))
     too_short = given < _SHAREGPT_SHORTEST or (output_len is None and wanted < _SHAREGPT_SHORTEST)
     too_long = given > _SHAREGPT_LONGEST_PROMPT or given + wanted > _SHAREGPT_LONGEST
-    return None if too_short or too_long else Asked(question, wanted)
+    return None if too_short or too_long else RequestSpec(question, wanted)
 
 
 def _load_sharegpt(path: Path | None) -> list[tuple[str, str]]:
@@ -279,7 +279,7 @@ _CHAT_ROOM = 64
 class Fitted:
     """Requests that the server can take."""
 
-    requests: tuple[Asked, ...]
+    requests: tuple[RequestSpec, ...]
     cut: int = 0
     """How many prompts lost their beginning."""
     unchecked: bool = False
@@ -287,7 +287,7 @@ class Fitted:
 
 
 async def fit_requests(
-    requests: Sequence[Asked], tokens: Tokens | None, max_model_len: int | None, *, is_chat: bool
+    requests: Sequence[RequestSpec], tokens: Tokens | None, max_model_len: int | None, *, is_chat: bool
 ) -> Fitted:
     """Cuts prompts that leave too little room for their answers, from the left; a chat's prompts become text.
 
@@ -313,7 +313,7 @@ async def fit_requests(
     return Fitted(tuple(fitted), cut, unchecked=max_model_len is None)
 
 
-async def _encoded(requests: Sequence[Asked], tokens: Tokens) -> dict[str, tuple[int, ...]]:
+async def _encoded(requests: Sequence[RequestSpec], tokens: Tokens) -> dict[str, tuple[int, ...]]:
     """Tokens of every text, each encoded once."""
     texts = sorted({asked.prompt for asked in requests if isinstance(asked.prompt, str)})
     several = await asyncio.gather(*(tokens.encode(text) for text in texts))

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from dynaspec.contract.signals import match_signals
 from dynaspec.contract.step import Limits, StepView
 from dynaspec.contract.work import runs_model
+from dynaspec.control.estimate.costs import StepCosts
 
 from ..estimate.acceptance import AcceptanceModel
-from ..estimate.costs import StepCosts
 from ..estimate.settings import AutoSettings
 from .explore import Prediction
 from .lengths import Slots, Target, fill, weigh

@@ -14,11 +14,11 @@ from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.signals import flat, signal_of
 from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView, StopRule, TreeRule
 from dynaspec.contract.work import runs_model
+from dynaspec.control.estimate.costs import StepCosts, row_price_s, target_s
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.policies.wrappers import plain_plan
 
 from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots
-from ..estimate.costs import StepCosts, row_price_s, target_s
 from ..estimate.settings import AutoSettings
 from ..profile import Profile
 from .candidates import Candidate, Candidates, PlanningContext

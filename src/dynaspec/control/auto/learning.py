@@ -12,9 +12,9 @@ import numpy.typing as npt
 from dynaspec.contract.signals import match_signals, signal_of
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StepOutcome
 from dynaspec.contract.work import drafting_before, drafting_in, drafting_of, runs_model
+from dynaspec.control.estimate.costs import MeasuredStep, StepCosts
 
 from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots
-from ..estimate.costs import Measured, StepCosts
 from .explore import PLAIN, Choice, Explorer, Prediction
 
 Floats = npt.NDArray[np.float64]
@@ -124,7 +124,7 @@ class Learner:
                 own = np.concatenate([matches(offers, lens) for lens, offers in told])
             model.observe(np.where(mine, slots, -1), drafted, accepted + refused, accepted, own)
 
-    def _told(self, outcome: StepOutcome, planned: Planned | None) -> Measured | None:
+    def _told(self, outcome: StepOutcome, planned: Planned | None) -> MeasuredStep | None:
         """What a step tells of costs, if anything, after the explorer has been told."""
         work, proposers, costs, drafting, arm = outcome.work, self.proposers, self.costs, None, PLAIN
         idle = any(traits.idle_pass for traits in proposers)
@@ -155,7 +155,7 @@ class Learner:
         rest_s, draft_s = outcome.step_s - outcome.plan_s, -1.0
         if not ahead and not idle:
             rest_s, draft_s = rest_s - outcome.draft_s, outcome.draft_s
-        told = Measured(rows, read, work.kv_tokens, rest_s, draft_s, usual=not probe or arm == PLAIN)
+        told = MeasuredStep(rows, read, work.kv_tokens, rest_s, draft_s, usual=not probe or arm == PLAIN)
         return told if drafting is None else told.with_drafting(drafting)
 
 

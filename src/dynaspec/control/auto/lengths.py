@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from ..estimate.costs import row_price_s, target_s
+from dynaspec.control.estimate.costs import row_price_s, target_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -42,7 +42,7 @@ _DISTURBED = 3.0
 """Deviations of a measured time beyond which a step was disturbed: it counts less, the farther off."""
 
 
-class Measured(NamedTuple):
+class MeasuredStep(NamedTuple):
     """A step and its seconds."""
 
     rows: float
@@ -62,10 +62,10 @@ class Measured(NamedTuple):
     usual: bool = True
     """False leaves the speed factor as it is: what a probe costs is not taken for a slower machine."""
 
-    def with_drafting(self, drafting: Drafting) -> Measured:
+    def with_drafting(self, drafting: Drafting) -> MeasuredStep:
         """The same step, in which that was done to draft."""
         work = (drafting.proposer, drafting.passes, drafting.drawn, drafting.read_in)
-        return Measured(*self[:5], *work, self.usual)
+        return MeasuredStep(*self[:5], *work, self.usual)
 
 
 class _State(NamedTuple):
@@ -124,7 +124,7 @@ def _learn(s: _State, work: Floats, seconds: float, noise: float, usual: bool) -
 
 @njit(cache=True, nogil=True)
 def _observe(s: _State, steps: Floats, noise: float, drift: float) -> Floats:
-    """steps: [n, 10], a row is a ``Measured``. Returns the curve."""
+    """steps: [n, 10], a row is a ``MeasuredStep``. Returns the curve."""
     knots = s.knots
     for n in range(len(steps)):
         rows, read, seen, rest_s, draft_s, proposer = steps[n, :6]
@@ -254,7 +254,7 @@ class StepCosts:
         start, one, row, read_in = self.draft_terms(drafting.proposer)
         return start + one * drafting.passes + row * drafting.drawn + read_in * drafting.read_in
 
-    def observe(self, *steps: Measured) -> None:
+    def observe(self, *steps: MeasuredStep) -> None:
         """These steps were measured."""
         for rows, read, seen, rest_s, draft_s, *drafting, _ in () if self._scaled else steps:
             if rows and rest_s > 0.0 and not self._scaled:

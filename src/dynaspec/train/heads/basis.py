@@ -51,7 +51,7 @@ def read_config(model: str) -> dict[str, Any]:
         ) from error
 
 
-class Target:
+class FrozenTarget:
     """A causal language model in ``dtype`` that is only read."""
 
     def __init__(self, model: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -174,7 +174,7 @@ def choose_vocabulary(
 
 
 def make_basis(
-    target: Target, conversations: Sequence[Conversation], shape: HeadShape, vocabulary: DraftVocabulary
+    target: FrozenTarget, conversations: Sequence[Conversation], shape: HeadShape, vocabulary: DraftVocabulary
 ) -> Basis:
     """The scale is that of the states of ``conversations``."""
     some = conversations[:: max(1, len(conversations) // SCALE_CONVERSATIONS)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dynaspec.train.run import precision
 
-from .basis import Basis, Target
+from .basis import Basis, FrozenTarget
 from .conversations import Conversation, Writer
 from .head import Batch, TrainedHead, join
 from .prompts import Asked
@@ -123,7 +123,7 @@ def acceptance(head: TrainedHead, some: Iterable[Batch], depths: int, device: to
 def by_category(
     head: TrainedHead,
     basis: Basis,
-    target: Target,
+    target: FrozenTarget,
     conversations: Sequence[Conversation],
     folder: Path,
     depths: int,

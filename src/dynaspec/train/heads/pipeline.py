@@ -16,7 +16,7 @@ from dynaspec.train.facts import provenance
 from dynaspec.train.optimizer import Optimizers, Rates
 from dynaspec.train.run import Checkpoints, Listener, choose_device
 
-from .basis import Basis, Target, choose_vocabulary, first_id, load_basis, make_basis, read_config, save_basis
+from .basis import Basis, FrozenTarget, choose_vocabulary, first_id, load_basis, make_basis, read_config, save_basis
 from .conversations import Collector, Conversation, append_conversations, open_writer, read_conversations
 from .export import card, export_head, read_facts, read_weights, write_facts
 from .head import TrainedHead
@@ -26,7 +26,7 @@ from .measure import Acceptance, acceptance, answer_greedily, batches, by_catego
 from .prompts import Chat, read_prompts
 from .shape import coverage
 from .states import Cache, StatesPlace, compute_states, held_out_indices, shard_path, write_shard
-from .trainer import Bench, Gradients, InProcess, Place, Plan, Progress, Trainer, TrainSettings, Workers
+from .trainer import BatchPlan, Bench, Gradients, HeadProgress, InProcess, PlanPosition, Trainer, TrainSettings, Workers
 
 STAGES = ("data", "states", "train", "export", "measure", "all")
 
@@ -85,7 +85,7 @@ def training_facts(
     settings: HeadSettings,
     basis: Basis,
     head: TrainedHead,
-    progress: Progress,
+    progress: HeadProgress,
     place: StatesPlace,
     device: torch.device,
 ) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def training_facts(
     }
 
 
-class Pipeline:
+class HeadPipeline:
     """Runs the stages of ``settings``; each reads what the one before has left in the work folder."""
 
     def __init__(
@@ -215,7 +215,7 @@ class Pipeline:
         else:
             vocabulary = start.vocabulary
         shape = settings.kind.shape(self._config, len(vocabulary.ids), start)
-        target = Target(settings.model, self._dtype, self._device)
+        target = FrozenTarget(settings.model, self._dtype, self._device)
         basis = make_basis(target, conversations, shape, vocabulary)
         chosen = held_out_indices(conversations, settings.held_out, settings.longest)
         held_out = [conversations[i] for i in chosen]
@@ -278,7 +278,9 @@ class Pipeline:
         products = self._dtype if self._device.type == "cpu" else torch.float32
         shard = Cache(self._place.held_out).shards[0]
         held_out = batches(shard, range(len(shard)), self._device)
-        plan = Plan(cache, Place(), settings.train.seed, settings.train.batch_tokens, settings.train.micro_tokens)
+        plan = BatchPlan(
+            cache, PlanPosition(), settings.train.seed, settings.train.batch_tokens, settings.train.micro_tokens
+        )
 
         def evaluate() -> Acceptance:
             measured = acceptance(head, held_out, settings.loss.depths, self._device)
@@ -305,7 +307,7 @@ class Pipeline:
             return Workers(head, target_head, self._place.shards, settings.loss, settings.workers)
         return InProcess(Bench(head, target_head, cache, settings.loss))
 
-    def _write(self, head: TrainedHead, basis: Basis, progress: Progress) -> None:
+    def _write(self, head: TrainedHead, basis: Basis, progress: HeadProgress) -> None:
         settings = self._settings
         architectures = list(self._config.get("architectures") or [])
         config = settings.kind.config(basis, settings.verifier, architectures, settings.loss.depths)
@@ -325,7 +327,7 @@ class Pipeline:
             raise ConfigError("export: got a work folder without a checkpoint, expected the train stage to come first")
         state = torch.load(path, map_location=self._device, weights_only=True)
         head.load_state_dict(state["head"])
-        progress = Progress(**state["progress"])
+        progress = HeadProgress(**state["progress"])
         self._write(head, basis, progress)
         self._say(f"written to {self._settings.out}")
 
@@ -342,7 +344,7 @@ class Pipeline:
         conversations = self._measured_answers(settings.measure)
         if not conversations:
             raise ConfigError("measure: got no prompt with an answer of two tokens or more, expected some")
-        target = Target(settings.model, self._dtype, self._device)
+        target = FrozenTarget(settings.model, self._dtype, self._device)
         folder = settings.work / "measured"
         found = by_category(head, basis, target, conversations, folder, settings.loss.depths, self._device)
         facts = read_facts(settings.out) | {

@@ -20,7 +20,7 @@ from torch import Tensor
 from dynaspec.contract.errors import ConfigError
 from dynaspec.train.run import write_atomically
 
-from .basis import Basis, Target, load_basis
+from .basis import Basis, FrozenTarget, load_basis
 from .conversations import Conversation, read_conversations
 from .head import Example, chains_of
 from .shape import DraftVocabulary
@@ -46,7 +46,7 @@ def trainable(conversation: Conversation, longest: int) -> bool:
 def write_shard(
     path: Path,
     conversations: Sequence[Conversation],
-    target: Target,
+    target: FrozenTarget,
     layers: tuple[int, ...],
     vocabulary: DraftVocabulary,
     scale: Tensor,
@@ -243,7 +243,7 @@ def _compute(model: str, folder: str, dtype: torch.dtype, device: str, longest: 
     basis = load_basis(place.folder)
     if basis is None:
         return
-    target = Target(model, dtype, torch.device(device))
+    target = FrozenTarget(model, dtype, torch.device(device))
     conversations = list(read_conversations(place.conversations))
     held_out = set(held_out_prompts(place))
     parent = multiprocessing.parent_process()

@@ -19,7 +19,7 @@ import torch.multiprocessing
 from torch import Tensor, nn
 
 from dynaspec.contract.errors import ConfigError, DynaspecError
-from dynaspec.train.optimizer import Optimizers, Schedule
+from dynaspec.train.optimizer import Optimizers, RateSchedule
 from dynaspec.train.run import Checkpoints, Listener, WorkClock, precision, read_checkpoint, time_left, write_checkpoint
 
 from .head import TrainedHead, join
@@ -31,7 +31,7 @@ Ref = tuple[int, int]  # shard, conversation in it
 
 
 @dataclass(slots=True)
-class Place:
+class PlanPosition:
     """Next conversation: number ``index`` of the order of ``epoch``, drawn over the first ``shards`` shards."""
 
     epoch: int = 0
@@ -40,24 +40,24 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BatchStep:
     """Micro-batches of one optimizer step; ``chains`` in all of them."""
 
     micro_batches: tuple[tuple[Ref, ...], ...]
     chains: int
 
 
-class Plan:
+class BatchPlan:
     """Walks through the cache in a new random order each epoch; shards that have come since join at its end."""
 
-    def __init__(self, cache: Cache, place: Place, seed: int, batch_chains: int, micro_chains: int) -> None:
+    def __init__(self, cache: Cache, place: PlanPosition, seed: int, batch_chains: int, micro_chains: int) -> None:
         self._cache, self._seed = cache, seed
         self._batch_chains, self._micro_chains = batch_chains, micro_chains
         self.place = place
         self._order: list[Ref] = []
         self._drawn: tuple[int, int] | None = None
 
-    def next(self) -> Step:
+    def next(self) -> BatchStep:
         """The next step; moves ``place`` on.
 
         Raises:
@@ -69,7 +69,7 @@ class Plan:
             ref = self._next_ref()
             refs.append(ref)
             chains += self._chains(ref)
-        return Step(self._split(refs), chains)
+        return BatchStep(self._split(refs), chains)
 
     def _next_ref(self) -> Ref:
         place = self.place
@@ -120,7 +120,7 @@ class WorkerLost(DynaspecError):
 class Gradients(Protocol):
     """Fills ``.grad`` of the head's parameters for a step."""
 
-    def compute(self, step: Step, seed: int) -> Tensor:
+    def compute(self, step: BatchStep, seed: int) -> Tensor:
         """Returns float64 [depths, 2]: sampled cross-entropy by depth, and rows sampled."""
         ...
 
@@ -174,7 +174,7 @@ class InProcess:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
 
-    def compute(self, step: Step, seed: int) -> Tensor:
+    def compute(self, step: BatchStep, seed: int) -> Tensor:
         return torch.stack([self._bench.run(job) for job in jobs(step, seed)]).sum(0)
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class Workers:
             for process in self._processes:
                 process.start()
 
-    def compute(self, step: Step, seed: int) -> Tensor:
+    def compute(self, step: BatchStep, seed: int) -> Tensor:
         """See :class:`Gradients`.
 
         Raises:
@@ -242,7 +242,7 @@ class Workers:
             return result
 
 
-def jobs(step: Step, seed: int) -> Sequence[Job]:
+def jobs(step: BatchStep, seed: int) -> Sequence[Job]:
     """The micro-batches of a step, each with a seed of its own."""
     return [Job(refs, step.chains, seed * 1009 + i) for i, refs in enumerate(step.micro_batches)]
 
@@ -282,7 +282,7 @@ def _work(
 
 
 @dataclass(slots=True)
-class Progress:
+class HeadProgress:
     """What a run has done so far; ``tokens`` counts the answers' tokens it drafted, ``seconds`` leave out pauses."""
 
     step: int = 0
@@ -298,7 +298,7 @@ class TrainSettings:
     """``tokens`` to train on in all; the schedule and everything else count them, never the clock."""
 
     tokens: int
-    schedule: Schedule
+    schedule: RateSchedule
     batch_tokens: int = 8192
     micro_tokens: int = 1536
     evaluate_tokens: int = 400_000
@@ -311,7 +311,7 @@ class TrainSettings:
 class HeadReport:
     """How a run stands after a step."""
 
-    progress: Progress
+    progress: HeadProgress
     share: float
     factor: float
     epoch: int
@@ -337,10 +337,10 @@ class Trainer:
         self,
         head: TrainedHead,
         optimizers: Optimizers,
-        plan: Plan,
+        plan: BatchPlan,
         gradients: Gradients,
         evaluate: Callable[[], Acceptance],
-        improved: Callable[[Progress], None],
+        improved: Callable[[HeadProgress], None],
         settings: TrainSettings,
         checkpoints: Checkpoints,
         identity: dict[str, Any],
@@ -352,7 +352,7 @@ class Trainer:
         self._head, self._optimizers, self._plan, self._gradients = head, optimizers, plan, gradients
         self._evaluate, self._improved = evaluate, improved
         self._settings, self._checkpoints, self._identity = settings, checkpoints, identity
-        self.progress = Progress()
+        self.progress = HeadProgress()
 
     def resume(self, path: Path) -> bool:
         """Continue from ``path`` if it exists; whether it did.
@@ -365,8 +365,8 @@ class Trainer:
             return False
         self._head.load_state_dict(state["head"])
         self._optimizers.load_state_dict(state["optimizers"])
-        self.progress = Progress(**state["progress"])
-        self._plan.place = Place(**state["place"])
+        self.progress = HeadProgress(**state["progress"])
+        self._plan.place = PlanPosition(**state["place"])
         return True
 
     def save(self, path: Path) -> None:
@@ -379,7 +379,7 @@ class Trainer:
         }
         write_checkpoint(path, self._identity, state)
 
-    def run(self, listener: Listener | None = None) -> Progress:
+    def run(self, listener: Listener | None = None) -> HeadProgress:
         """Train until the tokens are spent, measure and save; returns what was done in all.
 
         A run that had spent them before is left as it is.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dynaspec.bench.serving.client import Failure, Record, Usage
+from dynaspec.bench.serving.client import Failure, RequestRecord, Usage
 from dynaspec.bench.serving.results import Load
 
 
-def answered(start: float, chunks: list[float], tokens: int, *, prompt: int = 10, queued: float = 0.0) -> Record:
+def answered(start: float, chunks: list[float], tokens: int, *, prompt: int = 10, queued: float = 0.0) -> RequestRecord:
     """Sent at ``start``; its chunks came so many seconds later."""
     times = tuple(start + after for after in chunks)
-    return Record(
+    return RequestRecord(
         start_s=start,
         end_s=times[-1],
         chunks_s=times,
@@ -19,9 +19,9 @@ def answered(start: float, chunks: list[float], tokens: int, *, prompt: int = 10
     )
 
 
-def failed(kind: str, message: str = "no") -> Record:
-    return Record(start_s=0.0, end_s=1.0, failure=Failure(kind, message))
+def failed(kind: str, message: str = "no") -> RequestRecord:
+    return RequestRecord(start_s=0.0, end_s=1.0, failure=Failure(kind, message))
 
 
-def load(*records: Record, duration: float = 4.0) -> Load:
+def load(*records: RequestRecord, duration: float = 4.0) -> Load:
     return Load(records, duration_s=duration, client_cpu_s=1.0, send_lag_s=0.01)

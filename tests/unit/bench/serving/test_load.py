@@ -15,7 +15,7 @@ from rich.console import Console
 
 from dynaspec.bench.serving.load import allow_connections, arrival_times, put_load, run_load_test
 from dynaspec.bench.serving.report import as_document, as_report, details, remarks, result_name
-from dynaspec.bench.serving.server import ServerError, Settings, Target, Traffic, Workload
+from dynaspec.bench.serving.server import LoadSettings, LoadWorkload, ServerError, Target, Traffic
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.tokenizer import Tokenizer
 from support.fake_server import DONE, MODEL, Call, FakeServer, refused, root, running, token, usage, words
@@ -102,12 +102,12 @@ def prompts(tmp_path):
 
 def settings(prompts, **more):
     given = {
-        "workload": Workload(dataset_path=prompts, num_prompts=6, output_len=48, shuffle=False),
+        "workload": LoadWorkload(dataset_path=prompts, num_prompts=6, output_len=48, shuffle=False),
         "traffic": Traffic(max_concurrency=2),
         "target": {},
     } | more
     target = Target(**{"root": "http://localhost", **given.pop("target")})
-    return Settings(target=target, **given)
+    return LoadSettings(target=target, **given)
 
 
 async def run(fake, settings, tell=None):
@@ -230,7 +230,7 @@ async def test_chat(prompts):
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
 async def test_random_prompts_from_the_servers_tokens(prompts, backend):
     fake = FakeServer(models=[MODEL | {"max_model_len": 4096}])
-    random = Workload(dataset_name="random", num_prompts=3, input_len=20, output_len=5)
+    random = LoadWorkload(dataset_name="random", num_prompts=3, input_len=20, output_len=5)
     await run(fake, settings(prompts, workload=random, target={"backend": backend}))
     assert all(call.body["ignore_eos"] for call in fake.calls)
     if backend == "openai":
@@ -273,7 +273,7 @@ async def test_answers_in_one_piece_are_remarked(prompts):
 
 
 async def test_repeated_prompts_are_remarked(prompts):
-    workload = Workload(dataset_path=prompts, num_prompts=8, output_len=8)
+    workload = LoadWorkload(dataset_path=prompts, num_prompts=8, output_len=8)
     finished = await run(FakeServer(), settings(prompts, workload=workload))
     assert any(remark.startswith("2 of 8 prompts were sent before") for remark in remarks(finished))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaspec.bench.serving.server import Reported, Settings, Target, Traffic, Workload, base_address
+from dynaspec.bench.serving.server import LoadSettings, LoadWorkload, Reported, Target, Traffic, base_address
 from dynaspec.contract.errors import ConfigError
 
 
@@ -37,9 +37,9 @@ def test_url():
             lambda: Target(root="http://h", backend="openai-chat", endpoint="/v1/completions"),
             "ends with chat/completions",
         ),
-        (lambda: Workload(num_prompts=0), "prompts are 0"),
-        (lambda: Workload(output_len=0), "output tokens 0"),
-        (lambda: Workload(range_ratio=1.0), "range ratio is 1"),
+        (lambda: LoadWorkload(num_prompts=0), "prompts are 0"),
+        (lambda: LoadWorkload(output_len=0), "output tokens 0"),
+        (lambda: LoadWorkload(range_ratio=1.0), "range ratio is 1"),
         (lambda: Traffic(request_rate=0.0), "request rate is 0"),
         (lambda: Traffic(request_rate=float("nan")), "request rate is nan"),
         (lambda: Traffic(burstiness=-1.0), "burstiness -1"),
@@ -49,8 +49,8 @@ def test_url():
         (lambda: Reported(percentiles=(101.0,)), "a percentile is 101"),
         (lambda: Reported(goals_ms={"itl": 3}), "have 'itl'; expected ttft, tpot, e2el"),
         (lambda: Reported(goals_ms={"ttft": -3}), "ttft is -3 ms"),
-        (lambda: Settings(target=Target(root="http://h"), fields={"n": 2}), "extra body has n=2; expected 1"),
-        (lambda: Settings(target=Target(root="http://h"), fields={"stream": False}), "stream=False; expected True"),
+        (lambda: LoadSettings(target=Target(root="http://h"), fields={"n": 2}), "extra body has n=2; expected 1"),
+        (lambda: LoadSettings(target=Target(root="http://h"), fields={"stream": False}), "stream=False; expected True"),
     ],
 )
 def test_bad_values(make, message):

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from dynaspec.bench.plots import plot_sweep
 from dynaspec.bench.serving import sweep as sweep_module
-from dynaspec.bench.serving.server import Reported, ServerError, Settings, Target, Workload
+from dynaspec.bench.serving.server import LoadSettings, LoadWorkload, Reported, ServerError, Target
 from dynaspec.bench.serving.sweep import (
     HOST,
-    Plan,
-    Point,
+    LoadPoint,
+    SweepPlan,
     as_document,
     as_table,
     as_text,
@@ -151,9 +151,9 @@ class Fleet:
 def settings(tmp_path):
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"word{i}"}) + "\n" for i in range(500)))
-    return Settings(
+    return LoadSettings(
         target=Target(root="http://nowhere"),
-        workload=Workload(dataset_path=path, num_prompts=3, output_len=4),
+        workload=LoadWorkload(dataset_path=path, num_prompts=3, output_len=4),
         reported=Reported(goals_ms={"e2el": 60_000}),
     )
 
@@ -184,7 +184,7 @@ def measured_prompts(server, cells, side):
 
 async def test_servers_take_turns(settings):
     servers, told = fleet("a", "b"), []
-    cells = await sweep(settings, servers, Plan(make_points([1, 4], []), rounds=2, prompts_per_client=2), told)
+    cells = await sweep(settings, servers, SweepPlan(make_points([1, 4], []), rounds=2, prompts_per_client=2), told)
     assert order(cells) == [
         *((0, "1", "a"), (0, "1", "b"), (0, "4", "a"), (0, "4", "b")),
         *((1, "1", "b"), (1, "1", "a"), (1, "4", "b"), (1, "4", "a")),
@@ -199,7 +199,7 @@ async def test_servers_take_turns(settings):
 
 async def test_one_server_at_a_time(settings):
     servers = fleet("a", "b")
-    plan = Plan(make_points([1, 2], []), rounds=2, one_at_a_time=True)
+    plan = SweepPlan(make_points([1, 2], []), rounds=2, one_at_a_time=True)
     cells = await sweep(settings, servers, plan)
     assert order(cells) == [
         *((0, "1", "a"), (0, "2", "a"), (0, "1", "b"), (0, "2", "b")),
@@ -213,7 +213,7 @@ async def test_servers_are_stopped_when_one_cannot_be_measured(settings):
     servers = fleet("a", "b")
     servers.servers["b"].models = None
     with pytest.raises(Exception, match="names no model"):
-        await sweep(settings, servers, Plan(make_points([1], [])))
+        await sweep(settings, servers, SweepPlan(make_points([1], [])))
     assert servers.events == ["+a", "+b", "-b", "-a"]
 
 
@@ -221,7 +221,7 @@ async def test_result(settings, tmp_path):
     servers = fleet("plain", "auto")
     drafting = [page("dynaspec", 10 * i, 40 * i, (10 * i, 5 * i)) for i in range(8)]
     servers.servers["auto"] = FakeServer(answer=words("a b", "c", tokens=6), metrics=drafting)
-    cells = await sweep(settings, servers, Plan(make_points([1, 2], []), rounds=1))
+    cells = await sweep(settings, servers, SweepPlan(make_points([1, 2], []), rounds=1))
     rows = summarise(cells)
     assert [f"{row.side} {row.point.label}" for row in rows] == ["plain 1", "auto 1", "plain 2", "auto 2"]
     assert rows[0].over_first == 1.0
@@ -250,20 +250,20 @@ async def test_result(settings, tmp_path):
 
 
 async def test_a_picture_without_drafts_at_rates(settings, tmp_path):
-    cells = await sweep(settings, fleet("server"), Plan(make_points([], [200.0, 400.0])))
+    cells = await sweep(settings, fleet("server"), SweepPlan(make_points([], [200.0, 400.0])))
     assert [cell.point.label for cell in cells] == ["200/s", "400/s"]
     plot_sweep(summarise(cells), tmp_path / "p.png", "rates")
     assert (tmp_path / "p.png").stat().st_size > 0
 
 
 def test_points():
-    assert make_points([1, 4], []) == (Point(1), Point(4))
-    assert make_points([], [2.0]) == (Point(None, 2.0),)
+    assert make_points([1, 4], []) == (LoadPoint(1), LoadPoint(4))
+    assert make_points([], [2.0]) == (LoadPoint(None, 2.0),)
     assert [point.label for point in make_points([1, 4], [2.0, 0.5])] == ["2/s 1", "2/s 4", "0.5/s 1", "0.5/s 4"]
-    assert Point(None, math.inf).label == "all"
+    assert LoadPoint(None, math.inf).label == "all"
 
 
 @pytest.mark.parametrize("wrong", [{"points": ()}, {"rounds": 0}, {"prompts_per_client": 0}])
 def test_empty_plans(wrong):
     with pytest.raises(ConfigError, match="expected at least one of each"):
-        replace(Plan((Point(1),)), **wrong)
+        replace(SweepPlan((LoadPoint(1),)), **wrong)

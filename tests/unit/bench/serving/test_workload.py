@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dynaspec.bench.serving.server import Workload
-from dynaspec.bench.serving.workload import Asked, draw_requests, fit_requests
+from dynaspec.bench.serving.server import LoadWorkload
+from dynaspec.bench.serving.workload import RequestSpec, draw_requests, fit_requests
 from dynaspec.contract.errors import ConfigError
 
 
@@ -53,7 +53,7 @@ def sharegpt(tmp_path):
 
 
 async def draw(tokens=None, **workload):
-    return await draw_requests(Workload(**workload), tokens)
+    return await draw_requests(LoadWorkload(**workload), tokens)
 
 
 async def test_spec_bench(spec_bench):
@@ -64,7 +64,7 @@ async def test_spec_bench(spec_bench):
     assert len({one.prompt for one in asked}) == 5
     assert {one.output_len for one in asked} == {256}
     in_order = await draw(**given, num_prompts=3, shuffle=False, output_len=9)
-    assert in_order == [Asked(f"question {i}", 9, "ab"[i % 2]) for i in range(3)]
+    assert in_order == [RequestSpec(f"question {i}", 9, "ab"[i % 2]) for i in range(3)]
     only = await draw(**given, num_prompts=4, category="b")
     assert {one.category for one in only} == {"b"}
 
@@ -80,7 +80,7 @@ async def test_custom(tmp_path):
     path = tmp_path / "own.jsonl"
     path.write_text('{"prompt": "one", "output_tokens": 7}\n{"prompt": "two"}\n')
     given = {"dataset_name": "custom", "dataset_path": path, "num_prompts": 2, "shuffle": False}
-    assert await draw(**given) == [Asked("one", 7), Asked("two", 256)]
+    assert await draw(**given) == [RequestSpec("one", 7), RequestSpec("two", 256)]
     assert [one.output_len for one in await draw(**given, output_len=3)] == [3, 3]
 
 
@@ -105,7 +105,7 @@ async def test_random():
 
 async def test_sharegpt(sharegpt):
     given = {"dataset_name": "sharegpt", "dataset_path": sharegpt, "num_prompts": 2, "tokens": Words()}
-    assert await draw(**given, shuffle=False) == [Asked("a b c d e", 6), Asked("v w x y z", 4)]
+    assert await draw(**given, shuffle=False) == [RequestSpec("a b c d e", 6), RequestSpec("v w x y z", 4)]
     longer = await draw(**given | {"num_prompts": 4}, shuffle=False, oversample=False, output_len=2)
     assert [one.prompt for one in longer] == ["a b c d e", "a b c d", "v w x y z"], "short answers do not matter then"
     assert {one.output_len for one in longer} == {2}
@@ -150,7 +150,7 @@ LONG = "a bb ccc dddd eeeee"
 
 
 async def test_long_prompts_lose_their_beginning():
-    asked = [Asked(LONG, 5), Asked("a bb", 5), Asked((1, 2, 3, 4, 5, 6), 5)]
+    asked = [RequestSpec(LONG, 5), RequestSpec("a bb", 5), RequestSpec((1, 2, 3, 4, 5, 6), 5)]
     fitted = await fit_requests(asked, Words(), 8, is_chat=False)
     assert [one.prompt for one in fitted.requests] == [(3, 4, 5), "a bb", (4, 5, 6)]
     assert fitted.cut == 2
@@ -158,18 +158,18 @@ async def test_long_prompts_lose_their_beginning():
 
 
 async def test_chats_are_text():
-    fitted = await fit_requests([Asked(LONG, 5), Asked((1, 2), 5)], Words(), 64 + 5 + 2, is_chat=True)
+    fitted = await fit_requests([RequestSpec(LONG, 5), RequestSpec((1, 2), 5)], Words(), 64 + 5 + 2, is_chat=True)
     assert [one.prompt for one in fitted.requests] == ["xxxx xxxxx", "x xx"]
     assert fitted.cut == 1
 
 
 @pytest.mark.parametrize(("tokens", "length"), [(None, 8), (Words(), None)])
 async def test_what_cannot_be_checked_is_left_alone(tokens, length):
-    fitted = await fit_requests([Asked(LONG, 5)], tokens, length, is_chat=False)
-    assert fitted.requests == (Asked(LONG, 5),)
+    fitted = await fit_requests([RequestSpec(LONG, 5)], tokens, length, is_chat=False)
+    assert fitted.requests == (RequestSpec(LONG, 5),)
     assert fitted.unchecked
 
 
 async def test_no_room():
     with pytest.raises(ConfigError, match="answers of 8 tokens leave no room for a prompt in the model's 8"):
-        await fit_requests([Asked(LONG, 8)], Words(), 8, is_chat=False)
+        await fit_requests([RequestSpec(LONG, 8)], Words(), 8, is_chat=False)

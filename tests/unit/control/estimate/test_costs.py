@@ -11,7 +11,7 @@ import pytest
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import ProposerTraits, StepOutcome, Work
 from dynaspec.contract.work import Drafting, drafting_before, drafting_in, drafting_of
-from dynaspec.control.estimate.costs import Measured, StepCosts, row_price_s, target_s
+from dynaspec.control.estimate.costs import MeasuredStep, StepCosts, row_price_s, target_s
 
 MODEL = ProposerTraits("model", has_confidence=False)
 IDLE = ProposerTraits("model", has_confidence=False, idle_pass=True)
@@ -68,7 +68,7 @@ def test_a_slow_machine_slows_everything() -> None:
     costs = StepCosts(MEASURED, [MODEL])
     before = costs.draft_s(Drafting(0, 2, 2))
     for _ in range(60):
-        costs.observe(Measured(1, 0, 0, 1.5 * 0.0105))
+        costs.observe(MeasuredStep(1, 0, 0, 1.5 * 0.0105))
     assert costs.speed_factor == pytest.approx(1.5, rel=0.1)
     assert costs.draft_s(Drafting(0, 2, 2)) == pytest.approx(1.5 * before, rel=0.1)
 
@@ -76,19 +76,19 @@ def test_a_slow_machine_slows_everything() -> None:
 def test_what_a_probe_costs_is_not_taken_for_a_slower_machine() -> None:
     costs = StepCosts(MEASURED, [MODEL])
     for _ in range(30):
-        costs.observe(Measured(1, 0, 0, 0.0105))
+        costs.observe(MeasuredStep(1, 0, 0, 0.0105))
     before = costs.speed_factor
     for _ in range(10):
-        costs.observe(Measured(9, 0, 0, 0.020, 3e-3, 0, 1, 8, usual=False))
+        costs.observe(MeasuredStep(9, 0, 0, 0.020, 3e-3, 0, 1, 8, usual=False))
     assert costs.speed_factor == pytest.approx(before, rel=0.03)
 
 
 def test_one_disturbed_step_changes_little() -> None:
     costs = StepCosts(MEASURED, [MODEL])
     for _ in range(100):
-        costs.observe(Measured(8, 0, 0, 0.0125))
+        costs.observe(MeasuredStep(8, 0, 0, 0.0125))
     before = costs.target_s(8, 0, 0)
-    costs.observe(Measured(8, 0, 0, 1.25))
+    costs.observe(MeasuredStep(8, 0, 0, 1.25))
     assert costs.target_s(8, 0, 0) == pytest.approx(before, rel=0.05)
 
 
@@ -97,7 +97,7 @@ def test_a_start_up_measured_on_a_busy_machine_is_unlearnt() -> None:
     busy = PassCosts(target=tuple((n, 8 * s) for n, s in MEASURED.target), drafters=MEASURED.drafters)
     costs = StepCosts(busy, [MODEL])
     for _ in range(200):
-        costs.observe(Measured(8, 0, 0, 0.0125))
+        costs.observe(MeasuredStep(8, 0, 0, 0.0125))
     assert costs.target_s(8, 0, 0) == pytest.approx(0.0125, rel=0.1)
 
 
@@ -107,7 +107,7 @@ def test_prices_stay_positive_whatever_is_measured() -> None:
         drafting = (0, 3, 9, 5) if rng.random() < 0.5 else ()
         rows = int(rng.integers(1, 600))
         seconds = rng.exponential(0.02), rng.exponential(0.01)
-        costs.observe(Measured(rows, 10, 20, *seconds, *drafting))
+        costs.observe(MeasuredStep(rows, 10, 20, *seconds, *drafting))
     assert costs.speed_factor > 0
     assert min(*costs.draft_terms(0), *costs.rest_s) > 0
     assert (np.diff(costs.curve) >= 0).all()
@@ -120,7 +120,7 @@ def learnt(fixed: float, row: float, one: float, lengths: tuple[int, ...] = (0, 
         rows = 8 * (1 + verified)
         passes = max(0, drafted - 1)
         drafting = (0, passes, 8 * passes) if passes else ()
-        costs.observe(Measured(rows, 0, 0, fixed + row * rows + one * passes, -1.0, *drafting))
+        costs.observe(MeasuredStep(rows, 0, 0, fixed + row * rows + one * passes, -1.0, *drafting))
     return costs
 
 
@@ -138,8 +138,8 @@ def test_the_terms_are_learnt_from_how_whole_steps_differ(fixed: float, row: flo
 def test_steps_without_seconds_teach_nothing(seconds: float) -> None:
     costs = learnt(0.02, 2e-4, 0.004)
     before = costs.target_s(8, 0, 0)
-    costs.observe(Measured(8, 0, 0, seconds))
-    costs.observe(Measured(0, 0, 0, 1.0))
+    costs.observe(MeasuredStep(8, 0, 0, seconds))
+    costs.observe(MeasuredStep(0, 0, 0, 1.0))
     assert costs.target_s(8, 0, 0) == before
 
 

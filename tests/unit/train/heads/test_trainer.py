@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.train.heads.states import Cache, shard_path
-from dynaspec.train.heads.trainer import Place, Plan
+from dynaspec.train.heads.trainer import BatchPlan, PlanPosition
 
 
 def write(folder: Path, number: int, answers: list[int]) -> None:
@@ -33,13 +33,13 @@ def write(folder: Path, number: int, answers: list[int]) -> None:
     save_file(tensors, shard_path(folder, number))
 
 
-def refs(plan: Plan) -> list[tuple[int, int]]:
+def refs(plan: BatchPlan) -> list[tuple[int, int]]:
     return [ref for part in plan.next().micro_batches for ref in part]
 
 
 def test_every_conversation_comes_once_an_epoch_and_new_shards_with_the_next(tmp_path: Path) -> None:
     write(tmp_path, 0, [6, 6, 6])
-    plan = Plan(Cache(tmp_path), Place(), seed=1, batch_chains=15, micro_chains=5)
+    plan = BatchPlan(Cache(tmp_path), PlanPosition(), seed=1, batch_chains=15, micro_chains=5)
     assert sorted(refs(plan)) == [(0, 0), (0, 1), (0, 2)]
     write(tmp_path, 1, [6])
     write(tmp_path, 3, [6])  # shard 2 is missing: what comes after it waits
@@ -51,18 +51,18 @@ def test_every_conversation_comes_once_an_epoch_and_new_shards_with_the_next(tmp
 
 def test_a_plan_goes_on_from_its_place(tmp_path: Path) -> None:
     write(tmp_path, 0, [4, 9, 5, 7, 3, 8, 6])
-    straight = Plan(Cache(tmp_path), Place(), 1, 12, 6)
+    straight = BatchPlan(Cache(tmp_path), PlanPosition(), 1, 12, 6)
     steps = [straight.next() for _ in range(6)]
-    first = Plan(Cache(tmp_path), Place(), 1, 12, 6)
+    first = BatchPlan(Cache(tmp_path), PlanPosition(), 1, 12, 6)
     for step in steps[:3]:
         assert first.next() == step
-    second = Plan(Cache(tmp_path), Place(**asdict(first.place)), 1, 12, 6)
+    second = BatchPlan(Cache(tmp_path), PlanPosition(**asdict(first.place)), 1, 12, 6)
     assert [second.next() for _ in range(3)] == steps[3:]
 
 
 def test_micro_batches_are_of_like_size_and_hold_the_step(tmp_path: Path) -> None:
     write(tmp_path, 0, [4, 9, 5, 7, 3, 8, 6])
-    step = Plan(Cache(tmp_path), Place(), 1, 35, 10).next()
+    step = BatchPlan(Cache(tmp_path), PlanPosition(), 1, 35, 10).next()
     assert step.chains == 35
     assert len(step.micro_batches) == 3
     assert sorted(ref for part in step.micro_batches for ref in part) == [(0, i) for i in range(7)]
@@ -79,4 +79,4 @@ def test_examples_are_read_where_they_lie(tmp_path: Path) -> None:
 
 def test_nothing_to_train_on_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="got none with an answer of two tokens"):
-        Plan(Cache(tmp_path), Place(), 1, 8, 8).next()
+        BatchPlan(Cache(tmp_path), PlanPosition(), 1, 8, 8).next()
