@@ -34,14 +34,11 @@ T = TypeVar("T")
 Builder = Callable[[SpeculativeConfig, ControllerHost], Controller]
 
 
-def build_controller(
-    config: SpeculativeConfig | None, limits: Limits, *, seed: int = 0, costs: PassCosts | None = None
-) -> Controller:
+def build_controller(config: SpeculativeConfig | None, limits: Limits, *, costs: PassCosts | None = None) -> Controller:
     """The controller for ``config`` on a host with ``limits``.
 
     Args:
         config: None = no speculation.
-        seed: for policies that explore at random; the present ones are deterministic.
         costs: passes measured at start-up, for policies that weigh costs; None = nothing is known.
 
     Raises:

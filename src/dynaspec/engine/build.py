@@ -92,7 +92,7 @@ def build_engine(
         costs = measure_costs(Runner(target, arenas[0]), runners, time.perf_counter, config.max_num_batched_tokens)
     if wrap is not None:
         proposers = [wrap(p) for p in proposers]
-    controller = build_controller(speculation, limits, seed=config.seed, costs=costs)
+    controller = build_controller(speculation, limits, costs=costs)
     log = _decision_log(config, costs)
     if log is not None:
         controller = LoggedController(controller, log)

@@ -115,7 +115,7 @@ def _named(policy: str, options: Mapping[str, object]) -> SimulatedPolicy:
     config = SpeculativeConfig.parse({"model": "drafter", "policy": policy, **options})
     return SimulatedPolicy(
         policy,
-        lambda limits, scene: build_controller(config, limits, seed=scene.seed, costs=scene.costs.pass_costs()),
+        lambda limits, scene: build_controller(config, limits, costs=scene.costs.pass_costs()),
     )
 
 

@@ -86,7 +86,7 @@ def compare(
 
 
 def _serve(policy: SimulatedPolicy, case: Case, costs: CostModel, host: HostConfig, time_noise: float) -> SimulatedRun:
-    scene = Scene(case.trace, costs, case.seed)
+    scene = Scene(case.trace, costs)
     return simulate(
         case.trace,
         case.arrivals,

@@ -108,7 +108,6 @@ class Scene:
 
     trace: Trace
     costs: CostModel
-    seed: int
 
 
 Build = Callable[[Limits, Scene], Controller]
@@ -159,11 +158,11 @@ def _production(name: str, options: Options, profile: Profile | None) -> Build:
 
     def build(limits: Limits, scene: Scene) -> Controller:
         if profile is None:
-            return build_controller(config_of(name, options), limits, seed=scene.seed, costs=scene.costs.pass_costs())
+            return build_controller(config_of(name, options), limits, costs=scene.costs.pass_costs())
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "profile.json"
             profile.save(path)
             config = config_of(name, options | {"dynamic_config_path": str(path)})
-            return build_controller(config, limits, seed=scene.seed, costs=scene.costs.pass_costs())
+            return build_controller(config, limits, costs=scene.costs.pass_costs())
 
     return build

@@ -113,7 +113,7 @@ class TestAuto:
     def test_it_is_the_default_and_keeps_to_its_cap(self) -> None:
         host = limits()
         config = SpeculativeConfig(model="m", num_speculative_tokens=3)
-        made = build_controller(config, host, seed=1, costs=PassCosts(target=((1, 0.01), (8, 0.011))))
+        made = build_controller(config, host, costs=PassCosts(target=((1, 0.01), (8, 0.011))))
         assert isinstance(made, CachedPlan)
         assert max(made.plan(view("abcd", host)).depth) <= 3
 

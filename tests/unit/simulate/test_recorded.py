@@ -116,7 +116,7 @@ def fresh(path: Path, **changes: Any) -> Controller:
     config = SpeculativeConfig.parse({**header.speculative_config, **changes}, {})
     limits = next(call.view.limits for call in read_calls(path) if isinstance(call, PlanCall))
     options = {} if header.costs is None else {"costs": header.costs}
-    return build_controller(config, limits, seed=header.seed, **options)
+    return build_controller(config, limits, **options)
 
 
 @pytest.fixture(scope="module")

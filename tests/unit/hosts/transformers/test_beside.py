@@ -206,7 +206,7 @@ def test_a_log_replays_to_identical_plans(looping: Models, tmp_path: Path) -> No
     assert [traits.name for traits in limits.proposers] == ["assistant", "ngram"]
     assert {call.outcome.proposer for call in calls if isinstance(call, ObserveCall)} == {(ASSISTANT,), (LOOKUP,)}
     config = SpeculativeConfig.parse(header.speculative_config, {})
-    result = replay(path, build_controller(config, limits, seed=header.seed, costs=header.costs))
+    result = replay(path, build_controller(config, limits, costs=header.costs))
     assert result.first is None, str(result.first)
     assert result.plans == session.stats.snapshot().steps
 

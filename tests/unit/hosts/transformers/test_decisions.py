@@ -123,7 +123,7 @@ def test_a_log_replays_to_identical_plans(decoder: Models, tmp_path: Path, polic
     header = read_header(path)
     limits = next(call.view.limits for call in read_calls(path) if isinstance(call, PlanCall))
     config = SpeculativeConfig.parse(header.speculative_config, {})
-    result = replay(path, build_controller(config, limits, seed=header.seed, costs=header.costs))
+    result = replay(path, build_controller(config, limits, costs=header.costs))
     assert result.first is None, str(result.first)
     assert result.plans == session.stats.snapshot().steps
 

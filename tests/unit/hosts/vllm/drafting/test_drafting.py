@@ -421,5 +421,5 @@ def test_a_decision_log_replays_to_the_same_plans(
     assert bool(any(header.costs.drafters)) == policy.startswith("auto")
     assert header.costs.target == ()
     rebuilt = SpeculativeConfig.parse(header.speculative_config)
-    found = replay(log, build_controller(rebuilt, plans[0].view.limits, seed=header.seed, costs=header.costs))
+    found = replay(log, build_controller(rebuilt, plans[0].view.limits, costs=header.costs))
     assert (found.plans, found.first) == (len(plans), None)
