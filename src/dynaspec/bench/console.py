@@ -18,6 +18,9 @@ from dynaspec.engine.tokenizer import Tokenizer
 Tell = Callable[[str, int, int], None]
 """Told (stage, units done, units in all)."""
 _LINE_SECONDS = 15.0
+DRAFTED = "green"
+"""Style of text that was drafted and accepted; the target's own tokens are plain."""
+_PROMPT_LINES = 4
 
 
 @contextmanager
@@ -49,11 +52,6 @@ def _lines(console: Console) -> Tell:
             console.print(f"{stage}: {done} of {total}", soft_wrap=True)
 
     return tell
-
-
-DRAFTED = "green"
-"""Style of text that was drafted and accepted; the target's own tokens are plain."""
-_PROMPT_LINES = 4
 
 
 class StreamView:

@@ -24,6 +24,11 @@ from dynaspec.model.loader import load_model
 from dynaspec.observe.counts import SpecCounts
 
 Wrap = Callable[[Proposer], Proposer]
+Tokens = tuple[tuple[int, ...], ...]
+"""Output token ids of every prompt."""
+BACKENDS = ("dynaspec", "vllm", "transformers")
+_CARRIED = ("dtype", "device", "max_num_seqs", "enable_prefix_caching")
+"""Engine options that mean something to Transformers; the last two need not be given to it."""
 
 
 class SharedModels:
@@ -63,10 +68,6 @@ def open_engine(
     engine = build_engine(config, wrap=wrap, load=load)
     settle()
     return engine
-
-
-Tokens = tuple[tuple[int, ...], ...]
-"""Output token ids of every prompt."""
 
 
 class Decoder(Protocol):
@@ -117,11 +118,6 @@ def run_once(decoder: Decoder, prompts: Sequence[Sequence[int]], params: Samplin
 def different(ours: Tokens, reference: Tokens) -> int:
     """How many outputs are not token for token those of the reference."""
     return sum(a != b for a, b in zip(ours, reference, strict=True))
-
-
-BACKENDS = ("dynaspec", "vllm", "transformers")
-_CARRIED = ("dtype", "device", "max_num_seqs", "enable_prefix_caching")
-"""Engine options that mean something to Transformers; the last two need not be given to it."""
 
 
 class OpenDecoder(Decoder, Protocol):

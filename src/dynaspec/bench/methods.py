@@ -33,6 +33,9 @@ from .offline import (
 )
 
 AUTO = "auto"
+Drafters = Mapping[str, Sequence[str | None]]
+"""Method → its checkpoints; None stands for one that needs none, or may be in the target's own."""
+_TOTAL = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +146,6 @@ def compare_ways(
     return replace(session, left_out={**found.left_out, **session.left_out})
 
 
-Drafters = Mapping[str, Sequence[str | None]]
-"""Method → its checkpoints; None stands for one that needs none, or may be in the target's own."""
-
-
 def _by_method(checkpoints: Sequence[str], known: Sequence[str]) -> Drafters:
     found: dict[str, list[str | None]] = {name: [] for name in METHODS}
     for i, checkpoint in enumerate(checkpoints):
@@ -228,9 +227,6 @@ def _check_used(checkpoints: Sequence[str], ways: Sequence[Way]) -> None:
                 f"--speculative-model {checkpoint} is for the method {checkpoint_method(checkpoint)!r}, but --methods "
                 "has neither that nor 'auto'; expected one of them, or no such model"
             )
-
-
-_TOTAL = "all"
 
 
 def methods_table(results: Sequence[PolicyResult], title: str) -> Table:

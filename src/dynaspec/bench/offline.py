@@ -27,6 +27,12 @@ from .decoders import Decoder, DecodingHost, OpenDecoder, TimedRun, different, r
 from .provenance import provenance
 
 _DRAWS = 4000
+Progress = Callable[[str], None]
+"""Told what is about to run."""
+SCHEMA = 1
+"""Of the JSON file; grows when a key changes its meaning."""
+_SHOWN_POSITIONS = 6
+_COLUMNS = ("policy", "tokens/s", "speed-up", "length", "accepted", "per position", "passes", "time", "identical")
 
 
 def shuffled(sides: Sequence[str], turn: int) -> list[str]:
@@ -91,10 +97,6 @@ def in_the_running(rates: Mapping[str, Sequence[float]], least: float, *, always
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     """Round by round: what slows the machine for a while slows both sides of a round."""
     return [a / b for a, b in zip(ours, theirs, strict=True)]
-
-
-Progress = Callable[[str], None]
-"""Told what is about to run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,12 +354,6 @@ def run_comparison(
             raise ConfigError(f"nothing is left to compare with plain decoding ({reasons})")
         results = compare(opened, work, progress) if host.alternating else results_of(runs)
         return Session(work, tuple(results), cut, left_out)
-
-
-SCHEMA = 1
-"""Of the JSON file; grows when a key changes its meaning."""
-_SHOWN_POSITIONS = 6
-_COLUMNS = ("policy", "tokens/s", "speed-up", "length", "accepted", "per position", "passes", "time", "identical")
 
 
 def as_table(results: Sequence[PolicyResult], title: str) -> Table:

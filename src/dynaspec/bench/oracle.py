@@ -55,6 +55,11 @@ _COST_PROMPTS = 1
 _FEW_ROWS, _ROW_TRIALS = 8, 30
 _TIMED = (0, 2, 5, 8, 12, 16, LONGEST)
 """Draft lengths whose steps are timed apart, as no fixed length that competes goes so far."""
+ORACLE = "oracle"
+BY_POSITION = "hindsight: threshold per position"
+BY_CONFIDENCE = "hindsight: survival by confidence"
+BY_SIGNAL = "hindsight: survival by signal"
+_FIXED = "all fixed lengths"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +153,6 @@ class TaskResult:
 
     def line(self, side: str) -> Line:
         return next(line for line in self.lines if line.side == side)
-
-
-ORACLE = "oracle"
-BY_POSITION = "hindsight: threshold per position"
-BY_CONFIDENCE = "hindsight: survival by confidence"
-BY_SIGNAL = "hindsight: survival by signal"
 
 
 def run_study(
@@ -262,7 +261,6 @@ def _measured(study: Study, tasks: Sequence[Task], side: str) -> float:
     return median(speeds)
 
 
-_FIXED = "all fixed lengths"
 _FIXED_NAMES = frozenset(f"constant:{k}" for k in FIXED)
 Decode = Callable[[Sequence[tuple[int, ...]]], SideRun]
 

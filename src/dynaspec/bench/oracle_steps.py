@@ -33,6 +33,16 @@ from dynaspec.sampling import ops
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+_COST_EPOCHS = 8
+"""Times that the few lengths are taught: as medians, they are surer than single steps."""
+_GRID = np.round(np.arange(0.0, 1.0, 0.05), 2)
+_SURVIVALS = np.round(np.arange(0.02, 0.9, 0.02), 2)
+_POSITIONS = 8
+"""Positions with a threshold of their own; later ones share the last."""
+_SWEEPS = 2
+_SETTINGS = AutoSettings(memory=1e9, surprise=1e9, request_shrinkage=1e9)
+"""Nothing is forgotten, and texts do not differ."""
+_ACCEPTANCE_EPOCHS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +185,6 @@ class _Drafts:
         )
 
 
-_COST_EPOCHS = 8
-"""Times that the few lengths are taught: as medians, they are surer than single steps."""
-
-
 @dataclass(frozen=True, slots=True)
 class Iteration:
     """One verification step. It emits one token more than it accepts, or the accepted ones if the last ends the text,
@@ -303,15 +309,6 @@ def tokens_per_second(walks: Sequence[Walk], costs: StepCosts) -> float:
 
 Signal = Callable[[Rollouts], Floats]
 """[n, longest] what speaks for each drafted token, on the scale of a logit."""
-
-_GRID = np.round(np.arange(0.0, 1.0, 0.05), 2)
-_SURVIVALS = np.round(np.arange(0.02, 0.9, 0.02), 2)
-_POSITIONS = 8
-"""Positions with a threshold of their own; later ones share the last."""
-_SWEEPS = 2
-_SETTINGS = AutoSettings(memory=1e9, surprise=1e9, request_shrinkage=1e9)
-"""Nothing is forgotten, and texts do not differ."""
-_ACCEPTANCE_EPOCHS = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,13 @@ from .serving.sweep import LoadPoint, SweepRow
 INK, GREY, RULE, EDGE = "#2f3640", "#9aa5b1", "#e6e9ed", "#b8c0ca"
 BLUE, GOLD, GREEN, RED = "#3b7dc4", "#e3a857", "#2a9d6f", "#c8553d"
 SERIES = (BLUE, GOLD, GREEN, RED, "#8d6cc0", "#4aa8b5", "#b07a4f", "#d07fa8", "#7f8c3a", "#5b6570")
+_DEMO_COLOURS = ("#9aa5b1", "#e3a857", "#7aa6d8", "#2a9d6f")
+"""Of the ways, in their order."""
+_DEMO_INK = "#2f3640"
+_MOST_BARS = 42
+"""In a line of the picture, gaps between groups counted."""
+_WASTED = "#f0cfc6"
+Value = Callable[[SweepRow], float | None]
 
 
 def new_figure(width: float, height: float, title: str) -> Figure:
@@ -55,11 +62,6 @@ def save_png(figure: Figure, path: Path) -> None:
         FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise ConfigError(f"the picture {path} cannot be written: {error.strerror}") from None
-
-
-_DEMO_COLOURS = ("#9aa5b1", "#e3a857", "#7aa6d8", "#2a9d6f")
-"""Of the ways, in their order."""
-_DEMO_INK = "#2f3640"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,6 @@ def _draw_panel(ax: Axes, panel: _Panel, summaries: Mapping[str, Mapping[str, Su
     ax.margins(y=0.14)
 
 
-_MOST_BARS = 42
-"""In a line of the picture, gaps between groups counted."""
-
-
 def plot_categories(session: Session, path: Path, model: str, title: str) -> None:
     """Writes a PNG: a group of bars for every kind of prompt, a bar for every way.
 
@@ -157,9 +155,6 @@ def _draw_groups(ax: Axes, heights: Mapping[str, Sequence[float]]) -> None:
         bars = ax.bar(places, of_way, 0.9 * width, color=SERIES[i % len(SERIES)], label=name, zorder=2)
         ax.bar_label(bars, [f"{height:.2f}" for height in of_way], fontsize=6.5, padding=2, color=INK)
     ax.axhline(1.0, color=EDGE, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
-
-
-_WASTED = "#f0cfc6"
 
 
 def plot_iterations(result: TaskResult, sides: Sequence[str], path: Path, text: int = 0) -> None:
@@ -264,9 +259,6 @@ def _profile_speedups(ax: Axes, profile: Profile) -> None:
     ax.set_xticks(lengths)
     ax.legend(frameon=False, fontsize=8.5)
     tidy(ax, "Goodput over that of plain decoding", "draft length k (dot: the best)", "times")
-
-
-Value = Callable[[SweepRow], float | None]
 
 
 def plot_sweep(rows: Sequence[SweepRow], path: Path, title: str) -> None:

@@ -28,6 +28,12 @@ from .profiling import ACCEPTANCE_TOKENS, TIMED_STEPS, WARM_STEPS, Grid, Progres
 
 _CLOSING_STEPS = 1
 """Of a run of equal steps: the last one may already draft for others than it verifies for."""
+LOG = "decisions.jsonl"
+"""The log of an engine that served all lengths."""
+_BESIDE = 2
+"""Steps of a batch that are not timed besides the warm ones: in which prompts are completed, and the last."""
+Fit = Callable[[Any, int], FittedPrompts]
+"""From a tokenizer and the longest prompt that fits to the prompts' tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +126,6 @@ def _drafts(view: StepView, outcome: StepOutcome | None) -> Iterable[tuple[int, 
     requested = dict(zip(view.ids, view.max_draft, strict=True))
     columns = zip(outcome.ids, outcome.verified, outcome.accepted, strict=True)
     return [(tested, accepted, requested.get(request)) for request, tested, accepted in columns if tested]
-
-
-LOG = "decisions.jsonl"
-"""The log of an engine that served all lengths."""
-_BESIDE = 2
-"""Steps of a batch that are not timed besides the warm ones: in which prompts are completed, and the last."""
-
-Fit = Callable[[Any, int], FittedPrompts]
-"""From a tokenizer and the longest prompt that fits to the prompts' tokens."""
 
 
 def on_vllm(

@@ -34,6 +34,16 @@ CONFIDENT = 0.98
 """What an adversarial drafter says of each of its tokens."""
 _FILLER = 1
 """Token that fills drafts up."""
+FILE = "dynamic_speculative_config.json"
+MEASUREMENTS = "measurements.jsonl"
+_PROMPTS = 64
+"""Most prompts that are used, at even distances from the data set, beyond what the largest batch needs."""
+_LONGEST_PROMPT = 512
+"""Tokens; longer prompts are cut from the left, so that a run takes minutes at most."""
+_SEED = 0
+BACKENDS = ("dynaspec", "vllm", "transformers")
+Remark = Callable[[str], None]
+"""Told what a user should know."""
 
 
 class Wrapped:
@@ -138,19 +148,6 @@ def lengths_when_sure(plan: SpecPlan, confidence: float) -> Ints:
     lengths = depth.copy()
     lengths[drafting] = mask.lengths()
     return lengths
-
-
-FILE = "dynamic_speculative_config.json"
-MEASUREMENTS = "measurements.jsonl"
-_PROMPTS = 64
-"""Most prompts that are used, at even distances from the data set, beyond what the largest batch needs."""
-_LONGEST_PROMPT = 512
-"""Tokens; longer prompts are cut from the left, so that a run takes minutes at most."""
-_SEED = 0
-BACKENDS = ("dynaspec", "vllm", "transformers")
-
-Remark = Callable[[str], None]
-"""Told what a user should know."""
 
 
 @dataclass(frozen=True, slots=True)

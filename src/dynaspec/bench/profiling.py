@@ -22,6 +22,13 @@ from dynaspec.engine.engine import Engine
 
 from .drive import ClosedLoop, Job, run_all
 
+WARM_STEPS, TIMED_STEPS = 2, 16
+"""Of one batch, in steps in which all its requests decode."""
+ACCEPTANCE_TOKENS = 96
+"""Of each continuation that acceptance is counted on."""
+Progress = Callable[[str, int, int], None]
+"""Told (stage, units done, units in all)."""
+
 
 class Cells:
     """Measurements by batch size and draft length. The file's first line says what they were made with."""
@@ -93,15 +100,6 @@ def _parsed(line: str) -> Any:
         return json.loads(line)
     except json.JSONDecodeError:
         return None
-
-
-WARM_STEPS, TIMED_STEPS = 2, 16
-"""Of one batch, in steps in which all its requests decode."""
-ACCEPTANCE_TOKENS = 96
-"""Of each continuation that acceptance is counted on."""
-
-Progress = Callable[[str, int, int], None]
-"""Told (stage, units done, units in all)."""
 
 
 @dataclass(frozen=True, slots=True)

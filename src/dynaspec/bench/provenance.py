@@ -17,6 +17,10 @@ from dynaspec.model.linear import LinearFactory, row_invariant
 
 SHAPES = ((512, 512), (768, 512), (2816, 512), (512, 1408), (4096, 512), (576, 192), (4096, 192))
 """[out, in] of a small target's and a small drafter's layers."""
+PACKAGES = ("dynaspec", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba")
+CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_tile")
+"""Instruction sets that the kernels gain from."""
+_PREFIXES = ("DYNASPEC_", "VLLM_SPEC_", "OMP_", "MKL_", "KMP_", "NUMBA_", "CUDA_VISIBLE", "TORCH_", "HF_HUB_OFFLINE")
 
 
 def check_invariance() -> dict[str, bool]:
@@ -28,12 +32,6 @@ def check_invariance() -> dict[str, bool]:
         weight = torch.randn(rows, columns, generator=generator) / columns**0.5
         results[f"{rows}x{columns}"] = row_invariant(make(weight), columns)
     return results
-
-
-PACKAGES = ("dynaspec", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba")
-CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_tile")
-"""Instruction sets that the kernels gain from."""
-_PREFIXES = ("DYNASPEC_", "VLLM_SPEC_", "OMP_", "MKL_", "KMP_", "NUMBA_", "CUDA_VISIBLE", "TORCH_", "HF_HUB_OFFLINE")
 
 
 def provenance() -> dict[str, Any]:

@@ -15,18 +15,6 @@ from typing import Any, NamedTuple
 
 from dynaspec.contract.errors import ConfigError
 
-
-def either(names: tuple[str, ...]) -> str:
-    """The names in quotes, as a choice."""
-    *head, last = map(repr, names)
-    return f"{', '.join(head)} or {last}" if head else last
-
-
-def plain(value: object) -> object:
-    """As the user wrote it: lists, not the tuples that they became."""
-    return [plain(entry) for entry in value] if isinstance(value, tuple) else value
-
-
 ALIASES: Mapping[str, str] = {
     # Transformers' GenerationConfig
     "num_assistant_tokens": "num_speculative_tokens",
@@ -49,12 +37,32 @@ ALIASES: Mapping[str, str] = {
     "speculative_eagle_topk": "tree_width",
     "speculative_num_draft_tokens": "tree_nodes",
 }
-
 IMPLIED: Mapping[str, Mapping[str, str]] = {
     # Transformers looks at the drawn token's probability, and has one request at a time.
     "assistant_confidence_threshold": {"signal": "token_prob", "draft_confidence_scope": "request"},
 }
 """What an alias says beyond its value; explicit keys win."""
+_ONE_DEVICE = "the drafter runs on one device, without tensor parallelism"
+_PLANNED = "it is not available in this version"
+_INTERNAL = "vLLM fills it in itself"
+_EXACT_ONLY = "acceptance is always exact here"
+_SAME_ATTENTION = "the drafter shares the target's attention backend"
+SUFFIX_DEPTH_KEY = "suffix_decoding_max_tree_depth"
+SUFFIX_ONLY_HERE = ("suffix_decoding_max_cached_tokens",)
+"""Keys that vLLM does not have."""
+SYNTHETIC_RATES_KEY = "synthetic_acceptance_rates"
+SYNTHETIC_LENGTH_KEY = "synthetic_acceptance_length"
+
+
+def either(names: tuple[str, ...]) -> str:
+    """The names in quotes, as a choice."""
+    *head, last = map(repr, names)
+    return f"{', '.join(head)} or {last}" if head else last
+
+
+def plain(value: object) -> object:
+    """As the user wrote it: lists, not the tuples that they became."""
+    return [plain(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 class Refusal(NamedTuple):
@@ -64,12 +72,6 @@ class Refusal(NamedTuple):
     """Values that ask for nothing, or for what happens anyway."""
     why: str
 
-
-_ONE_DEVICE = "the drafter runs on one device, without tensor parallelism"
-_PLANNED = "it is not available in this version"
-_INTERNAL = "vLLM fills it in itself"
-_EXACT_ONLY = "acceptance is always exact here"
-_SAME_ATTENTION = "the drafter shares the target's attention backend"
 
 REFUSED: Mapping[str, Refusal] = {
     "enforce_eager": Refusal((True, False), "expected a boolean"),
@@ -170,13 +172,6 @@ SUFFIX_DEFAULTS: Mapping[str, Any] = {
     f"suffix_decoding_{name}": getattr(_SUFFIX_DEFAULTS, name) for name in SuffixSettings.__slots__
 }
 SUFFIX_KEYS = tuple(SUFFIX_DEFAULTS)
-SUFFIX_DEPTH_KEY = "suffix_decoding_max_tree_depth"
-SUFFIX_ONLY_HERE = ("suffix_decoding_max_cached_tokens",)
-"""Keys that vLLM does not have."""
-
-
-SYNTHETIC_RATES_KEY = "synthetic_acceptance_rates"
-SYNTHETIC_LENGTH_KEY = "synthetic_acceptance_length"
 
 
 def synthetic_rates(rates: Sequence[float] | None, length: float | None, k: int) -> tuple[float, ...]:

@@ -10,6 +10,9 @@ from itertools import pairwise, repeat
 from dynaspec.contract.errors import ConfigError, IntegrityError
 from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepView, StopRule, TreeRule
 
+MAX_DRAFT_TOKENS = 64
+"""Longest draft that any policy asks for."""
+
 
 def admit(lengths: Sequence[int], budget: int, first: int = 0) -> tuple[int, ...]:
     """Cuts drafts so that their sum is ≤ ``budget``: all first slots, then all second slots, and so on.
@@ -53,10 +56,6 @@ def _full_rounds(lengths: Sequence[int], budget: int) -> tuple[int, int]:
         level += 1
         alive -= ending_at[level]
     return level, left
-
-
-MAX_DRAFT_TOKENS = 64
-"""Longest draft that any policy asks for."""
 
 
 class ChainPlanner:

@@ -21,6 +21,10 @@ from .policies.lengths import Constant, Elastic, HeuristicController, LengthCont
 from .policies.wrappers import KvGate, OffSwitch, PlainController
 from .resolve import DEFAULT_TREE_WIDTH, SHAPE_KEY, WIDTH_KEY
 
+T = TypeVar("T")
+_WARM_UP_LONGEST, _WARM_UP_STEPS = 4, 8
+_REJECTED: tuple[Ended, ...] = ("rejected", "rejected")
+
 
 @dataclass(frozen=True, slots=True)
 class ControllerHost:
@@ -30,7 +34,6 @@ class ControllerHost:
     costs: PassCosts
 
 
-T = TypeVar("T")
 Builder = Callable[[SpeculativeConfig, ControllerHost], Controller]
 
 
@@ -161,9 +164,6 @@ POLICIES: Mapping[str, Builder] = {
     "elastic": _elastic,
 }
 """One builder a policy; the names are the values of the key ``policy``."""
-
-_WARM_UP_LONGEST, _WARM_UP_STEPS = 4, 8
-_REJECTED: tuple[Ended, ...] = ("rejected", "rejected")
 
 
 @cache

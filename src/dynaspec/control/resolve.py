@@ -23,6 +23,47 @@ DEFAULT_TREE_WIDTH = 4
 """Of ``auto``, which lets branches grow only where they pay."""
 _TREE_POLICIES = ("constant", "auto")
 _LENGTH = "num_speculative_tokens"
+SCHEDULE_KEY = "num_assistant_tokens_schedule"
+"""Transformers' name for the choice between constant and heuristic lengths; absorbed into ``policy``."""
+PROFILE_KEY = "dynamic_config_path"
+DEFAULT_POLICY = "auto"
+"""The policy of a configuration that names none."""
+DEFAULT_DRAFT_LENGTH = 5
+DEFAULT_LONGEST_DRAFT = 20
+"""With a confidence threshold the draft length is a maximum, seldom reached."""
+DEFAULT_CAP = 16
+"""Of the policies that choose any length up to one."""
+DEFAULT_LOOKUP = 5
+DEFAULT_HYBRID_LOOKUP = (4, 16)
+"""Shortest and longest n-gram looked up beside a draft model, by ``auto``."""
+POLICIES = (
+    *("auto", "constant", "heuristic", "heuristic_transient"),
+    *("confidence", "schedule", "goodput", "elastic"),
+)
+UPPER_BOUND_POLICIES = ("auto", "goodput", "confidence")
+"""Policies that choose any length up to ``num_speculative_tokens``; others have it, or it and shorter ones, as lengths
+that are to be drafted."""
+SCHEDULES = ("constant", "heuristic", "heuristic_transient")
+UNAVAILABLE_METHODS = (
+    *("dflash", "dspark"),
+    *("ngram_gpu", "custom_class", "extract_hidden_states"),
+)
+DECIDING_KEYS: Mapping[str, tuple[str, ...]] = {
+    PROFILE_KEY: ("goodput", "auto"),
+    lengths.LADDER_KEY: ("elastic",),
+    lengths.RANGES_KEY: ("schedule",),
+}
+"""Keys that belong to policies; where none is named, the first key that is given chooses its first policy."""
+STOPPING_POLICIES = ("confidence", "schedule", "goodput", "elastic")
+"""Beside which a confidence threshold may stand: the policy caps the draft, the threshold ends it earlier."""
+_NGRAM_NAMES = ("ngram", *METHODS["ngram"].aliases)
+_CHECKPOINT_ONLY = ("model", "revision", "dtype", "quantization")
+_OWN_VOCABULARY = ("assistant_lookbehind", "target_lookbehind")
+DEFAULT_LOOKBEHIND = 10
+"""Tokens; Transformers' default."""
+_PASSES_ONLY = ("max_model_len", "kv_write_gating_threshold")
+_LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
+_HARMLESS = (("dtype", "auto"), ("kv_write_gating_threshold", 0), ("use_heterogeneous_vocab", False))
 
 
 def resolve_trees(values: dict[str, Any]) -> None:
@@ -104,52 +145,7 @@ def nodes_of(shape: int | None, width: int | None, nodes: int | None, depth: int
     return shape or nodes or min(MAX_NODES, (width or DEFAULT_TREE_WIDTH) * depth)
 
 
-SCHEDULE_KEY = "num_assistant_tokens_schedule"
-"""Transformers' name for the choice between constant and heuristic lengths; absorbed into ``policy``."""
-PROFILE_KEY = "dynamic_config_path"
-
-DEFAULT_POLICY = "auto"
-"""The policy of a configuration that names none."""
-DEFAULT_DRAFT_LENGTH = 5
-DEFAULT_LONGEST_DRAFT = 20
-"""With a confidence threshold the draft length is a maximum, seldom reached."""
-DEFAULT_CAP = 16
-"""Of the policies that choose any length up to one."""
-DEFAULT_LOOKUP = 5
-DEFAULT_HYBRID_LOOKUP = (4, 16)
-"""Shortest and longest n-gram looked up beside a draft model, by ``auto``."""
-
-POLICIES = (
-    *("auto", "constant", "heuristic", "heuristic_transient"),
-    *("confidence", "schedule", "goodput", "elastic"),
-)
-UPPER_BOUND_POLICIES = ("auto", "goodput", "confidence")
-"""Policies that choose any length up to ``num_speculative_tokens``; others have it, or it and shorter ones, as lengths
-that are to be drafted."""
-SCHEDULES = ("constant", "heuristic", "heuristic_transient")
-UNAVAILABLE_METHODS = (
-    *("dflash", "dspark"),
-    *("ngram_gpu", "custom_class", "extract_hidden_states"),
-)
-
-DECIDING_KEYS: Mapping[str, tuple[str, ...]] = {
-    PROFILE_KEY: ("goodput", "auto"),
-    lengths.LADDER_KEY: ("elastic",),
-    lengths.RANGES_KEY: ("schedule",),
-}
-"""Keys that belong to policies; where none is named, the first key that is given chooses its first policy."""
-STOPPING_POLICIES = ("confidence", "schedule", "goodput", "elastic")
-"""Beside which a confidence threshold may stand: the policy caps the draft, the threshold ends it earlier."""
-
 _ALIASES = {alias: method.name for method in METHODS.values() for alias in (method.name, *method.aliases)}
-_NGRAM_NAMES = ("ngram", *METHODS["ngram"].aliases)
-_CHECKPOINT_ONLY = ("model", "revision", "dtype", "quantization")
-_OWN_VOCABULARY = ("assistant_lookbehind", "target_lookbehind")
-DEFAULT_LOOKBEHIND = 10
-"""Tokens; Transformers' default."""
-_PASSES_ONLY = ("max_model_len", "kv_write_gating_threshold")
-_LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
-_HARMLESS = (("dtype", "auto"), ("kv_write_gating_threshold", 0), ("use_heterogeneous_vocab", False))
 
 
 def resolve(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ HOST = "granted by the policy, taken back by the host (no KV blocks, or no propo
 NOTHING = "granted, but the proposer had nothing (no match, still catching up, or a fault)"
 TRIMMED = "drafted, but all of it was trimmed before verification"
 _NOT_YET = ", but that was not confirmed yet, or too little to repay the change"
+LONGEST = 32
+"""Beyond this no fixed length is tried and the oracle drafts no further."""
 
 
 def step_reason(data: LogData, step: int) -> str:
@@ -73,10 +75,6 @@ def _why_plain(data: LogData, step: int) -> str:
         if data.modes[step] in ("speculate", "probe_draft"):
             return "a draft for this request was not expected to pay"
     return step_reason(data, step)
-
-
-LONGEST = 32
-"""Beyond this no fixed length is tried and the oracle drafts no further."""
 
 
 @dataclass(frozen=True, slots=True)

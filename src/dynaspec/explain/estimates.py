@@ -21,6 +21,17 @@ _ACCEPTANCE_SETTINGS = AutoSettings(memory=1e9, surprise=1e9)
 """Nothing is forgotten."""
 _ACCEPTANCE_EPOCHS = 2
 """In the last, requests are held against an average that is known by then."""
+_COST_SETTINGS = AutoSettings(drift=0.0)
+"""One price for all of it: the speed factor does not follow the moment."""
+_COST_EPOCHS = 3
+_BEGINNINGS = 2
+_DISTURBED = 0.3
+"""A step whose logarithm of measured over learnt seconds is beyond this was disturbed, and teaches nothing."""
+_DEVIATIONS = 3.0
+"""The same in standard deviations, where that is more."""
+_NORMAL = 1.4826
+"""Standard deviations in a median absolute one, for normal errors."""
+_UNKNOWN = (ProposerTraits("unknown"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +116,6 @@ def area_under_curve(predicted: Floats, accepted: Flags) -> float | None:
     last = np.searchsorted(ordered, predicted, side="right")
     ranks = (first + last + 1) / 2
     return float((ranks[accepted].sum() - hits * (hits + 1) / 2) / (hits * misses))
-
-
-_COST_SETTINGS = AutoSettings(drift=0.0)
-"""One price for all of it: the speed factor does not follow the moment."""
-_COST_EPOCHS = 3
-_BEGINNINGS = 2
-_DISTURBED = 0.3
-"""A step whose logarithm of measured over learnt seconds is beyond this was disturbed, and teaches nothing."""
-_DEVIATIONS = 3.0
-"""The same in standard deviations, where that is more."""
-_NORMAL = 1.4826
-"""Standard deviations in a median absolute one, for normal errors."""
-_UNKNOWN = (ProposerTraits("unknown"),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,13 @@ from dynaspec.simulate.traces import Ints, Trace, build_trace
 from .estimates import LogCosts, fit_costs
 from .log_data import LogData, load_all
 
+LONGEST = 16
+"""Beyond this no draft is simulated."""
+_ROWS = 1 << 16
+"""More than any step has: prompts are not to be cut by the simulated host."""
+_REQUESTS, _OUTPUT_TOKENS = 64, 128
+"""Of the trace that stands for a profile's acceptance."""
+
 
 class FittedCosts:
     """Prices by the work of a step.
@@ -66,14 +73,6 @@ class FittedCosts:
             total += load.work.verify_rows + load.work.prefill_rows - (rows[0] if rows else 0)
             passes = max(1, passes)
         return Drafting(self._costs.drafter, passes, drawn, total - drawn)
-
-
-LONGEST = 16
-"""Beyond this no draft is simulated."""
-_ROWS = 1 << 16
-"""More than any step has: prompts are not to be cut by the simulated host."""
-_REQUESTS, _OUTPUT_TOKENS = 64, 128
-"""Of the trace that stands for a profile's acceptance."""
 
 
 @dataclass(frozen=True, slots=True)

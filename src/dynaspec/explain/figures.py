@@ -27,6 +27,13 @@ BLUE, GOLD, GREEN, RED, GREY = "#3f83cf", "#d9992f", "#2a9d6f", "#cf5b45", "#8d9
 """Of series: these can be read on white and on black."""
 LENGTHS = LinearSegmentedColormap.from_list("lengths", [GREY, BLUE, "#7fb069", "#f2b134"])
 IMAGE_DPI = 160
+POINTS = 80
+"""Most points of a curve over time, which are averages: single steps tell little."""
+COLUMNS = 240
+"""Of the heat map."""
+REQUESTS = 60
+"""Most lines of the heat map."""
+DOTS = 1500
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -67,15 +74,6 @@ def as_svg(figure: Figure, description: str) -> str:
     text = re.sub(r"(font: [^;\"]*?[\d.]+px) [^;\"]*", r"\1 var(--sans)", text)
     text = text.replace(INK, "var(--ink)").replace(FAINT, "var(--rule)")
     return text.replace("<svg", f'<svg role="img" aria-label="{escape(description, quote=True)}"', 1)
-
-
-POINTS = 80
-"""Most points of a curve over time, which are averages: single steps tell little."""
-COLUMNS = 240
-"""Of the heat map."""
-REQUESTS = 60
-"""Most lines of the heat map."""
-DOTS = 1500
 
 
 def lengths_over_time(data: LogData) -> str:

@@ -39,6 +39,21 @@ _ROUNDS, _TOKENS = 3, 1024
 _SEED = 0
 
 Progress = Callable[[str, int, int], None]
+CLEARLY = 0.02
+"""Differences of speed below this share are called none."""
+MARGIN = 0.05
+"""Auto is preferred while it is slower by no more: fixed lengths and schedules are judged by the very figures that they
+were derived from, while auto learns its own, and goes on where load or text change."""
+Choice = Literal["auto", "fixed", "schedule", "plain"]
+BACKENDS = ("dynaspec", "vllm", "transformers")
+SCHEMA = 1
+"""Of the JSON document; grows when a key changes its meaning."""
+_ADVICE = {
+    "auto": "Configure policy auto.",
+    "fixed": "Configure the fixed draft length {length}.",
+    "schedule": "Configure a draft length by batch size (policy schedule).",
+    "plain": "Do not speculate.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +142,6 @@ def _case(trace: Trace, load: int) -> Case:
     return Case(_SEED, asked, closed_loop(count, load))
 
 
-CLEARLY = 0.02
-"""Differences of speed below this share are called none."""
-
-MARGIN = 0.05
-"""Auto is preferred while it is slower by no more: fixed lengths and schedules are judged by the very figures that they
-were derived from, while auto learns its own, and goes on where load or text change."""
-
-Choice = Literal["auto", "fixed", "schedule", "plain"]
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """A recommendation."""
@@ -217,9 +222,6 @@ def _called(policy: str) -> str:
     if policy.startswith(FIXED):
         return f"the fixed length {policy.removeprefix(FIXED)}"
     return "a schedule by batch size"
-
-
-BACKENDS = ("dynaspec", "vllm", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,16 +324,6 @@ def _generate(config: Mapping[str, Any] | None, names: Names) -> str:
             f"generate(model, **inputs, assistant_model=assistant, speculative_config={told!r})",
         )
     )
-
-
-SCHEMA = 1
-"""Of the JSON document; grows when a key changes its meaning."""
-_ADVICE = {
-    "auto": "Configure policy auto.",
-    "fixed": "Configure the fixed draft length {length}.",
-    "schedule": "Configure a draft length by batch size (policy schedule).",
-    "plain": "Do not speculate.",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,10 @@ td.bar i { display: block; height: .6rem; margin-top: .4rem; border-radius: .2re
 details { margin: .75rem 0; }
 pre { background: var(--card); padding: .8rem 1rem; border-radius: .5rem; overflow-x: auto; font-size: .82rem; }
 """
+_GOODPUTS = (
+    "Expected: of the steps as they were planned. If drafting, if plain: of either, whichever was chosen; corrected by "
+    "what such steps gave before."
+)
 
 
 def document(title: str, body: Sequence[str]) -> str:
@@ -129,12 +133,6 @@ def details(summary: str, content: str) -> str:
 
 def preformatted(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
-
-
-_GOODPUTS = (
-    "Expected: of the steps as they were planned. If drafting, if plain: of either, whichever was chosen; corrected by "
-    "what such steps gave before."
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,9 @@ from .simulator import HostConfig, simulate
 from .traces import Arrivals, Trace
 
 Router = Literal["round_robin", "random"]
+SCHEMA = 1
+"""Of the JSON file; grows when a key changes its meaning."""
+_COLUMNS = ("policy", "tokens/s", "× plain", "ms/token", "p99", "TTFT p99", "k", "length", "wasted", "passes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +99,6 @@ def _serve(policy: SimulatedPolicy, case: Case, costs: CostModel, host: HostConf
         time_noise=time_noise,
         rng=np.random.default_rng(case.seed),
     )
-
-
-SCHEMA = 1
-"""Of the JSON file; grows when a key changes its meaning."""
-_COLUMNS = ("policy", "tokens/s", "× plain", "ms/token", "p99", "TTFT p99", "k", "length", "wasted", "passes")
 
 
 def as_table(results: Sequence[SimulatedResult], title: str) -> Table:

@@ -20,6 +20,9 @@ from dynaspec.control.profile import Profile
 
 from .traces import Floats, Ints, Trace
 
+_Points = tuple[Floats, Floats]
+"""(rows [m], seconds [m]) as ``target_s`` takes them."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
@@ -227,10 +230,6 @@ class CurveCosts:
 
     def pass_costs(self) -> PassCosts:
         return self._costs
-
-
-_Points = tuple[Floats, Floats]
-"""(rows [m], seconds [m]) as ``target_s`` takes them."""
 
 
 def _points(curve: Curve) -> _Points:

@@ -18,6 +18,9 @@ from dynaspec.control.registry import build_controller
 from .costs import CostModel, PrefillChunk, step_load
 from .traces import Ints, Trace
 
+ORACLES = ("oracle", "oracle:cost")
+FORMS = f"{POLICY_FORMS} (goodput also without a file), oracle or oracle:cost"
+
 
 class OracleController:
     """Drafts exactly to the first token that would be rejected; that one is the target's own.
@@ -96,10 +99,6 @@ class OracleController:
             costs.time(step_load(self._limits.proposers[0], one, one, one, one * rows)).step_s for rows in (1024, 2048)
         )
         return (many - few) / 1024
-
-
-ORACLES = ("oracle", "oracle:cost")
-FORMS = f"{POLICY_FORMS} (goodput also without a file), oracle or oracle:cost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ from dynaspec.contract.errors import ConfigError
 
 from .costs import StepLoad, StepTime
 
+_PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Rows at which an engine would time passes at its start."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -175,10 +178,6 @@ def find_model(name: str) -> ModelShape:
     if model is None:
         raise ConfigError(f"the model {name!r} is not known; expected one of {', '.join(MODELS)}")
     return model
-
-
-_PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Rows at which an engine would time passes at its start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,10 @@ from .traces import Arrivals, Floats, Ints, Trace
 
 _FEW_ROWS = 16
 """Prefill gets at least so many rows where decoding leaves them, however long drafts are."""
+_EDGE = 1e-9
+ControllerFactory = Callable[[Limits], Controller]
+_ENDED: tuple[Ended, ...] = ("none", "rejected", "all_accepted", "stopped")
+_NONE, _REJECTED, _ALL, _STOPPED = range(4)
 
 
 class Queue:
@@ -174,9 +178,6 @@ class Prefill:
         return True
 
 
-_EDGE = 1e-9
-
-
 @dataclass(frozen=True, slots=True)
 class Drafted:
     """What was drafted."""
@@ -255,12 +256,6 @@ def _while_worth(gain: Floats, total_below: Floats, lens: Ints) -> Ints:
     going_on = lens[:, None] > np.arange(1, gain.shape[1] + 1)
     poor = np.where(going_on, gain, 0.0).sum(axis=0) < total_below
     return np.minimum(lens, int(poor.argmax()) + 1) if poor.any() else lens
-
-
-ControllerFactory = Callable[[Limits], Controller]
-
-_ENDED: tuple[Ended, ...] = ("none", "rejected", "all_accepted", "stopped")
-_NONE, _REJECTED, _ALL, _STOPPED = range(4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,10 @@ Floats = npt.NDArray[np.float64]
 
 PADDING = 64
 """Entries behind the last position, so that a draft that runs over the end has signals to read."""
+FORMS = (
+    "poisson:RATE, burst:RATE:SIZE, shift:RATE:RATE[:…], rollout, closed:USERS[:THINK_SECONDS] or trace"
+    " (rates in requests a second)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +181,6 @@ def _padded(signal: Floats | None, size: int) -> Floats | None:
     if len(values) != size or not ((values >= 0.0) & (values <= 1.0)).all():
         raise ConfigError(f"the trace has {len(values)} confidences for {size} runs; expected one a run, from 0 to 1")
     return np.concatenate([values, np.resize(values, PADDING)])
-
-
-FORMS = (
-    "poisson:RATE, burst:RATE:SIZE, shift:RATE:RATE[:…], rollout, closed:USERS[:THINK_SECONDS] or trace"
-    " (rates in requests a second)"
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,23 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- 'Answer:' -}}{%- endif -%}"
 )
+Kind = Literal["code", "maths"]
+SKIPPED_FOLDERS = frozenset(
+    {
+        "site-packages",
+        "__pycache__",
+        "test",
+        "tests",
+        "idle_test",
+        "encodings",  # 120 generated tables
+        "pydoc_data",  # one generated 750 kB table of prose
+    }
+)
+SKIPPED_FILES = frozenset({"html/entities.py", "msilib/schema.py", "msilib/sequence.py", "msilib/text.py"})
+SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
+HELD_OUT_SHARE = 0.03
+HELD_OUT_BYTES = (4_000, 60_000)  # code files outside this range make poor or overweight probes
+Tokens = npt.NDArray[np.uint16]
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -115,26 +132,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if not path.is_file():
         raise ConfigError(f"tokenizer: {str(path)!r} does not exist, expected what the stage 'prepare' writes")
     return Tokenizer.from_file(str(path))
-
-
-Kind = Literal["code", "maths"]
-
-SKIPPED_FOLDERS = frozenset(
-    {
-        "site-packages",
-        "__pycache__",
-        "test",
-        "tests",
-        "idle_test",
-        "encodings",  # 120 generated tables
-        "pydoc_data",  # one generated 750 kB table of prose
-    }
-)
-SKIPPED_FILES = frozenset({"html/entities.py", "msilib/schema.py", "msilib/sequence.py", "msilib/text.py"})
-SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
-
-HELD_OUT_SHARE = 0.03
-HELD_OUT_BYTES = (4_000, 60_000)  # code files outside this range make poor or overweight probes
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +273,6 @@ def choose_holdout(documents: Sequence[Document], share: float = HELD_OUT_SHARE)
         code=frozenset(d.name for d in first(sized, round(share * len(code)))),
         maths=frozenset(problem_index(d) for d in first(maths, round(share * len(maths)))),
     )
-
-
-Tokens = npt.NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,30 @@ TRAINING = "training.json"
 EVALUATION = "evaluation.json"
 GIVEN = "given_target"  # among the drafter's facts: where its target was, seen from the output folder
 OF_A_RUN = ("provenance", "note", "data", "seed", "seq_len", "batch_rows")
+_DATA = """## Data and licences
+
+* The sources of the Python standard library of the interpreter that trained the model, without tests and
+  generated tables ({code} files): Python Software Foundation License.
+* GSM8K's training problems, as `Question: …\\nAnswer: …` ({maths} problems): MIT licence.
+
+{tokens} training tokens ({size:.1f} MB); {held_code} files and {held_maths} problems are held out and
+named in `holdout.json` of the training code. The weights carry no rights of their own.
+"""
+_LIMITS = """## What it is for
+
+A model of this size demonstrates and tests speculative decoding on a CPU. It writes text that looks like
+Python and like solved problems, and greedy text soon repeats itself; what it says is not to be relied on.
+Training saw rows of {seq_len} tokens: positions beyond that are untrained. A line break and the indentation
+after it are one token, so end a prompt before the break (`def area(radius):`), not after it.
+"""
+_AGAIN = """## Again
+
+```console
+$ dynaspec train lm {given}--gsm8k gsm8k_train.jsonl --out models
+```
+
+trains, exports and measures {trained}; `docs/training.md` explains the stages.
+"""
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
@@ -199,34 +223,6 @@ def read(folder: Path, name: str) -> dict[str, Any] | None:
 def _write(path: Path, facts: dict[str, Any]) -> None:
     text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
     write_text_atomically(path, text)
-
-
-_DATA = """## Data and licences
-
-* The sources of the Python standard library of the interpreter that trained the model, without tests and
-  generated tables ({code} files): Python Software Foundation License.
-* GSM8K's training problems, as `Question: …\\nAnswer: …` ({maths} problems): MIT licence.
-
-{tokens} training tokens ({size:.1f} MB); {held_code} files and {held_maths} problems are held out and
-named in `holdout.json` of the training code. The weights carry no rights of their own.
-"""
-
-_LIMITS = """## What it is for
-
-A model of this size demonstrates and tests speculative decoding on a CPU. It writes text that looks like
-Python and like solved problems, and greedy text soon repeats itself; what it says is not to be relied on.
-Training saw rows of {seq_len} tokens: positions beyond that are untrained. A line break and the indentation
-after it are one token, so end a prompt before the break (`def area(radius):`), not after it.
-"""
-
-_AGAIN = """## Again
-
-```console
-$ dynaspec train lm {given}--gsm8k gsm8k_train.jsonl --out models
-```
-
-trains, exports and measures {trained}; `docs/training.md` explains the stages.
-"""
 
 
 def write_cards(out: Path) -> None:

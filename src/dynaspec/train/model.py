@@ -19,6 +19,10 @@ from dynaspec.model.weights import read_json
 from .data import END_OF_TEXT_ID
 from .run import precision
 
+EXPECTED = "expected a folder with a Llama model in the Hugging Face layout"
+FILES = ("config.json", "*.safetensors", "tokenizer.json")
+Backbone = Callable[..., Any]
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -97,10 +101,6 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-EXPECTED = "expected a folder with a Llama model in the Hugging Face layout"
-FILES = ("config.json", "*.safetensors", "tokenizer.json")
-
-
 def read_shape(folder: Path) -> Shape:
     """Sizes of the model in ``folder``.
 
@@ -143,9 +143,6 @@ def fingerprint(folder: Path) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:12]
-
-
-Backbone = Callable[..., Any]
 
 
 def logits(model: LlamaForCausalLM, inputs: Tensor, backbone: Backbone | None = None) -> Tensor:

@@ -23,6 +23,9 @@ from torch.optim import AdamW, Optimizer
 
 from dynaspec.contract.errors import ConfigError
 
+# Coefficients of the odd quintic x -> a x + b x^3 + c x^5, from the publication above.
+QUINTIC = (3.4445, -4.7750, 2.0315)
+
 
 @dataclass(frozen=True, slots=True)
 class RateSchedule:
@@ -118,10 +121,6 @@ def parse_until(text: str, now: datetime | None = None) -> float:
         return datetime.fromisoformat(text).timestamp()
     except ValueError as error:
         raise ConfigError(f"until: got {text!r}, expected HH:MM or an ISO date and time") from error
-
-
-# Coefficients of the odd quintic x -> a x + b x^3 + c x^5, from the publication above.
-QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrix: Tensor, steps: int = 5, dtype: torch.dtype = torch.float32) -> Tensor:

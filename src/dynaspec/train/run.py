@@ -18,6 +18,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from dynaspec.contract.errors import ConfigError
 
+STANDSTILL = 5.0  # a step this many times longer than usual was a pause, not work
+PLAIN_SECONDS = 15.0
+
 
 def write_text_atomically(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8 to ``path``, whole or not at all."""
@@ -37,9 +40,6 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-STANDSTILL = 5.0  # a step this many times longer than usual was a pause, not work
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +146,6 @@ class Listener(Protocol):
 def time_left(seconds: float) -> str:
     """``seconds`` for people; infinite ones are not known."""
     return "? left" if seconds == float("inf") else f"{seconds / 60:.1f} min left"
-
-
-PLAIN_SECONDS = 15.0
 
 
 @contextmanager

@@ -16,6 +16,9 @@ from dynaspec.contract.errors import ConfigError
 Prompt = str | tuple[int, ...]
 """Text, or token ids."""
 Json = Mapping[str, Any]
+_DONE = b"[DONE]"
+_LONGEST_MESSAGE = 300
+"""Characters of a server's answer that are kept where it is no error object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +247,6 @@ class RequestRecord:
     def queued(self, seconds: float) -> RequestRecord:
         """The same after a wait in the client."""
         return replace(self, queued_s=seconds)
-
-
-_DONE = b"[DONE]"
-_LONGEST_MESSAGE = 300
-"""Characters of a server's answer that are kept where it is no error object."""
 
 
 class _RequestFailed(Exception):

@@ -53,6 +53,9 @@ _MACHINE = ("cpu", "cpu_count", "gpus")
 _NOTHING = "not said"
 _VARIES = {"url", "root", "policies"}
 """Settings that are what is compared, or where it stood."""
+MARGIN = 0.01
+"""Ratios within this of 1 are called neither better nor worse."""
+_STYLES = {1: ("green", "better"), -1: ("red", "worse"), 0: ("", "")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +191,6 @@ def _is_number(value: Any) -> bool:
 
 def _said(settings: Mapping[str, Any], name: str) -> str:
     return json.dumps(settings[name], sort_keys=True, ensure_ascii=False) if name in settings else _NOTHING
-
-
-MARGIN = 0.01
-"""Ratios within this of 1 are called neither better nor worse."""
-_STYLES = {1: ("green", "better"), -1: ("red", "worse"), 0: ("", "")}
 
 
 def as_table(comparison: Comparison) -> Table:

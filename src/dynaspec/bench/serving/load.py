@@ -30,6 +30,13 @@ from .workload import (
     fit_requests,
 )
 
+_OTHERS = 64
+"""Files that a process has open beside its connections."""
+Progress = Callable[[str, int, int], None]
+"""Told (stage, done, in all)."""
+Send = Callable[[int], Awaitable[RequestRecord]]
+"""Sends request number i, and never raises for what the server does."""
+
 
 def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
     """Seconds after the start, ascending.
@@ -52,10 +59,6 @@ def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list
     return [float(time) for time in times * (count / rate / times[-1])]
 
 
-_OTHERS = 64
-"""Files that a process has open beside its connections."""
-
-
 def allow_connections(count: int) -> None:
     """Raises this process's limit of open files, as far as it may, to so many connections and what else it needs.
 
@@ -72,13 +75,6 @@ def allow_connections(count: int) -> None:
             f"expected --max-concurrency of at most {hard - _OTHERS}"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-Progress = Callable[[str, int, int], None]
-"""Told (stage, done, in all)."""
-
-Send = Callable[[int], Awaitable[RequestRecord]]
-"""Sends request number i, and never raises for what the server does."""
 
 
 async def put_load(

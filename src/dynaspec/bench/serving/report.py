@@ -23,6 +23,19 @@ _BUSY = 0.8
 """Share of a processor from which on the client may hold the server up."""
 _LATE_S = 0.05
 """A request sent later than this was not sent when its rate asked for."""
+KIND = "serve"
+SCHEMA = 1
+"""Grows when a key changes its meaning."""
+_NAMES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "between two chunks",
+    "e2el": "end to end",
+    "client_queue_time": "queued in the client",
+    "e2el_including_client_queue": "end to end, queue included",
+}
+_SHOWN_FAILURES = 10
+_SHOWN_POSITIONS = 8
 
 
 def remarks(finished: FinishedLoad) -> list[str]:
@@ -65,11 +78,6 @@ def _of_client(finished: FinishedLoad) -> list[str]:
     if not math.isinf(finished.settings.traffic.request_rate) and load.send_lag_s > _LATE_S:
         found.append(f"a request was sent {1e3 * load.send_lag_s:.0f} ms late: the machine was busy")
     return found
-
-
-KIND = "serve"
-SCHEMA = 1
-"""Grows when a key changes its meaning."""
 
 
 def as_document(
@@ -225,18 +233,6 @@ def _draft_figures(finished: FinishedLoad) -> dict[str, Any]:
 
 def _now() -> str:
     return datetime.now().strftime("%Y%m%d-%H%M%S")
-
-
-_NAMES = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "itl": "between two chunks",
-    "e2el": "end to end",
-    "client_queue_time": "queued in the client",
-    "e2el_including_client_queue": "end to end, queue included",
-}
-_SHOWN_FAILURES = 10
-_SHOWN_POSITIONS = 8
 
 
 def as_report(finished: FinishedLoad) -> RenderableType:

@@ -14,6 +14,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from .client import Failure, RequestRecord
 from .server import Reported
 
+NAMESPACES = ("dynaspec", "vllm")
+"""Prefixes of metrics' names, in order of preference."""
+_NAMES: Mapping[str, str] = {
+    "spec_decode_num_drafts_total": "drafts",
+    "spec_decode_num_draft_tokens_total": "draft_tokens",
+    "spec_decode_num_accepted_tokens_total": "accepted_tokens",
+}
+_PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -201,16 +210,6 @@ def drafts_by_category(records: Sequence[RequestRecord], categories: Sequence[st
 def _count(speculation: Mapping[str, Any], key: str) -> int:
     value = speculation.get(key)
     return value if isinstance(value, int) else 0
-
-
-NAMESPACES = ("dynaspec", "vllm")
-"""Prefixes of metrics' names, in order of preference."""
-_NAMES: Mapping[str, str] = {
-    "spec_decode_num_drafts_total": "drafts",
-    "spec_decode_num_draft_tokens_total": "draft_tokens",
-    "spec_decode_num_accepted_tokens_total": "accepted_tokens",
-}
-_PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,17 @@ GOALS = ("ttft", "tpot", "e2el")
 """Times of a request that can have a limit."""
 _FIXED_FIELDS = {"stream": True, "n": 1}
 """Fields of a request that a measurement depends on."""
+_REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=6 * 60 * 60)
+"""Of a request under load: a queue may be long."""
+_QUESTION_TIMEOUT = aiohttp.ClientTimeout(total=60)
+"""Of a question about the server."""
+_POLL_S = 0.5
+_IDLE_S = 4.0
+"""Idle connections are closed after this long: sooner than servers close theirs, or a request could meet the end of
+its connection and be lost."""
+_REFUSED = (401, 403)
+OWN = "dynaspec"
+"""Who owns the models of a dynaspec server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,19 +189,6 @@ def _check_names(what: str, given: Mapping[str, float] | tuple[str, ...], known:
     wrong = [name for name in given if name not in known]
     if wrong:
         raise ConfigError(f"{what} have {wrong[0]!r}; expected {', '.join(known)}")
-
-
-_REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=6 * 60 * 60)
-"""Of a request under load: a queue may be long."""
-_QUESTION_TIMEOUT = aiohttp.ClientTimeout(total=60)
-"""Of a question about the server."""
-_POLL_S = 0.5
-_IDLE_S = 4.0
-"""Idle connections are closed after this long: sooner than servers close theirs, or a request could meet the end of
-its connection and be lost."""
-_REFUSED = (401, 403)
-OWN = "dynaspec"
-"""Who owns the models of a dynaspec server."""
 
 
 class ServerError(DynaspecError, RuntimeError):

@@ -35,6 +35,17 @@ _KEYS = "DYNASPEC_API_KEY"
 _POLL_S = 0.5
 _STOP_S = 60.0
 """What a server gets to finish after it was asked to stop."""
+Progress = Callable[[str, int, int], None]
+Start = Callable[[], AbstractAsyncContextManager[Target]]
+"""Starts a server, or finds it running; gives where requests go."""
+_WARM_UP_ROUNDS = 2
+"""Times the largest number of requests at once that a new server answers before it is measured."""
+KIND = "sweep"
+_COLUMNS = (
+    "medians over the rounds, times in milliseconds; tokens/s: output tokens of all requests; / first: over those of "
+    "the first side in the same round; TTFT, TPOT, E2E: of the median request; good/s: requests a second within the "
+    "goodput's limits; length: tokens per step with a draft"
+)
 
 
 def serve_command(model: str, spec: PolicySpec, port: int, further: Sequence[str]) -> list[str]:
@@ -117,13 +128,6 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
     return lines[-1].strip() if lines else f"it wrote nothing to {log}"
-
-
-Progress = Callable[[str, int, int], None]
-Start = Callable[[], AbstractAsyncContextManager[Target]]
-"""Starts a server, or finds it running; gives where requests go."""
-_WARM_UP_ROUNDS = 2
-"""Times the largest number of requests at once that a new server answers before it is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,14 +382,6 @@ def _spread(run: FinishedLoad, name: str) -> Spread:
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None
-
-
-KIND = "sweep"
-_COLUMNS = (
-    "medians over the rounds, times in milliseconds; tokens/s: output tokens of all requests; / first: over those of "
-    "the first side in the same round; TTFT, TPOT, E2E: of the median request; good/s: requests a second within the "
-    "goodput's limits; length: tokens per step with a draft"
-)
 
 
 def as_document(cells: Sequence[Cell], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,16 @@ from .client import Prompt
 from .server import LoadWorkload, Server, ServerError
 
 _QUESTIONS_AT_ONCE = 16
+RANDOM, SHAREGPT, CUSTOM = "random", "sharegpt", "custom"
+NAMES = (DEMO, RANDOM, SHAREGPT, CUSTOM, *FORMS)
+"""What ``--dataset-name`` may be."""
+_OUTPUT_LENS: Mapping[str, int] = {RANDOM: 128, DEMO: 128}
+"""Usual lengths of answers, where they are not ``_OUTPUT_LEN``."""
+_OUTPUT_LEN = 256
+_SHAREGPT_SHORTEST, _SHAREGPT_LONGEST_PROMPT, _SHAREGPT_LONGEST = 4, 1024, 2048
+"""Tokens; conversations outside are left out, as everywhere that this data set is used."""
+_CHAT_ROOM = 64
+"""Tokens left for what a chat template adds, and for text that becomes a few more tokens once it is cut."""
 
 
 class Tokens(Protocol):
@@ -111,16 +121,6 @@ async def find_tokens(server: Server, model: str, tokenizer: str | None) -> Toke
         return LocalTokens(tokenizer)
     ours = ServerTokens(server, model)
     return ours if await ours.works() else None
-
-
-RANDOM, SHAREGPT, CUSTOM = "random", "sharegpt", "custom"
-NAMES = (DEMO, RANDOM, SHAREGPT, CUSTOM, *FORMS)
-"""What ``--dataset-name`` may be."""
-_OUTPUT_LENS: Mapping[str, int] = {RANDOM: 128, DEMO: 128}
-"""Usual lengths of answers, where they are not ``_OUTPUT_LEN``."""
-_OUTPUT_LEN = 256
-_SHAREGPT_SHORTEST, _SHAREGPT_LONGEST_PROMPT, _SHAREGPT_LONGEST = 4, 1024, 2048
-"""Tokens; conversations outside are left out, as everywhere that this data set is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +269,6 @@ def _needed(tokens: Tokens | None, name: str) -> Tokens:
             f"the data set {name!r} needs a tokenizer, and the server has no /tokenize; expected --tokenizer"
         )
     return tokens
-
-
-_CHAT_ROOM = 64
-"""Tokens left for what a chat template adds, and for text that becomes a few more tokens once it is cut."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,18 @@ from dynaspec.control.planner import MAX_DRAFT_TOKENS, ChainPlanner
 
 from .confidence import ConfidenceStop
 
+GROWTH = 2
+SHRINKAGE = 1
+RANGES_KEY = "num_speculative_tokens_per_batch_size"
+Range = tuple[int, int, int]
+"""(smallest batch size, largest, k), both sizes included."""
+LADDER_KEY = "draft_length_options"
+DEFAULT_LONGEST = 15
+"""Whose ladder is 5, 10, 15."""
+ELASTIC_SMOOTHING = 0.1
+ELASTIC_START = 0.5
+HIGH, MEDIUM, LOW = 0.7, 0.5, 0.3
+
 
 class LengthPolicy(Protocol):
     """How many tokens to draft, from nothing but the view and what was observed before."""
@@ -97,10 +109,6 @@ class Constant:
         return {}
 
 
-GROWTH = 2
-SHRINKAGE = 1
-
-
 class HeuristicController:
     """One k a request: k + 2 after a draft that was accepted whole, else k − 1.
 
@@ -152,12 +160,6 @@ class HeuristicController:
         if ended in ("rejected", "invalid"):
             return max(k - SHRINKAGE, self._planner.shortest)
         return k
-
-
-RANGES_KEY = "num_speculative_tokens_per_batch_size"
-
-Range = tuple[int, int, int]
-"""(smallest batch size, largest, k), both sizes included."""
 
 
 class Schedule:
@@ -229,15 +231,6 @@ def _is_range(entry: object) -> bool:
 
 def _ranges_error(value: object, expected: str) -> ConfigError:
     return ConfigError(f"{RANGES_KEY} is {value!r}; expected {expected}")
-
-
-LADDER_KEY = "draft_length_options"
-DEFAULT_LONGEST = 15
-"""Whose ladder is 5, 10, 15."""
-
-ELASTIC_SMOOTHING = 0.1
-ELASTIC_START = 0.5
-HIGH, MEDIUM, LOW = 0.7, 0.5, 0.3
 
 
 class Elastic:

@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar
 from dynaspec.contract.controller import Controller, Explains
 from dynaspec.contract.step import DraftView, Needs, SpecPlan, StepOutcome, StepView
 
+Inner = TypeVar("Inner", bound=Controller)
+
 
 def plain_plan(view: StepView, *, next_needs: Needs = "all") -> SpecPlan:
     """A plan with draft length 0 for every request."""
@@ -30,9 +32,6 @@ class PlainController:
 
     def forget(self, ids: Sequence[str]) -> None:
         """Nothing was kept."""
-
-
-Inner = TypeVar("Inner", bound=Controller)
 
 
 class Wrapper(Generic[Inner]):

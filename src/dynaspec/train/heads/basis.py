@@ -23,6 +23,8 @@ from dynaspec.train.run import write_atomically, write_text_atomically
 from .conversations import Conversation
 from .shape import DraftVocabulary, HeadShape, most_frequent
 
+SCALE_CONVERSATIONS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class States:
@@ -134,9 +136,6 @@ def eos_ids(config: Mapping[str, Any]) -> list[int]:
     """Ids that end a text according to ``config``, possibly none."""
     given = config.get("eos_token_id")
     return [] if given is None else [given] if isinstance(given, int) else list(given)
-
-
-SCALE_CONVERSATIONS = 64
 
 
 @dataclass(frozen=True, slots=True)

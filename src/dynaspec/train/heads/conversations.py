@@ -19,6 +19,13 @@ from dynaspec.engine.tokenizer import Tokenizer
 
 from .prompts import KINDS, Asked, Chat, Inventor, long_enough
 
+USER_TOKENS = 128  # of a user's turn that the target makes up, at most
+BEGINNING_TOKENS = 16  # of a text that a target without a chat template goes on with
+POOL = 2000  # latest answers that requests are made of
+OWN = "own"  # source of conversations whose user's turn the target wrote
+SOURCES = (OWN, *KINDS)
+OWN_SHARE = 0.4  # of the made-up conversations begin with a user's turn that the target wrote
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -135,14 +142,6 @@ def open_writer(model: str, device: torch.device, longest: int, at_once: int, se
         yield EngineWriter(llm)
     finally:
         llm.close()
-
-
-USER_TOKENS = 128  # of a user's turn that the target makes up, at most
-BEGINNING_TOKENS = 16  # of a text that a target without a chat template goes on with
-POOL = 2000  # latest answers that requests are made of
-OWN = "own"  # source of conversations whose user's turn the target wrote
-SOURCES = (OWN, *KINDS)
-OWN_SHARE = 0.4  # of the made-up conversations begin with a user's turn that the target wrote
 
 
 class Collector:

@@ -20,6 +20,11 @@ from .export import decoder_config, decoder_sizes, drafted_tokens, listed
 from .kind import ReadsLastState
 from .shape import DraftVocabulary, HeadShape, Start, aux_layers, read_start, shape_for
 
+FORMAT_VERSION = "0.9.0"
+HEAD_SCALE = 0.25
+"""Of the target's output rows at the start: at 1 the loss begins far above that of a uniform guess, as untrained states
+mean nothing to them."""
+
 
 class EagleHead(DecoderHead):
     """Parameters have the names of the checkpoint.
@@ -105,12 +110,6 @@ class Eagle(ReadsLastState):
     def described(self, facts: Mapping[str, Any]) -> str:
         return f"""last hidden state: {decoder_sizes(facts)} It guesses the next such state, and the target's output
         layer turns that into tokens. Format: the authors' (EAGLE-1, EAGLE-2), without a bias."""
-
-
-FORMAT_VERSION = "0.9.0"
-HEAD_SCALE = 0.25
-"""Of the target's output rows at the start: at 1 the loss begins far above that of a uniform guess, as untrained states
-mean nothing to them."""
 
 
 class Eagle3Layer(Layer):

@@ -18,6 +18,8 @@ from .head import Batch, TrainedHead, join
 from .prompts import Asked
 from .states import Shard, shard_path, write_shard
 
+ROWS = 2048  # chains measured at once
+
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
@@ -86,9 +88,6 @@ def walk(equal: Tensor, spans: Iterable[tuple[int, int]]) -> Acceptance:
         steps,
         emitted,
     )
-
-
-ROWS = 2048  # chains measured at once
 
 
 def answer_greedily(writer: Writer, asked: Sequence[Asked], new_tokens: int) -> list[Conversation]:

@@ -25,6 +25,8 @@ from .conversations import Conversation, read_conversations
 from .head import Example, chains_of
 from .shape import DraftVocabulary
 
+SHARD_CONVERSATIONS = 128
+
 
 @dataclass(frozen=True, slots=True)
 class Spans:
@@ -131,9 +133,6 @@ class Cache:
         while (path := shard_path(self._folder, len(self.shards))).is_file():
             self.shards.append(Shard(path))
         return len(self.shards)
-
-
-SHARD_CONVERSATIONS = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,10 @@ from .measure import Acceptance
 from .states import Cache
 
 Ref = tuple[int, int]  # shard, conversation in it
+# The large buffers of a step are kept between steps instead of being mapped and cleared anew; glibc reads these
+# when a process starts, other C libraries ignore them.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**31 - 1), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
+POLL_S = 5.0  # seconds between looks at whether the other side still lives
 
 
 @dataclass(slots=True)
@@ -105,12 +109,6 @@ class BatchPlan:
 
     def _chains(self, ref: Ref) -> int:
         return self._cache.shards[ref[0]].chains(ref[1])
-
-
-# The large buffers of a step are kept between steps instead of being mapped and cleared anew; glibc reads these
-# when a process starts, other C libraries ignore them.
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**31 - 1), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
-POLL_S = 5.0  # seconds between looks at whether the other side still lives
 
 
 class WorkerLost(DynaspecError):
