@@ -1,3 +1,1 @@
 """What decision logs and profiles say: ``dynaspec explain`` and ``dynaspec recommend``."""
-
-from __future__ import annotations
