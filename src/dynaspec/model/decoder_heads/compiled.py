@@ -56,4 +56,4 @@ def compile_head(config: HeadConfig, weights: HeadWeights, spec: AttentionSpec) 
 
 def _matrix(linear: Linear | None) -> tuple[int, int, int, int]:
     """As ``matrix_row``; None = none."""
-    return (0, 0, 0, 0) if linear is None else matrix_row(linear)
+    return (0,) * MATRIX if linear is None else matrix_row(linear)
