@@ -10,8 +10,10 @@ BIN := .venv/bin
 demo: .venv/ready
 	$(BIN)/dynaspec demo
 
+# A process a core, as most tests use one thread; four at most, for each takes 1.5 GB. Who is done takes tests from the
+# others.
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
 
 # vLLM and speculators have environments of their own, for their requirements are not ours. Not part of `make test`: they
 # are 4 and 2 GB.

@@ -11,9 +11,9 @@ import pytest
 
 from dynaspec import AsyncLLM
 from dynaspec.api.stream import join
-from dynaspec.bench.soak.wishes import Wish, draw_wishes
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind
+from soak_callers import Wish, draw_wishes
 from support.checkpoints import VOCAB, Pair
 from support.decoder_heads import FittedHead
 from support.engines import PlainDecoding, assert_same, kv_bytes, open_async_llm

@@ -10,11 +10,20 @@ import aiohttp
 import pytest
 
 from dynaspec import AsyncLLM
-from dynaspec.bench.soak.calls import BLUNDERS, Call, Visit, draw_calls
-from dynaspec.bench.soak.client import Caller, Result
-from dynaspec.bench.soak.drive import Tally, drive
-from dynaspec.bench.soak.watch import read_load, until_idle
-from dynaspec.bench.soak.wishes import Choice, draw_wishes, known_answer
+from soak import read_load, until_idle
+from soak_callers import (
+    BLUNDERS,
+    Call,
+    Caller,
+    Choice,
+    Result,
+    Tally,
+    Visit,
+    draw_calls,
+    draw_wishes,
+    drive,
+    known_answer,
+)
 from support.checkpoints import VOCAB, Pair
 from support.engines import PlainDecoding, kv_bytes
 from support.http_server import Serving, serving

@@ -1,7 +1,7 @@
 """The situations that ``auto`` is judged by, closed loop: deterministic, on machines that nobody has at hand.
 
 Each function takes a way to build a controller and returns one figure; ``tests/unit/control/auto/test_gates.py`` holds
-them against what is promised, ``bench/auto_settings.py`` shows how little each setting changes them.
+them against what is promised, ``benchmarks/auto_settings.py`` shows how little each setting changes them.
 """
 
 from __future__ import annotations

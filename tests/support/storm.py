@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dynaspec import SamplingParams
-from dynaspec.bench.soak.wishes import Wish
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind
+from soak_callers import Wish
 
 from .engines import PlainDecoding
 

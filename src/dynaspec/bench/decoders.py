@@ -98,7 +98,7 @@ def _on_transformers(
         if name not in _CARRIED:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} is {engine[name]!r}; expected no {flag} with --backend transformers")
-    from .hosts.assisted import Assisted  # imports Transformers
+    from .assisted import Assisted  # imports Transformers
 
     drafters = [spec.config.model for spec in specs if spec.config is not None and spec.config.model is not None]
     pair = Assisted(model, drafters[0] if drafters else None, dtype=engine.get("dtype"), device=engine.get("device"))

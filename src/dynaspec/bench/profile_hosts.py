@@ -137,7 +137,7 @@ def on_transformers(
             f"batch sizes are {list(grid.batch_sizes)}; expected --batch-size-list 1, as Transformers assists one "
             "sequence at a time"
         )
-    from .hosts.assisted import Assisted  # imports Transformers
+    from .assisted import Assisted  # imports Transformers
 
     progress("loading", 0, 1)
     pair = Assisted(model, drafter)

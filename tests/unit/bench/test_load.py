@@ -8,14 +8,16 @@ import json
 import pytest
 from rich.console import Console
 
-from dynaspec.bench import adversary_report, shift_report, sweep_report
-from dynaspec.bench.adversary import AdversaryCost, Drift
+import adversary
+import load_sweep
+import shifting_workload
+from adversary import AdversaryCost, Drift
 from dynaspec.bench.datasets import BenchPrompt, Dataset
 from dynaspec.bench.markdown import as_markdown
-from dynaspec.bench.shift import ShiftOptions, run_shift
-from dynaspec.bench.sweep import LoadResult, SweepOptions, mixed, run_sweep
-from dynaspec.bench.tables import TableOptions, dsl_table, dynamic_table, elastic_table
 from dynaspec.contract.errors import ConfigError
+from load_sweep import LoadResult, SweepOptions, mixed, run_sweep
+from seed_tables import TableOptions, dsl_table, dynamic_table, elastic_table
+from shifting_workload import ShiftOptions, run_shift
 
 PROMPTS = [BenchPrompt("the quick brown fox jumps over the lazy dog", "maths"), BenchPrompt("def add(a, b):", "code")]
 
@@ -39,9 +41,9 @@ def test_sweep(tiny, tmp_path):
         assert all(len(rates) == 2 and min(rates) > 0 for rates in result.rates.values())
         assert len(result.against_best.rounds) == 1
         assert len(result.against_plain.rounds) == 2
-    assert "auto / best (bound)" in printed(sweep_report.as_table(results))
-    json.dumps(sweep_report.as_document(results, {}))
-    sweep_report.plot_sweep(results, tmp_path / "p.png", "title")
+    assert "auto / best (bound)" in printed(load_sweep.as_table(results))
+    json.dumps(load_sweep.as_document(results, {}))
+    load_sweep.plot_sweep(results, tmp_path / "p.png", "title")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -63,7 +65,7 @@ def test_both_median_and_bound_must_hold():
     assert load_result((9.95,) * 4).against_plain.holds
     assert not load_result((9.8,) * 4).against_plain.holds  # median
     assert not load_result((10.0, 9.0, 10.0, 10.0)).against_plain.holds  # bound
-    text = sweep_report.verdict([load_result((9.8,) * 4)]).plain
+    text = load_sweep.verdict([load_result((9.8,) * 4)]).plain
     assert text.startswith("MISSED best at 4, plain at 4")
 
 
@@ -86,12 +88,12 @@ def test_shift(tiny, tmp_path):
     assert set(result.runs) == {"plain", "constant:1", "constant:2", "auto"}
     tokens = {tuple(trace.tokens for trace in run.values()) for runs in result.runs.values() for run in runs}
     assert len(tokens) == 1  # every side has the same work
-    assert "burst" in printed(shift_report.as_table(result))
-    said = shift_report.verdict(result).plain
+    assert "burst" in printed(shifting_workload.as_table(result))
+    said = shifting_workload.verdict(result).plain
     assert result.best_fixed in said
     assert said.count("one round, no bound") == said.count("(bound ") == 1  # one even round; two of plain decoding
-    json.dumps(shift_report.as_document(result, {}))
-    shift_report.plot_shift(result, tmp_path / "p.png", "title")
+    json.dumps(shifting_workload.as_document(result, {}))
+    shifting_workload.plot_shift(result, tmp_path / "p.png", "title")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -108,12 +110,12 @@ def test_the_cost_of_an_adversary(tmp_path):
     assert cost.cost == pytest.approx(1 - 1 / 1.02)
     assert cost.worst == pytest.approx(1 - 1 / 1.05)
     drift = Drift((4.0,) * 600)
-    first, second, third = adversary_report.lines(cost, drift, "auto")
+    first, second, third = adversary.lines(cost, drift, "auto")
     assert first.endswith("reached")
     assert second.endswith("MISSED")
     assert third.endswith("reached")
-    json.dumps(adversary_report.as_document(cost, drift))
-    adversary_report.plot_drift(drift, tmp_path / "p.png", "auto")
+    json.dumps(adversary.as_document(cost, drift))
+    adversary.plot_drift(drift, tmp_path / "p.png", "auto")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -18,11 +18,13 @@ TINY = Shape(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=48, head_dim
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def arithmetic():
+    """One thread; and what training sets for the whole process ends with the test."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+    torch.set_flush_denormal(False)
 
 
 def source(index: int) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -58,6 +59,18 @@ class Job:
     seed: int
 
 
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """For processes started meanwhile; variables that are set already stay as they are."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
 class Bench:
     """A head with all that a micro-batch needs; gradients add up in its parameters' ``.grad``."""
 
@@ -98,8 +111,6 @@ class Workers:
         head.share_memory()
         target_head = _shared(target_head)
         self._head = head
-        for name, value in KEEP_MEMORY.items():
-            os.environ.setdefault(name, value)
         context = torch.multiprocessing.get_context("spawn")
         self._jobs: Queue[Job | None] = context.Queue()
         self._done: Queue[Any] = context.Queue()
@@ -110,8 +121,9 @@ class Workers:
             )
             for mine in self._gradients
         ]
-        for process in self._processes:
-            process.start()
+        with _environment(KEEP_MEMORY):
+            for process in self._processes:
+                process.start()
 
     def compute(self, step: Step, seed: int) -> Tensor:
         """See :class:`Gradients`.

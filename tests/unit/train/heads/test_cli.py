@@ -18,14 +18,6 @@ RUNNER = CliRunner()
 SHAPE = Shape(hidden=32, layers=6, heads=2, kv_heads=1, intermediate=48, head_dim=16, vocab=300, positions=128)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("target")

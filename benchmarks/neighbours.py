@@ -1,0 +1,136 @@
+"""How decoding fares beside others on the same cores: alone, beside busy processes, and beside a second engine.
+
+Turns alternate, a round at a time. Prints tokens/s and shares of alone; writes neighbours.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import dynaspec  # first: it sets what torch's threads read when they start
+
+# isort: split
+from rich.console import Console
+from rich.table import Table
+
+from dynaspec.bench.datasets import demo_prompts, spread
+from dynaspec.bench.provenance import provenance
+from dynaspec.bench.report import make_folder, write_json
+from dynaspec.cli.demo_model import demo_target
+
+BUSY = "while True: pass"
+ALONE, BESIDE, TWO = "alone", "beside a busy process", "two engines, together"
+
+
+class Engine:
+    """An engine in a process of its own, which decodes when it is told."""
+
+    def __init__(self, model: str, tokens: int) -> None:
+        command = [sys.executable, __file__, "--serve", model, "--tokens", str(tokens)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.begin(1)
+        self.end()
+
+    def begin(self, requests: int) -> None:
+        """Starts to decode so many requests at once."""
+        print(requests, file=self._process.stdin, flush=True)
+
+    def end(self) -> float:
+        """Waits until it has; tokens per second."""
+        if self._process.stdout is None:
+            return 0.0
+        return float(self._process.stdout.readline())
+
+    def rate(self, requests: int) -> float:
+        self.begin(requests)
+        return self.end()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def serve(model: str, tokens: int) -> None:
+    """What an ``Engine``'s process does."""
+    llm = dynaspec.LLM(model, max_model_len=1024, max_num_seqs=8, enable_prefix_caching=False)
+    prompts = [prompt.text for prompt in spread(demo_prompts(), 8)]
+    params = dynaspec.SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    for line in sys.stdin:
+        requests, began = int(line), time.perf_counter()
+        done = llm.generate(prompts[:requests], params)
+        print(sum(len(o.outputs[0].token_ids) for o in done) / (time.perf_counter() - began), flush=True)
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many processes that only compute, for a while."""
+    started = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(processes)]
+    try:
+        time.sleep(0.3)
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+Found = dict[int, dict[str, list[float]]]
+"""Load → side → tokens/s of each round."""
+
+
+def measure(model: str, loads: list[int], rounds: int, neighbours: int, tokens: int) -> Found:
+    found: Found = {load: {ALONE: [], BESIDE: [], TWO: []} for load in loads}
+    engines = [Engine(model, tokens), Engine(model, tokens)]
+    try:
+        for number in range(rounds):
+            for load, sides in found.items():
+                sides[ALONE].append(engines[0].rate(load))
+                with busy(neighbours):
+                    sides[BESIDE].append(engines[0].rate(load))
+                for engine in engines:
+                    engine.begin(load)
+                sides[TWO].append(sum(engine.end() for engine in engines))
+            print(f"round {number + 1} of {rounds} is done", file=sys.stderr, flush=True)
+    finally:
+        for engine in engines:
+            engine.close()
+    return found
+
+
+def as_table(found: Found) -> Table:
+    table = Table("requests at once", ALONE, BESIDE, "of alone", TWO, "of alone")
+    for load, sides in found.items():
+        shares = [median(b / a for a, b in zip(sides[ALONE], sides[side], strict=True)) for side in (BESIDE, TWO)]
+        rates = [f"{median(sides[side]):.1f}" for side in (ALONE, BESIDE, TWO)]
+        table.add_row(str(load), rates[0], rates[1], f"{shares[0]:.2f}", rates[2], f"{shares[1]:.2f}")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="the target (that of the demonstration)")
+    parser.add_argument("--loads", type=int, nargs="+", default=[1, 8], help="requests at once (1 8)")
+    parser.add_argument("--rounds", type=int, default=7, help="(7)")
+    parser.add_argument("--neighbours", type=int, default=1, help="busy processes (1)")
+    parser.add_argument("--tokens", type=int, default=48, help="of each request (48)")
+    parser.add_argument("--output-dir", type=Path, default=Path("bench-out"), help="folder for the figures")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve(args.serve, args.tokens)
+        return
+    make_folder(args.output_dir)
+    found = measure(args.model or demo_target(), args.loads, args.rounds, args.neighbours, args.tokens)
+    write_json(args.output_dir / "neighbours.json", {"provenance": provenance(), "tokens_per_second": found})
+    Console(highlight=False).print(as_table(found))
+
+
+if __name__ == "__main__":
+    main()

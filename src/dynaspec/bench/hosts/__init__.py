@@ -1,1 +1,0 @@
-"""Other engines, with dynaspec's controllers and without."""
