@@ -124,6 +124,7 @@ class Decoder:
             self._ops,
             self.device,
             self.dtype,
+            self.product_dtype,
             None if self._passes is None else self._passes.of_first_layers(count),
         )
 

@@ -54,13 +54,14 @@ def load_model(
     Args:
         path_or_id: a directory, a GGUF file or a repository of the Hugging Face hub.
         revision: branch, tag or commit of the repository.
-        dtype: ``auto`` is float32 on CPU and the checkpoint's own elsewhere; or float32, bfloat16, float16. What a GGUF
+        dtype: ``auto`` is float32 on CPU and the checkpoint's own elsewhere; or float32, bfloat16, float16. On CPU
+            bfloat16 is what matrix products round their inputs to, see ``Model.product_dtype``. What a GGUF
             file has quantised is rounded to bfloat16 for ``auto``, otherwise to the dtype that is named.
         device: ``cpu``, ``cuda`` or ``cuda:<n>``.
         max_model_len: longest context that will be run; None = what the checkpoint was made for.
         trust_remote_code: let the checkpoint's own Python code run, for architectures that Transformers lacks.
-        quantization: form that the weights of linear layers are brought to, on CPU in float32; None = they stay as
-            they are.
+        quantization: form that the weights of linear layers are brought to, on CPU in float32 or bfloat16; None = they
+            stay as they are.
 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete, corrupt, quantised or cannot be run.

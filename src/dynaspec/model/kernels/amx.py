@@ -49,7 +49,8 @@ def available() -> bool:
     """Whether this process may use the unit; asks for it."""
     if sys.platform != "linux" or not _exists():
         return False
-    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA) == 0
+    refused: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA)
+    return refused == 0
 
 
 def _configurations() -> Any:
@@ -77,7 +78,9 @@ def _at(builder: Any, address: Any, offset: Any = None) -> Any:
     return builder.inttoptr(address if offset is None else builder.add(address, offset), _POINTER)
 
 
-def _sums(builder: Any, halves: int, x: Any, stride: Any, groups: Any, panel: Any, bias: Any, out: Any, to: Any) -> None:
+def _sums(
+    builder: Any, halves: int, x: Any, stride: Any, groups: Any, panel: Any, bias: Any, out: Any, to: Any
+) -> None:
     """Up to 16 rows, twice where ``halves`` is 2, over a panel of 32 outputs."""
     fetch_type = ir.FunctionType(_VOID, [_POINTER, _I32, _I32, _I32])
     fetch = cgutils.get_or_insert_function(builder.module, fetch_type, "llvm.prefetch.p0")
@@ -106,7 +109,7 @@ def _sums(builder: Any, halves: int, x: Any, stride: Any, groups: Any, panel: An
 @intrinsic
 def _configure(typingctx: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if available():
+        if _exists():
             _call(builder, "ldtilecfg", _at(builder, args[0]))
         return context.get_dummy_value()
 
@@ -118,7 +121,7 @@ def release(typingctx: Any) -> Any:
     """Puts the unit's registers back: what is not in use need not be kept when threads take turns."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if available():
+        if _exists():
             _call(builder, "tilerelease")
         return context.get_dummy_value()
 

@@ -28,8 +28,8 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
 MATRIX = 5
-"""Columns that describe a matrix: address of its panels, the form and the arithmetic of ``gemm.multiply``, address of the
-bias, outputs."""
+"""Columns that describe a matrix: address of its panels, form and arithmetic as in ``gemm.multiply``, address of
+the bias, outputs."""
 QKV, OUT, UP, DOWN = range(0, 4 * MATRIX, MATRIX)
 NORM = 2
 """Columns that describe a norm: addresses of weight (0: there is none) and bias (0: it is an RMS norm)."""
