@@ -30,7 +30,7 @@ class PackedLinear:
             self.packed, self.form = int8.pack(weight.numpy()), gemm.INT8
         else:
             kept = weight if arithmetic == gemm.FLOAT32 else weight.bfloat16().float()
-            self.packed, self.form = gemm.pack(kept.numpy())
+            self.packed, self.form = gemm.pack(kept.numpy(), arithmetic)
         self._weights = self.packed.reshape(-1)
         self._padded = self.packed.shape[0] * gemm.PANEL
         self.bias = np.zeros(self._padded, np.float32)

@@ -38,17 +38,14 @@ Words = npt.NDArray[np.uint32]
 PANEL = 2 * LANES
 GROUP = 32
 """Inputs that share a scale where weights are int8."""
-FLOAT, BFLOAT, INT8 = range(3)
-"""How weights are held."""
+FLOAT, BFLOAT, PAIRS, INT8 = range(4)
+"""How weights are held, see ``pack`` and ``int8``."""
 FLOAT32, ROUNDED, DOT, TILES = range(4)
 """How they are multiplied, see the module."""
 GROUP_WORDS = (2 * PANEL + GROUP * PANEL) // 4
 """32-bit words of a panel's group of int8 weights: a float16 scale for each output, then the weights of each input."""
 _TILE_ROWS = 14
 """Rows worked on at a time, at most: 28 sums in registers, two weights and an input: all that there are."""
-_PAIR_ROWS = 13
-"""The same where a word holds the weights of two inputs: it stays in a register until the second one's turn."""
-
 _AHEAD = 128
 """Inputs that weights are fetched ahead of their use where there is one tile; without it 8 rows wait for memory. Where
 there are more, each fetches its share of the next panel: the first one alone would wait for all of it, and memory for
@@ -198,18 +195,13 @@ def _float_sums(tile: _Tile, panel: Any, depth: Any) -> None:
 
 def _bfloat_sums(tile: _Tile, panel: Any, depth: Any) -> None:
     builder = tile.builder
-    last = builder.sub(depth, _I64(1))
 
-    def pair(_: Any, n: Any) -> None:
-        words = _two(builder, panel, builder.mul(n, _I64(PANEL)), _INTS)
-        first = builder.shl(n, _I64(1))
-        tile.add(first, tuple(builder.bitcast(builder.and_(word, _HIGH), _VEC) for word in words))
-        # The partner of an odd last input is the input itself, with a weight of 0.
-        second = builder.add(first, _I64(1))
-        second = builder.select(builder.icmp_signed("<", second, depth), second, last)
-        tile.add(second, tuple(builder.bitcast(builder.shl(word, _SIXTEEN), _VEC) for word in words))
+    def step(_: Any, n: Any) -> None:
+        words = _load(builder, panel, builder.mul(n, _I64(LANES)), _INTS)
+        low, high = builder.shl(words, _SIXTEEN), builder.and_(words, _HIGH)
+        tile.add(n, (builder.bitcast(low, _VEC), builder.bitcast(high, _VEC)))
 
-    tile.steps(_I64(0), builder.lshr(builder.add(depth, _I64(1)), _I64(1)), pair)
+    tile.steps(_I64(0), depth, step)
 
 
 def _dot_sums(tile: _Tile, panel: Any, depth: Any) -> None:
@@ -239,9 +231,7 @@ def _int8_sums(tile: _Tile, panel: Any, depth: Any) -> None:
         tile.steps(start, count, step)
 
 
-def _panel_kernel(
-    emit: Callable[[_Tile, Any, Any], None], size: int, inputs: int = 1, most: int = _TILE_ROWS, words: bool = False
-) -> Any:
+def _panel_kernel(emit: Callable[[_Tile, Any, Any], None], size: int, pairs: bool = False) -> Any:
     """A product with one panel, (x, rows, stride, in, panel, bias, out, out stride) → nothing.
 
     All but the numbers are addresses: x [rows, in] with its rows ``stride`` words apart, bias [32], out [rows, 32] with
@@ -249,9 +239,7 @@ def _panel_kernel(
 
     Args:
         size: bytes of a panel's step.
-        inputs: of a step.
-        most: rows worked on at a time.
-        words: inputs are words of two bfloat16; else float32.
+        pairs: a step takes two inputs, and x has words of two bfloat16; else it takes one in float32.
     """
 
     @intrinsic
@@ -260,10 +248,10 @@ def _panel_kernel(
     ) -> Any:
         def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             x_, rows_, x_stride_, depth_, panel_, bias_, out_, stride_ = args
-            x_at = builder.inttoptr(x_, (_I32 if words else _FLOAT).as_pointer())
+            x_at = builder.inttoptr(x_, (_I32 if pairs else _FLOAT).as_pointer())
             bias_at, out_at = (builder.inttoptr(at, _FLOAT.as_pointer()) for at in (bias_, out_))
             panel_at = builder.inttoptr(panel_, _I32.as_pointer())
-            steps = depth_ if inputs == 1 else builder.udiv(builder.add(depth_, _I64(inputs - 1)), _I64(inputs))
+            steps = builder.lshr(builder.add(depth_, _I64(1)), _I64(1)) if pairs else depth_
 
             def tile(count: int, row: Any, ahead: Any, pace: Any) -> None:
                 fetched = builder.gep(builder.bitcast(panel_at, _I8.as_pointer()), [ahead])
@@ -277,16 +265,16 @@ def _panel_kernel(
                         builder.store(builder.load(slot), target).align = 4
 
             # As few tiles as possible, of sizes that differ by one at most: first the larger ones.
-            tiles = builder.udiv(builder.add(rows_, _I64(most - 1)), _I64(most))
+            tiles = builder.udiv(builder.add(rows_, _I64(_TILE_ROWS - 1)), _I64(_TILE_ROWS))
             with builder.if_then(builder.icmp_signed(">", tiles, _I64(0))):
                 small = builder.udiv(rows_, tiles)
                 larger = builder.urem(rows_, tiles)
                 pace = builder.udiv(_I64(size), tiles)
                 alone = builder.icmp_signed("==", tiles, _I64(1))
                 whole = builder.mul(steps, _I64(size))
-                ahead = builder.select(alone, _I64(_AHEAD // inputs * size), whole)
+                ahead = builder.select(alone, _I64((_AHEAD // 2 if pairs else _AHEAD) * size), whole)
                 share = builder.mul(steps, pace)
-                for rows_of_tile in range(1, most + 1):
+                for rows_of_tile in range(1, _TILE_ROWS + 1):
                     for before, offset, count in (
                         (_I64(0), 1, larger),
                         (larger, 0, builder.sub(tiles, larger)),
@@ -304,9 +292,9 @@ def _panel_kernel(
 
 
 _float_panel = _panel_kernel(_float_sums, 4 * PANEL)
-_bfloat_panel = _panel_kernel(_bfloat_sums, 4 * PANEL, inputs=2, most=_PAIR_ROWS)
+_bfloat_panel = _panel_kernel(_bfloat_sums, 4 * LANES)
 _int8_panel = _panel_kernel(_int8_sums, 4 * GROUP_WORDS // GROUP)
-_dot_panel = _panel_kernel(_dot_sums, 4 * PANEL, inputs=2, words=True) if _has_dot() else _bfloat_panel
+_dot_panel = _panel_kernel(_dot_sums, 4 * PANEL, pairs=True) if _has_dot() else _bfloat_panel
 
 
 def _as_bfloat(builder: Any, value: Any) -> Any:
@@ -354,30 +342,37 @@ def _pair_thirty_two(typingctx: Any, source: Any, target: Any) -> Any:
     return types.void(types.intp, types.intp), generate
 
 
-@intrinsic
-def _widen_int8(typingctx: Any, group: Any, target: Any) -> Any:
-    """A group of a panel of int8 weights → its 16 · 32 words of a panel of bfloat16 weights, rounded."""
+def _widened(pairs: bool) -> Any:
+    """A group of a panel of int8 weights → the same as it is in ``PAIRS``, or in ``FLOAT`` rounded to bfloat16.
 
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        from_at, to_at = (builder.inttoptr(at, _I32.as_pointer()) for at in args)
-        scales = _scales(builder, from_at, _I64(0))
-        with cgutils.for_range(builder, _I64(GROUP // 2)) as loop:
-            first = builder.add(_I64(2 * PANEL // 4), builder.mul(loop.index, _I64(2 * PANEL // 4)))
-            second = builder.add(first, _I64(PANEL // 4))
-            pairs = (_int8_weights(builder, from_at, at, scales) for at in (first, second))
-            _store_pairs(builder, to_at, loop.index, *pairs)
-        return context.get_dummy_value()
+    Both are addresses.
+    """
 
-    return types.void(types.intp, types.intp), generate
+    @intrinsic
+    def widen(typingctx: Any, group: Any, target: Any) -> Any:
+        def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            from_at, to_at = (builder.inttoptr(at, _I32.as_pointer()) for at in args)
+            scales = _scales(builder, from_at, _I64(0))
+            with cgutils.for_range(builder, _I64(GROUP // 2)) as loop:
+                at = builder.add(_I64(2 * PANEL // 4), builder.mul(loop.index, _I64(2 * PANEL // 4)))
+                two = [_int8_weights(builder, from_at, builder.add(at, _I64(n * PANEL // 4)), scales) for n in range(2)]
+                first, second = ([_as_bfloat(builder, value) for value in one] for one in two)
+                to = builder.gep(to_at, [builder.mul(loop.index, _I64(PANEL if pairs else 2 * PANEL))])
+                words = [*first, *second]
+                if pairs:
+                    shifted = (builder.lshr(word, _SIXTEEN) for word in second)
+                    words = [builder.or_(*both) for both in zip(first, shifted, strict=True)]
+                for number, word in enumerate(words):
+                    place = builder.gep(to, [_I64(number * LANES)])
+                    builder.store(word, builder.bitcast(place, _INTS.as_pointer())).align = 4
+            return context.get_dummy_value()
+
+        return types.void(types.intp, types.intp), generate
+
+    return widen
 
 
-def _store_pairs(builder: Any, target: Any, number: Any, first: tuple[Any, Any], second: tuple[Any, Any]) -> None:
-    """Stores the words of two inputs, the ``number``-th pair of a panel, given their weights of 2 · 16 outputs."""
-    for half in range(2):
-        high = _as_bfloat(builder, first[half])
-        low = builder.lshr(_as_bfloat(builder, second[half]), _SIXTEEN)
-        at = builder.gep(target, [builder.add(builder.mul(number, _I64(PANEL)), _I64(half * LANES))])
-        builder.store(builder.or_(high, low), builder.bitcast(at, _INTS.as_pointer())).align = 4
+_widen_to_pairs, _widen_to_floats = _widened(True), _widened(False)
 
 
 @njit("i8(i8, i8)", cache=True, nogil=True)
@@ -386,6 +381,8 @@ def panel_words(depth: int, form: int) -> int:
     groups = (depth + GROUP - 1) // GROUP
     if form == FLOAT:
         return depth * PANEL
+    if form == BFLOAT:
+        return depth * LANES
     return groups * (GROUP_WORDS if form == INT8 else GROUP // 2 * PANEL)
 
 
@@ -427,22 +424,27 @@ def _share(
     rows, stride = x.shape
     panels, words = out.shape[1] // PANEL, panel_words(depth, form)
     inputs = x.ctypes.data
-    wide = np.empty(0 if arithmetic == FLOAT32 or form != INT8 else panel_words(depth, BFLOAT), np.uint32)
+    groups, group_words = (depth + GROUP - 1) // GROUP, GROUP * PANEL // (1 if arithmetic == ROUNDED else 2)
+    wide = np.empty(groups * group_words if arithmetic != FLOAT32 and form == INT8 else 0, np.uint32)
     for number in range(panels * thread // threads, panels * (thread + 1) // threads):
         panel = weights.ctypes.data + number * words * 4
         column = number * PANEL * 4
         offset, target = bias.ctypes.data + column, out.ctypes.data + column
         if wide.size:
-            for group in range((depth + GROUP - 1) // GROUP):
-                _widen_int8(panel + group * GROUP_WORDS * 4, wide.ctypes.data + group * GROUP // 2 * PANEL * 4)
+            for group in range(groups):
+                source, to = panel + group * GROUP_WORDS * 4, wide.ctypes.data + group * group_words * 4
+                if arithmetic == ROUNDED:
+                    _widen_to_floats(source, to)
+                else:
+                    _widen_to_pairs(source, to)
             panel = wide.ctypes.data
         if arithmetic == TILES:
             amx.panel(inputs, rows, stride, depth, panel, offset, target, out.shape[1])
         elif arithmetic == DOT:
             _dot_panel(inputs, rows, stride, depth, panel, offset, target, out.shape[1])
-        elif form == FLOAT:
+        elif form == FLOAT or wide.size:
             _float_panel(inputs, rows, stride, depth, panel, offset, target, out.shape[1])
-        elif form == BFLOAT or arithmetic == ROUNDED:
+        elif form == BFLOAT:
             _bfloat_panel(inputs, rows, stride, depth, panel, offset, target, out.shape[1])
         else:
             _int8_panel(inputs, rows, stride, depth, panel, offset, target, out.shape[1])
@@ -457,7 +459,7 @@ def multiply(x: Floats, weights: Words, form: int, arithmetic: int, bias: Floats
     Args:
         x: [rows, in].
         weights: what ``pack`` or ``int8.pack`` made of the weight [out, in].
-        form: how it is held; with bfloat16 arithmetic not ``FLOAT``.
+        form: how it is held; ``PAIRS`` or ``INT8`` with ``DOT`` and ``TILES``, all others with the rest.
         arithmetic: ``TILES`` and ``DOT`` only where the processor has them.
         bias: [out rounded up to 32].
         out: [rows, out rounded up to 32].
@@ -478,20 +480,23 @@ def multiply(x: Floats, weights: Words, form: int, arithmetic: int, bias: Floats
         together(_share, threads, (inputs, depth, weights, form, arithmetic, bias, out))
 
 
-def pack(weight: Floats) -> tuple[Words, int]:
-    """Panels of a weight [out, in], in bfloat16 if that loses nothing.
+def pack(weight: Floats, arithmetic: int = FLOAT32) -> tuple[Words, int]:
+    """Panels of a weight [out, in], which is not rounded: for all arithmetic but ``FLOAT32`` it is to be bfloat16.
 
     Returns:
-        [panels, words of one] and the form. ``BFLOAT``: [panels, in / 2, 32] where each word holds two inputs, the
-        first in its high half, with zeros up to a multiple of 32 inputs. ``FLOAT``: [panels, in, 32], float32 as
-        words.
+        [panels, words of one] and the form. ``FLOAT``: [panels, in, 32], float32 as words. ``BFLOAT``, if that loses
+        nothing: [panels, in, 16], where the low half of a word is output i of the panel, the high half output i + 16.
+        ``PAIRS``: [panels, in / 2, 32], where the high half of a word is the first of two inputs, the low half the
+        second, with zeros up to a multiple of 32 inputs.
     """
     padded = -(-weight.shape[0] // PANEL) * PANEL
     words = np.zeros((padded, weight.shape[1]), np.uint32)
     words[: weight.shape[0]] = np.ascontiguousarray(weight).view(np.uint32)
-    panels = words.reshape(-1, PANEL, weight.shape[1]).transpose(0, 2, 1)
-    if (words & 0xFFFF).any():
-        return np.ascontiguousarray(panels).reshape(len(panels), -1), FLOAT
-    whole = np.zeros((len(panels), -(-weight.shape[1] // GROUP) * GROUP, PANEL), np.uint32)
-    whole[:, : weight.shape[1]] = panels
-    return (whole[:, ::2] | whole[:, 1::2] >> 16).reshape(len(panels), -1), BFLOAT
+    panels, form = words.reshape(-1, PANEL, weight.shape[1]), FLOAT
+    if arithmetic in (DOT, TILES):
+        whole = np.zeros((len(panels), PANEL, -(-weight.shape[1] // GROUP) * GROUP), np.uint32)
+        whole[:, :, : weight.shape[1]] = panels
+        panels, form = whole[:, :, ::2] | whole[:, :, 1::2] >> 16, PAIRS
+    elif not (words & 0xFFFF).any():
+        panels, form = panels[:, :LANES] >> 16 | panels[:, LANES:], BFLOAT
+    return np.ascontiguousarray(panels.transpose(0, 2, 1)).reshape(len(panels), -1), form
