@@ -1,7 +1,8 @@
-"""Products on CPU by the form of the weights: bfloat16 against int8, in the sizes of a small model.
+"""Products on CPU by the form of the weights and the arithmetic, in the sizes of a small model.
 
 Each turn multiplies by as many different weights as are needed to come from memory, or by one that stays in the caches;
-the forms take turns, and the fastest turn of each counts. Prints microseconds a product, and weights' bytes by time.
+the forms take turns, and the fastest turn of each counts. Prints microseconds a product, and how many times as fast as
+bfloat16 weights in float32 arithmetic each is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from dynaspec.model.kernels import gemm
 from dynaspec.model.kernels.int8 import quantise
 from dynaspec.model.kernels.team import team_size
 from dynaspec.model.packed import PackedLinear
@@ -21,14 +23,20 @@ from dynaspec.model.packed import PackedLinear
 SIZES = ((576, 1536, 1), (576, 1536, 192), (1536, 576, 192), (576, 49152, 6))
 """Inputs, outputs, and how many matrices take turns: those of SmolLM2-135M, in the caches and beyond."""
 ROWS = (1, 4, 8, 16, 32)
-FORMS = ("bfloat16", "int8")
+FORMS = {
+    "bfloat16": (False, gemm.FLOAT32),
+    "int8": (True, gemm.FLOAT32),
+    "bfloat16 products": (False, gemm.best_arithmetic()),
+}
+"""Whether weights are int8, and the arithmetic."""
 
 
 def layers(inputs: int, outputs: int, count: int, form: str, threads: int) -> list[PackedLinear]:
     weights = (torch.randn(outputs, inputs).bfloat16().float() for _ in range(count))
-    if form == "int8":
+    quantised, arithmetic = FORMS[form]
+    if quantised:
         weights = (torch.from_numpy(quantise(weight.numpy())) for weight in weights)
-    return [PackedLinear(weight, None, threads) for weight in weights]
+    return [PackedLinear(weight, None, threads, arithmetic) for weight in weights]
 
 
 def fastest(stacks: Sequence[Sequence[PackedLinear]], x: torch.Tensor, turns: int) -> list[float]:
@@ -55,22 +63,12 @@ def main() -> None:
     for inputs, outputs, count in SIZES:
         stacks = [layers(inputs, outputs, count, form, threads) for form in FORMS]
         table = Table(title=f"{inputs} inputs, {outputs} outputs, {count} matrices, {threads} threads")
-        for heading in (
-            "rows",
-            *(f"{form} µs" for form in FORMS),
-            *(f"{form} GB/s" for form in FORMS),
-            "times as fast",
-        ):
+        for heading in ("rows", *(f"{form} µs" for form in FORMS), *(f"{form} times" for form in list(FORMS)[1:])):
             table.add_column(heading, justify="right")
         for rows in options.rows:
             found = fastest(stacks, torch.randn(rows, inputs), options.turns)
-            speeds = [stack[0].packed.nbytes / seconds / 1e9 for stack, seconds in zip(stacks, found, strict=True)]
-            table.add_row(
-                str(rows),
-                *(f"{seconds * 1e6:.1f}" for seconds in found),
-                *(f"{speed:.1f}" for speed in speeds),
-                f"{found[0] / found[1]:.2f}",
-            )
+            times = (f"{found[0] / seconds:.2f}" for seconds in found[1:])
+            table.add_row(str(rows), *(f"{seconds * 1e6:.1f}" for seconds in found), *times)
         Console().print(table)
 
 

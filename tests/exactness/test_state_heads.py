@@ -103,7 +103,7 @@ def test_a_model_that_holds_its_heads_itself(
 
 def test_plain_operations_in_another_dtype(tiny: Pair, heads: FittedHeads) -> None:
     """Nothing is compiled there, as on other devices. Heads and states have the target's dtype."""
-    with open_llm(tiny.target, dtype="bfloat16", speculative_config=speculation(heads.path), max_num_seqs=4) as llm:
+    with open_llm(tiny.target, dtype="float16", speculative_config=speculation(heads.path), max_num_seqs=4) as llm:
         for mode in ("greedy", "truncated"):
             before = llm.stats()
             llm.generate(PROMPTS[:4], params_of(mode)[:4])

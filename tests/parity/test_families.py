@@ -148,7 +148,7 @@ def in_single_operations(model: Decoder) -> Decoder:
     config, weights, device = model.config, model._weights, model.device
     attention = ReferenceAttention(model.attention.spec, device)
     stack = OpsStack(config, weights.layers, attention, TorchOps(), device)
-    return Decoder(config, weights, attention, stack, TorchOps(), device, model.dtype)
+    return Decoder(config, weights, attention, stack, TorchOps(), device, model.dtype, model.product_dtype)
 
 
 class OneByOne:

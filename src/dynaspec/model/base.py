@@ -20,6 +20,9 @@ class Model(Protocol):
     config: DecoderConfig
     device: torch.device
     dtype: torch.dtype
+    """Of activations and the KV cache."""
+    product_dtype: torch.dtype
+    """What the inputs and weights of matrix products are rounded to: ``dtype``, or bfloat16 where that is float32."""
     kv_bytes_per_block: int
     """Bytes of one KV block over all layers."""
     compiled: CompiledDecoder | None

@@ -110,11 +110,11 @@ def _row(layer: Layer, spec: AttentionSpec, ropes: Sequence[RopeTable]) -> list[
     return [*row, layer.window or 0, spec.hidden_keys, len(ropes[0].cos) if layer.window and len(ropes) > 1 else 0]
 
 
-def matrix_row(linear: Linear) -> tuple[int, int, int, int]:
+def matrix_row(linear: Linear) -> tuple[int, int, int, int, int]:
     """What describes a matrix in a table of ``kernels.layers``."""
     if not isinstance(linear, PackedLinear):
         raise TypeError(f"a layer has a {type(linear).__name__}; expected a PackedLinear")
-    return linear.packed.ctypes.data, linear.packed.shape[2], linear.bias.ctypes.data, linear.width
+    return linear.packed.ctypes.data, linear.form, linear.arithmetic, linear.bias.ctypes.data, linear.width
 
 
 def norm_row(norm: Norm | None) -> tuple[int, int]:

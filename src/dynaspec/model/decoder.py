@@ -48,6 +48,7 @@ class Decoder:
         ops: RowOps,
         device: torch.device,
         dtype: torch.dtype,
+        product_dtype: torch.dtype,
         passes: Passes | None = None,
     ) -> None:
         """
@@ -57,7 +58,7 @@ class Decoder:
         """
         self.config = config
         self.device = device
-        self.dtype = dtype
+        self.dtype, self.product_dtype = dtype, product_dtype
         self._passes = passes
         self.compiled = None if passes is None else passes.decoder
         self._weights = weights
@@ -123,6 +124,7 @@ class Decoder:
             self._ops,
             self.device,
             self.dtype,
+            self.product_dtype,
             None if self._passes is None else self._passes.of_first_layers(count),
         )
 

@@ -50,10 +50,13 @@ class _Pass:
 class FallbackModel:
     """See ``Model``. Not safe to run from several threads at a time."""
 
-    def __init__(self, inner: Any, config: DecoderConfig, attention: AttentionBackend) -> None:
+    def __init__(
+        self, inner: Any, config: DecoderConfig, attention: AttentionBackend, product_dtype: torch.dtype
+    ) -> None:
         self.config = config
         self.device: torch.device = inner.device
         self.dtype: torch.dtype = inner.dtype
+        self.product_dtype = product_dtype
         self._attention = attention
         self._running: _Pass | None = None
         elements = sum(torch.Size(shape).numel() for shape in attention.kv_shape(1))
@@ -173,13 +176,16 @@ def load_fallback(
     hf: Any,
     device: torch.device,
     dtype: torch.dtype,
+    product_dtype: torch.dtype,
     max_model_len: int | None,
     special: dict[str, Any],
     trust_remote_code: bool,
 ) -> FallbackModel:
     """Loads any decoder whose attention goes through Transformers' attention interface.
 
-    ``special``: the fields of DecoderConfig that name special tokens.
+    Args:
+        dtype, product_dtype: see ``Model``.
+        special: the fields of DecoderConfig that name special tokens.
 
     Raises:
         CheckpointError: Transformers cannot load it, or it cannot be driven with paged KV.
@@ -192,14 +198,14 @@ def load_fallback(
         tokens = torch.randint(config.vocab_size, (_PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             expected = inner(tokens[None].to(device), use_cache=False).logits[0].float()
-        _pack_linear_layers(inner)
-        model = FallbackModel(inner, config, attention_backend(spec, device, dtype))
+        _pack_linear_layers(inner, product_dtype)
+        model = FallbackModel(inner, config, attention_backend(spec, device, dtype), product_dtype)
         difference = (_probe_logits(model, tokens) - expected).abs().max() / expected.abs().max()
     except ConfigError:
         raise
     except (_NotDrivableError, AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
         raise CheckpointError(f"model_type {kind} cannot be run with a paged KV cache: {error}") from error
-    if not difference <= _TOLERANCE[dtype]:
+    if not difference <= _TOLERANCE[product_dtype]:
         raise CheckpointError(
             f"model_type {kind} cannot be run with a paged KV cache: its logits differ by {float(difference):.2g} of "
             "the largest from its own implementation's, so it mixes tokens in other ways than attention"
@@ -309,11 +315,11 @@ def _describe(hf: Any, spec: AttentionSpec, max_position: int, special: dict[str
     )
 
 
-def _pack_linear_layers(inner: Any) -> None:
+def _pack_linear_layers(inner: Any, product_dtype: torch.dtype) -> None:
     """Replaces nn.Linear on CPU, where ours are faster and do not depend on the number of rows."""
     if inner.device.type != "cpu" or inner.dtype != torch.float32:
         return
-    factory = LinearFactory(inner.device, inner.dtype)
+    factory = LinearFactory(inner.device, inner.dtype, product_dtype)
     for parent in list(inner.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:

@@ -32,17 +32,24 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 class LinearFactory:
     """Builds the linear layers of one model."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, product_dtype: torch.dtype | None = None) -> None:
+        """
+        Args:
+            dtype: of activations.
+            product_dtype: see ``Model``; None = the same.
+        """
         self._pack = can_pack(device, dtype)
+        self._rounds = product_dtype == torch.bfloat16
         self._threads = torch.get_num_threads()
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """A layer for weight [out, in] and bias [out]; where layers are packed, the weight may be blocks of int8."""
         if not self._pack:
             return PlainLinear(weight, bias)
-        from .packed import PackedLinear  # only where it is used: compiles for CPU
+        from .kernels.gemm import FLOAT32, best_arithmetic  # only where it is used: compiles for CPU
+        from .packed import PackedLinear
 
-        return PackedLinear(weight, bias, self._threads)
+        return PackedLinear(weight, bias, self._threads, best_arithmetic() if self._rounds else FLOAT32)
 
 
 def row_invariant(layer: Linear, width: int) -> bool:

@@ -54,13 +54,14 @@ def load_model(
     Args:
         path_or_id: a directory, a GGUF file or a repository of the Hugging Face hub.
         revision: branch, tag or commit of the repository.
-        dtype: ``auto`` is float32 on CPU and the checkpoint's own elsewhere; or float32, bfloat16, float16. What a GGUF
+        dtype: ``auto`` is float32 on CPU and the checkpoint's own elsewhere; or float32, bfloat16, float16. On CPU
+            bfloat16 is what matrix products round their inputs to, see ``Model.product_dtype``. What a GGUF
             file has quantised is rounded to bfloat16 for ``auto``, otherwise to the dtype that is named.
         device: ``cpu``, ``cuda`` or ``cuda:<n>``.
         max_model_len: longest context that will be run; None = what the checkpoint was made for.
         trust_remote_code: let the checkpoint's own Python code run, for architectures that Transformers lacks.
-        quantization: form that the weights of linear layers are brought to, on CPU in float32; None = they stay as
-            they are.
+        quantization: form that the weights of linear layers are brought to, on CPU in float32 or bfloat16; None = they
+            stay as they are.
 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete, corrupt, quantised or cannot be run.
@@ -72,7 +73,7 @@ def load_model(
         return _load_gguf(directory, target, dtype, max_model_len, quantization)
     check_not_quantised(directory, read_json(directory / "config.json"))
     hf = _read_config(directory, trust_remote_code)
-    wanted = _dtype(dtype, target, hf)
+    wanted, products = _dtypes(dtype, target, hf)
     check_quantization(quantization, target, wanted)
     name = _architecture(hf, directory)
     try:
@@ -90,9 +91,9 @@ def load_model(
         logger.warning("%s runs on Transformers' own modelling code, which is slower: %s", name, reason)
         special = special_tokens(hf)
         special["eos_token_ids"] = _end_tokens(special["eos_token_ids"], directory)
-        return load_fallback(directory, hf, target, wanted, max_model_len, special, trust_remote_code)
+        return load_fallback(directory, hf, target, wanted, products, max_model_len, special, trust_remote_code)
     config = replace(config, eos_token_ids=_end_tokens(config.eos_token_ids, directory))
-    return _load_decoder(Checkpoint(directory), FAMILIES[name], config, target, wanted, quantization)
+    return _load_decoder(Checkpoint(directory), FAMILIES[name], config, target, wanted, products, quantization)
 
 
 def _load_gguf(
@@ -104,7 +105,7 @@ def _load_gguf(
 
     file = GgufFile(path)
     hf = config_of(file)
-    wanted = _dtype(dtype, device, hf)
+    wanted, products = _dtypes(dtype, device, hf)
     check_quantization(quantization, device, wanted)
     family = FAMILIES[_architecture(hf, path)]
     try:
@@ -113,9 +114,9 @@ def _load_gguf(
         raise CheckpointError(
             f"{path} is a {file.architecture} of a kind that is not run from GGUF: {reason}"
         ) from reason
-    quantised = torch.bfloat16 if dtype == "auto" and quantization is None else wanted
+    quantised = torch.bfloat16 if dtype in ("auto", "bfloat16") and quantization is None else wanted
     checkpoint = GgufCheckpoint(file, config.num_layers, config.head_dim, quantised)
-    return _load_decoder(checkpoint, family, config, device, wanted, quantization)
+    return _load_decoder(checkpoint, family, config, device, wanted, products, quantization)
 
 
 def _load_decoder(
@@ -124,15 +125,27 @@ def _load_decoder(
     config: DecoderConfig,
     device: torch.device,
     dtype: torch.dtype,
+    product_dtype: torch.dtype,
     quantization: Quantization | None,
 ) -> Decoder:
-    weights = family.weights(Reader(checkpoint, config, device, dtype, quantization), config)
+    weights = family.weights(Reader(checkpoint, config, device, dtype, quantization, product_dtype), config)
     checkpoint.check_all_taken()
-    return assemble(config, weights, device, dtype)
+    return assemble(config, weights, device, dtype, product_dtype)
 
 
-def assemble(config: DecoderConfig, weights: Weights, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """A decoder with the fastest attention, layers and operations for a device and dtype; imports those only."""
+def assemble(
+    config: DecoderConfig,
+    weights: Weights,
+    device: torch.device,
+    dtype: torch.dtype,
+    product_dtype: torch.dtype | None = None,
+) -> Decoder:
+    """A decoder with the fastest attention, layers and operations for a device and dtype; imports those only.
+
+    Args:
+        product_dtype: what the layers of ``weights`` were built for, see ``Model``; None = ``dtype``.
+    """
+    product_dtype = product_dtype or dtype
     scale = config.attention_scale or config.head_dim**-0.5
     spec = AttentionSpec(config.num_heads, config.num_kv_heads, config.head_dim, scale, config.attention_softcap)
     attention = attention_backend(spec, device, dtype)
@@ -144,10 +157,10 @@ def assemble(config: DecoderConfig, weights: Weights, device: torch.device, dtyp
         cpu_stack = CpuStack(config, weights.layers, spec, torch.get_num_threads())
         ends = weights.embedding, weights.head, weights.final_norm, weights.position_embedding
         passes = CompiledPasses(cpu_stack.compiled(config, *ends))
-        return Decoder(config, weights, attention, cpu_stack, CpuOps(), device, dtype, passes)
+        return Decoder(config, weights, attention, cpu_stack, CpuOps(), device, dtype, product_dtype, passes)
     ops = ops_for(device)
     stack = OpsStack(config, weights.layers, attention, ops, device)
-    return Decoder(config, weights, attention, stack, ops, device, dtype)
+    return Decoder(config, weights, attention, stack, ops, device, dtype, product_dtype)
 
 
 def _device(name: str) -> torch.device:
@@ -162,15 +175,21 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, device: torch.device, hf: Any) -> torch.dtype:
+def _dtypes(name: str, device: torch.device, hf: Any) -> tuple[torch.dtype, torch.dtype]:
+    """``Model.dtype`` and ``Model.product_dtype``."""
     if name == "auto":
         stored = getattr(hf, "dtype", None) or torch.float32
-        return torch.float32 if device.type == "cpu" else stored
-    if name not in _DTYPES:
+        wanted = torch.float32 if device.type == "cpu" else stored
+    elif name not in _DTYPES:
         raise ConfigError(f"dtype is {name!r}; expected auto, float32, bfloat16 or float16")
-    if device.type == "cpu" and _DTYPES[name] != torch.float32:
-        logger.warning("dtype %s on CPU uses reference kernels, which are slow; float32 is fast and exact", name)
-    return _DTYPES[name]
+    else:
+        wanted = _DTYPES[name]
+    if device.type == "cpu":
+        if wanted == torch.float16:
+            logger.warning("dtype float16 on CPU uses reference kernels, which are slow; bfloat16 and float32 are fast")
+            return wanted, wanted
+        return torch.float32, wanted
+    return wanted, wanted
 
 
 def _read_config(directory: Path, trust_remote_code: bool) -> Any:

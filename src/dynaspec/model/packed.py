@@ -1,4 +1,4 @@
-"""Linear layers on CPU in float32: matrices packed once, the same bits for a row however many rows there are.
+"""Linear layers on CPU: matrices packed once, the same bits for a row however many rows there are.
 
 ``F.linear`` chooses its kernel, and with it the order of summation, by the number of rows.
 """
@@ -13,17 +13,25 @@ from .kernels.team import team_size
 
 
 class PackedLinear:
-    """Products in float32 with packed weights, of which no other copy is kept."""
+    """Products of float32 rows with packed weights, of which no other copy is kept."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, threads: int) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, threads: int, arithmetic: int = gemm.FLOAT32
+    ) -> None:
         """
         Args:
             weight: [out, in] float32; uint8: blocks of int8 weights, see ``kernels.int8``.
             bias: [out]
+            arithmetic: see ``kernels.gemm``; with all but ``FLOAT32`` weights are rounded to bfloat16.
         """
         self.width = weight.shape[0]
-        self.packed = int8.pack(weight.numpy()) if weight.dtype == torch.uint8 else gemm.pack(weight.numpy())
-        """See there."""
+        self.arithmetic = arithmetic
+        if weight.dtype == torch.uint8:
+            self.packed, self.form = int8.pack(weight.numpy()), gemm.INT8
+        else:
+            kept = weight if arithmetic == gemm.FLOAT32 else weight.bfloat16().float()
+            self.packed, self.form = gemm.pack(kept.numpy(), arithmetic)
+        self._weights = self.packed.reshape(-1)
         self._padded = self.packed.shape[0] * gemm.PANEL
         self.bias = np.zeros(self._padded, np.float32)
         if bias is not None:
@@ -33,6 +41,6 @@ class PackedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.contiguous().numpy()
         out = np.empty((rows.shape[0], self._padded), np.float32)
-        gemm.multiply(rows, self.packed, self.bias, out, self._threads)
+        gemm.multiply(rows, self._weights, self.form, self.arithmetic, self.bias, out, self._threads)
         result = torch.from_numpy(out)
         return result if self._padded == self.width else result[:, : self.width].contiguous()

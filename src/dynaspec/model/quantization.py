@@ -24,7 +24,7 @@ def check_quantization(wanted: Quantization | None, device: torch.device, dtype:
     if wanted is not None and not can_pack(device, dtype):
         raise ConfigError(
             f"quantization is {wanted!r} but the model runs on {device.type} in {str(dtype).removeprefix('torch.')}; "
-            "expected no quantization, or device 'cpu' with dtype 'auto' or 'float32'"
+            "expected no quantization, or device 'cpu' with dtype 'auto', 'float32' or 'bfloat16'"
         )
 
 

@@ -25,9 +25,12 @@ class Reader:
         device: torch.device,
         dtype: torch.dtype,
         quantization: Quantization | None = None,
+        product_dtype: torch.dtype | None = None,
     ) -> None:
         """
         Args:
+            dtype: of activations.
+            product_dtype: see ``Model``; None = the same.
             quantization: of linear layers, see ``quantization``; embeddings and norms stay as they are.
         """
         self._checkpoint = checkpoint
@@ -35,7 +38,7 @@ class Reader:
         self._config = config
         self._device = device
         self._dtype = dtype
-        self._linear = LinearFactory(device, dtype)
+        self._linear = LinearFactory(device, dtype, product_dtype)
 
     def prefix(self, candidates: Sequence[str], anchor: str) -> str:
         """The first prefix under which ``anchor`` exists: checkpoints of the bare model leave out the outer one."""

@@ -64,8 +64,8 @@ def test_several_threads_compute_at_once() -> None:
 
 def test_bfloat16_weights_take_half_the_memory_and_float32_weights_lose_nothing() -> None:
     weight = torch.randn(64, 48)
-    assert gemm.pack(weight.bfloat16().float().numpy()).nbytes == weight.nbytes // 2
-    assert gemm.pack(weight.numpy()).nbytes == weight.nbytes
+    assert gemm.pack(weight.bfloat16().float().numpy())[0].nbytes == weight.nbytes // 2
+    assert gemm.pack(weight.numpy())[0].nbytes == weight.nbytes
 
 
 def test_rows_that_lie_apart_are_multiplied_right() -> None:

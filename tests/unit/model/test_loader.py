@@ -76,12 +76,22 @@ def test_bad_dtype(checkpoint: Path) -> None:
         load_model(str(checkpoint), dtype="int8")
 
 
-def test_half_precision_on_cpu_is_possible_and_warns(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_float16_on_cpu_is_possible_and_warns(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    exact = logits(load_model(str(checkpoint)))
+    with caplog.at_level(logging.WARNING):
+        model = load_model(str(checkpoint), dtype="float16")
+    assert "reference kernels" in caplog.text
+    assert model.dtype == model.product_dtype == torch.float16
+    assert (logits(model) - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+def test_bfloat16_on_cpu_rounds_what_products_take(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     exact = logits(load_model(str(checkpoint)))
     with caplog.at_level(logging.WARNING):
         model = load_model(str(checkpoint), dtype="bfloat16")
-    assert "reference kernels" in caplog.text
-    assert model.dtype == torch.bfloat16
+    assert not caplog.text
+    assert (model.dtype, model.product_dtype) == (torch.float32, torch.bfloat16)
+    assert not torch.equal(logits(model), exact)
     assert (logits(model) - exact).abs().max() < 0.05 * exact.abs().max()
 
 

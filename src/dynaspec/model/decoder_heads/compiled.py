@@ -10,6 +10,7 @@ import torch
 from dynaspec.model.attention.base import AttentionSpec
 from dynaspec.model.compiled import CompiledDecoder, Int64
 from dynaspec.model.cpu_stack import CpuStack, matrix_row, norm_row
+from dynaspec.model.kernels.layers import MATRIX
 from dynaspec.model.linear import Linear
 
 from .config import HeadConfig
@@ -54,6 +55,6 @@ def compile_head(config: HeadConfig, weights: HeadWeights, spec: AttentionSpec) 
     )
 
 
-def _matrix(linear: Linear | None) -> tuple[int, int, int, int]:
+def _matrix(linear: Linear | None) -> tuple[int, ...]:
     """As ``matrix_row``; None = none."""
-    return (0, 0, 0, 0) if linear is None else matrix_row(linear)
+    return (0,) * MATRIX if linear is None else matrix_row(linear)

@@ -53,7 +53,7 @@ def load_eagle(
     check_target(path, config, target)
     tensors = decoder_head_tensors(directory)
     tensors.ignore(["embed_tokens.weight"])  # a copy of the target's
-    reader = Reader(tensors, decoder, target.device, target.dtype, quantization)
+    reader = Reader(tensors, decoder, target.device, target.dtype, quantization, target.product_dtype)
     width = decoder.hidden_size
     weights = HeadWeights(
         embedding=target.embedding,

@@ -116,7 +116,7 @@ def _read_weights(
     tensors: HeadTensors, config: HeadConfig, target: Model, quantization: Quantization | None
 ) -> HeadWeights:
     decoder = config.decoder
-    reader = Reader(tensors, decoder, target.device, target.dtype, quantization)
+    reader = Reader(tensors, decoder, target.device, target.dtype, quantization, target.product_dtype)
     hidden, states = decoder.hidden_size, len(config.states)
     layers = tuple(_layer(reader, tensors, decoder, index) for index in range(decoder.num_layers))
     return HeadWeights(

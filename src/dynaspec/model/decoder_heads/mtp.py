@@ -69,7 +69,7 @@ def load_mtp(
     )
     check_target(path, config, target)
     tensors = decoder_head_tensors(directory, layout.under)
-    reader = Reader(tensors, decoder, target.device, target.dtype, quantization)
+    reader = Reader(tensors, decoder, target.device, target.dtype, quantization, target.product_dtype)
     width = decoder.hidden_size
     weights = HeadWeights(
         embedding=target.embedding,

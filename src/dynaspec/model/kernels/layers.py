@@ -14,7 +14,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from .elementwise import activate, gated
-from .gemm import PANEL, multiply, steps
+from .gemm import PANEL, multiply, panel_words
 from .norm import add_layer_norm, add_rms_norm, add_rows, head_rms_norm, layer_norm, rms_norm
 from .paged_attention import attend, move_kv, write_kv
 from .rope import rotate
@@ -27,8 +27,8 @@ Floats = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
-MATRIX = 4
-"""Columns that describe a matrix: address of what ``gemm.pack`` or ``int8.pack`` made, its last dimension, address of
+MATRIX = 5
+"""Columns that describe a matrix: address of its panels, form and arithmetic as in ``gemm.multiply``, address of
 the bias, outputs."""
 QKV, OUT, UP, DOWN = range(0, 4 * MATRIX, MATRIX)
 NORM = 2
@@ -95,13 +95,13 @@ def add_norm(x: Floats, delta: Floats, layer: Int64, which: int, eps: float, out
 def product(x: Floats, layer: Int64, which: int, threads: int) -> Floats:
     """x [R, in] times a matrix → [R, out], contiguous."""
     rows, depth = x.shape
-    words, width = layer[which + 1], layer[which + 3]
+    form, arithmetic, width = layer[which + 1], layer[which + 2], layer[which + 4]
     panels = (width + PANEL - 1) // PANEL
     padded = panels * PANEL
-    packed = carray(_pointer(layer[which]), (panels, steps(depth, words), words), np.uint32)
-    bias = carray(_pointer(layer[which + 2]), (padded,), np.float32)
+    weights = carray(_pointer(layer[which]), (panels * panel_words(depth, form),), np.uint32)
+    bias = carray(_pointer(layer[which + 3]), (padded,), np.float32)
     out = np.empty((rows, padded), np.float32)
-    multiply(x, packed, bias, out, threads)
+    multiply(x, weights, form, arithmetic, bias, out, threads)
     if padded == width:
         return out
     dense = np.empty((rows, width), np.float32)

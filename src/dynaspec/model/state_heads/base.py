@@ -57,7 +57,7 @@ def reader_of(tensors: HeadTensors, target: Model, quantization: Quantization | 
         ConfigError: the quantization is not available there.
     """
     check_quantization(quantization, target.device, target.dtype)
-    return Reader(tensors, target.config, target.device, target.dtype, quantization)
+    return Reader(tensors, target.config, target.device, target.dtype, quantization, target.product_dtype)
 
 
 def on_cpu(target: Model) -> bool:

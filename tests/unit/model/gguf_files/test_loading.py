@@ -15,6 +15,7 @@ from dynaspec.model.base import Model
 from dynaspec.model.decoder import Decoder
 from dynaspec.model.gguf.dequantise import KINDS
 from dynaspec.model.gguf.transformers import transformers_model
+from dynaspec.model.kernels import gemm
 from dynaspec.model.loader import load_model
 from parity.paging import in_passes
 
@@ -116,12 +117,12 @@ def test_float32_keeps_every_dequantised_number(tmp_path: Path) -> None:
 
 
 def test_a_mixture_of_quantisations_is_packed_where_none_of_them_is_wider_than_bfloat16(tmp_path: Path) -> None:
-    for kind, words in ((Kind.Q8_0, 16), (Kind.BF16, 16), (Kind.F16, 32)):
+    for kind, form in ((Kind.Q8_0, gemm.BFLOAT), (Kind.BF16, gemm.BFLOAT), (Kind.F16, gemm.FLOAT)):
         theirs = files.random_model("LlamaConfig")
         model = load_model(str(files.write(tmp_path / "model.gguf", theirs, kind)))
         assert isinstance(model, Decoder)
         qkv: Any = model._weights.layers[0].qkv
-        assert qkv.packed.shape[2] == words
+        assert qkv.form == form
 
 
 def test_describes_itself(tmp_path: Path) -> None:
