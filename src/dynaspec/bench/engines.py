@@ -9,9 +9,9 @@ from dynaspec.contract.proposer import Proposer
 from dynaspec.engine.build import build_engine
 from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.engine import Engine
-from dynaspec.heap import settle
 from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
+from dynaspec.runtime import settle
 
 from .policies import PolicySpec
 
