@@ -5,7 +5,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-hosts check audit clean clean-kernels
+.PHONY: demo test test-hosts check audit clean
 
 demo: .venv/ready
 	$(BIN)/dynaspec demo
@@ -43,9 +43,6 @@ audit: .venv/ready
 .venv-speculators/ready: tests/hosts/speculators/setup.sh pyproject.toml
 	tests/hosts/speculators/setup.sh $(PYTHON)
 
-# Compiled functions are kept by the text of their own file: after a change of one that others call.
-clean-kernels:
+clean:
 	find src -name '*.nb[ic]' -delete
-
-clean: clean-kernels
 	rm -rf .venv .venv-vllm .venv-speculators build dist demo-out .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

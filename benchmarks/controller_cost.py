@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, TypeVar
 
-import dynaspec  # first: it sets what torch's threads read when they start
+import dynaspec.engine  # first: it says how PyTorch's threads wait
 
 # isort: split
 import numpy as np

@@ -7,7 +7,6 @@ own; the sides take turns at every prompt, in an order that moves on.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -23,7 +22,6 @@ from dynaspec.bench.datasets import BenchPrompt
 from dynaspec.bench.offline import lower_bound, ratios
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.engine.tokenizer import Tokenizer
-from dynaspec.hosts.transformers.threads import without_ours
 from transformers_side import ASSISTED, OURS, PLAIN, Arguments
 
 Progress = Callable[[str, int, int], None]
@@ -108,9 +106,7 @@ class Process:
     def __init__(self, arguments: Arguments) -> None:
         command = [sys.executable, "-P", transformers_side.__file__, json.dumps(arguments)]
         self._name = OURS if arguments["dynaspec"] else "Transformers"
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=without_ours(os.environ)
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Self:
         return self

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +22,6 @@ from dynaspec.bench.provenance import provenance
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.hosts.vllm.launch import SCHEDULER, speculation_arguments
 from dynaspec.hosts.vllm.launch_drafter import BACKEND_KEY
-from dynaspec.openmp import SETTINGS
 from vllm_side import Load
 
 SHIFT = "shift"
@@ -93,8 +91,6 @@ _TRIAL_ROUNDS, _BEHIND = 5, 0.9
 """After so many rounds of a workload a fixed length that is for certain below this share of the best sits out."""
 _STARTED_AT_ONCE = 2
 """Engines: each takes a core for half a minute, most of it to compile."""
-_WAITING = tuple(SETTINGS)
-"""What importing dynaspec, as this process has, says of how OpenMP's threads wait: not vLLM's way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +154,10 @@ class Side:
     def __init__(self, name: str, python: Path, arguments: Mapping[str, Any], log: Path) -> None:
         self.name = name
         self._log = log
-        # Not as a module of dynaspec's, and without what importing that has set here.
-        environment = {name: value for name, value in os.environ.items() if name not in _WAITING}
         command = [str(python), "-P", vllm_side.__file__, json.dumps(arguments)]
         with log.open("w") as errors:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
             )
 
     def __enter__(self) -> Self:

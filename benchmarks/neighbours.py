@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-import dynaspec  # first: it sets what torch's threads read when they start
+import dynaspec.engine  # first: it says how PyTorch's threads wait
 
 # isort: split
 from rich.console import Console

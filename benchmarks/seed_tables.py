@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import dynaspec  # noqa: F401  # first: it sets what torch's threads read when they start
+import dynaspec.engine  # noqa: F401  # first: it says how PyTorch's threads wait
 
 # isort: split
 from dynaspec.bench.console import as_markdown, stages

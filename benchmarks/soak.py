@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import dynaspec  # first: it sets what torch's threads read when they start
+import dynaspec.engine  # first: it says how PyTorch's threads wait
 
 # isort: split
 import aiohttp

@@ -35,7 +35,6 @@ from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.engine.gguf_tokenizer import gguf_tokenizer
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.model.gguf.transformers import transformers_config, transformers_model
-from dynaspec.openmp import SETTINGS
 from peers import environments, report
 from peers.common import Setting, Workload
 from peers.environments import Recipe, SetUpError
@@ -360,8 +359,8 @@ def with_head(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def variables(peer: Peer, python: Path, threads: int) -> dict[str, str]:
-    """A worker's environment, without what importing dynaspec has set here."""
-    found = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    """A worker's environment."""
+    found = dict(os.environ)
     found["OMP_NUM_THREADS"] = str(threads)
     if peer.recipe is not None:
         found.pop("PYTHONPATH", None)

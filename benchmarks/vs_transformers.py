@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import dynaspec  # first: it sets what torch's threads read when they start
+import dynaspec.engine  # first: it says how PyTorch's threads wait
 
 # isort: split
 import numpy as np

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from dynaspec.kernel_cache import drop_outdated
-from dynaspec.openmp import prepare
 
 if TYPE_CHECKING:
     from dynaspec.api import LLM, AsyncLLM
     from dynaspec.control.config import SpeculativeConfig
 
 __version__ = "0.1.0"
-
-prepare()  # nothing above loads torch, …
-drop_outdated(Path(__file__).parent, __version__)  # … or anything compiled
 
 __all__ = [
     "LLM",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dynaspec.engine  # noqa: F401  # first: it says how PyTorch's threads wait
+
+# isort: split
 from .async_llm import AsyncLLM
 from .llm import LLM
 

@@ -18,10 +18,10 @@ from dynaspec.engine.build import build_engine
 from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.engine import Engine
 from dynaspec.engine.tokenizer import Tokenizer
-from dynaspec.heap import settle
 from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
 from dynaspec.observe.counts import SpecCounts
+from dynaspec.runtime import settle
 
 Wrap = Callable[[Proposer], Proposer]
 Tokens = tuple[tuple[int, ...], ...]

@@ -12,6 +12,7 @@ from dynaspec import __version__
 from dynaspec.cli import bench, chat, collect_env, demo, explain, generate, profile, recommend, serve, simulate, train
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import DynaspecError
+from dynaspec.runtime import prepare_process
 
 BAD_INPUT = 2
 """Exit code where what was given cannot work; the shell's own for wrong usage."""
@@ -53,6 +54,7 @@ def dynaspec(
 
 def main() -> None:
     """Runs the command line. What the user can mend is one line on stderr, never a traceback."""
+    prepare_process()
     try:
         app()
     except DynaspecError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -128,8 +127,6 @@ def lm(
 
     With --target, a drafter alone. Stages can be run one at a time; each reads what the one before has left in --work.
     """
-    # A waiting thread that spins slows every other process; torch reads this when it is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from transformers.utils.logging import disable_progress_bar
 
     from dynaspec.train.data import standard_library

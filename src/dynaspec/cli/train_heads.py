@@ -169,7 +169,6 @@ def _train(
     ] = False,
     note: Annotated[str, typer.Option(help="A sentence for the model card.")] = "",
 ) -> None:
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     from transformers.utils.logging import disable_progress_bar
 

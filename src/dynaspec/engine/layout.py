@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import Drafts, Ints
 from dynaspec.kv.rows import RaggedRows, fill_rows, tokens_at
 from dynaspec.model.batch import ForwardBatch
-from dynaspec.sampling.compiled import kernel
 from dynaspec.sampling.rows import Rows
 from dynaspec.schedule.batch import Chunk, StepBatch
 from dynaspec.verify.tree import DraftTrees

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from dynaspec.compiled import njit
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

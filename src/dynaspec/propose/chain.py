@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import Ints
 from dynaspec.kv.arena import Arena
 from dynaspec.kv.rows import fill_rows
@@ -21,7 +22,6 @@ from dynaspec.model.compiled import NO_TAPS, CacheAddresses, CompiledDecoder
 from dynaspec.model.decoder_heads.compiled import CompiledHead
 from dynaspec.model.kernels.decode import PassRows, decode, logits
 from dynaspec.model.kernels.decoder_heads import fuse, head_logits, head_pass
-from dynaspec.sampling.compiled import kernel
 
 from .drafter import Chain, Tree
 from .first_choice import Choices, take_first

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dynaspec.compiled import kernel
 from dynaspec.contract.errors import ProposerFault
 from dynaspec.contract.proposer import Drafts, Ints
 from dynaspec.contract.step import SpecPlan
-from dynaspec.sampling.compiled import kernel
 
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dynaspec.compiled import inlined, kernel
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints
 from dynaspec.contract.step import LOGIT_RANGE, StopRule
-from dynaspec.sampling.compiled import inlined, kernel
 from dynaspec.sampling.cpu import leaders
 
 from .drawing import REPEAT_MATCH, REPEAT_WEIGHT, cut

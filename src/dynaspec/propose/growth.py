@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints
 from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule, TreeRule
 from dynaspec.kv.rows import fill_rows
-from dynaspec.sampling.compiled import kernel
 from dynaspec.sampling.cpu import top
 
 from .drawing import REPEAT_MATCH, REPEAT_WEIGHT

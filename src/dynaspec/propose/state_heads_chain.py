@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import Ints
 from dynaspec.model.kernels.state_heads import medusa_logits, mlp_begin, mlp_logits, mlp_step
 from dynaspec.model.state_heads.compiled import CompiledHeads, CompiledMedusa, CompiledMlp
-from dynaspec.sampling.compiled import kernel
 
 from .first_choice import Choices, take_first
 from .growth import Growth, add_best, next_parents, rows_above, tokens_of

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dynaspec.compiled import kernel
 from dynaspec.contract.step import StopRule
-from dynaspec.sampling.compiled import kernel
 
 Floats = npt.NDArray[np.floating]
 Float64 = npt.NDArray[np.float64]

@@ -32,7 +32,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from dynaspec.compiled import njit
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import Ints
 from dynaspec.kv.rows import fill_rows, tokens_at
-from dynaspec.sampling.compiled import kernel
 
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import Ints
 from dynaspec.kv.tables import BlockTables
-from dynaspec.sampling.compiled import kernel
 
 
 class Watermarks:

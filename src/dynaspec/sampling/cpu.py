@@ -12,7 +12,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from .compiled import inlined, kernel
+from dynaspec.compiled import inlined, kernel
+
 from .rng import Int64, UInt64, nth
 
 Float32 = npt.NDArray[np.float32]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .compiled import kernel
+from dynaspec.compiled import kernel
+
 from .cpu import Float32
 from .rng import Int64
 

@@ -10,7 +10,8 @@ import math
 
 import numpy as np
 
-from .compiled import kernel, subroutine
+from dynaspec.compiled import kernel, subroutine
+
 from .cpu import Float32, Float64, ordered, total, weigh
 from .rng import Int64
 

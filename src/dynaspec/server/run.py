@@ -14,7 +14,7 @@ import uvicorn
 
 from dynaspec.api import AsyncLLM
 from dynaspec.engine.config import EngineConfig
-from dynaspec.heap import settle
+from dynaspec.runtime import settle
 
 from .admission import Admission
 from .app import create_app

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import Ints
 from dynaspec.sampling import ops
-from dynaspec.sampling.compiled import kernel
 from dynaspec.sampling.draw import draw
 from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.hosts.transformers.threads import without_ours
-from dynaspec.openmp import SETTINGS
 from hosts_transformers import ASSISTED, OURS, PLAIN, Decoded, Options, Side, measure
 
 
@@ -41,11 +37,3 @@ def test_sides_take_turns_and_rates_are_of_all_prompts() -> None:
 def test_nothing_to_measure() -> None:
     with pytest.raises(ConfigError, match="0 rounds"):
         Options(rounds=0)
-
-
-def test_processes_know_nothing_of_our_threads() -> None:
-    ours = dict(SETTINGS)
-    assert without_ours({"HOME": "/", **ours}) == {"HOME": "/"}
-    wished = {"HOME": "/", "OMP_WAIT_POLICY": "active"}
-    assert without_ours(wished) == wished
-    assert without_ours(os.environ).items() <= os.environ.items()

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dynaspec.compiled import njit
 from dynaspec.control.estimate.costs import row_price_s, target_s
 
 Floats = npt.NDArray[np.float64]

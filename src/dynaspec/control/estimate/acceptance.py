@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dynaspec.compiled import njit
 from dynaspec.contract.signals import conditional, logit
 
 from .settings import AutoSettings

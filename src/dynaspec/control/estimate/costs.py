@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dynaspec.compiled import njit
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import ProposerTraits
 from dynaspec.contract.work import Drafting

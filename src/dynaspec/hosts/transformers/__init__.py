@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from .threads import wait_as_usual
-
-wait_as_usual()  # before torch is loaded
-
-# isort: split
-from .generate import generate  # noqa: E402
-from .session import Session  # noqa: E402
+from .generate import generate
+from .session import Session
 
 __all__ = ["Session", "generate"]

@@ -18,9 +18,11 @@ from typing import Any
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from dynaspec.compiled import njit
 
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
 """Linux on x86-64: the system call, ARCH_REQ_XCOMP_PERM and the number of the tiles' state."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dynaspec.compiled import njit
 from dynaspec.model.batch import NO_ANCESTORS
 
 from .attention_work import plan_work

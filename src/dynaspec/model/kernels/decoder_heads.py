@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dynaspec.compiled import njit
 from dynaspec.model.decoder_heads.compiled import CompiledHead
 from dynaspec.model.decoder_heads.config import FIRST_POSITION
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from dynaspec.compiled import njit
 
 from .functions import gelu, gelu_tanh, relu, silu, tanh
 from .simd import LANES, const, load, load_first, store, store_first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
+from dynaspec.compiled import njit
 
 from .simd import const, fma, nearest, power_of_two, where_less
 

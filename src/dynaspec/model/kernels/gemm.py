@@ -24,9 +24,11 @@ import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from dynaspec.compiled import njit
 
 from . import amx
 from .simd import LANES

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from dynaspec.compiled import njit
 
 from .gemm import GROUP, GROUP_WORDS, PANEL, Floats, Words
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
+
+from dynaspec.compiled import njit
 
 from .elementwise import activate, gated
 from .gemm import PANEL, multiply, panel_words

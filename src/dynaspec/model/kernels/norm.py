@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from dynaspec.compiled import njit
 
 from .simd import LANES, const, fma, lane_sum, load, load_first, splat, store, store_first
 

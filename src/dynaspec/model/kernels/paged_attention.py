@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from dynaspec.compiled import njit
 
 from .functions import exp, tanh
 from .simd import LANES, const, fetch, fma, lane_max, lane_sum, load, maximum, splat, store, store_first

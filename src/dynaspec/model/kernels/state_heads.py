@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dynaspec.compiled import njit
 from dynaspec.model.state_heads.compiled import CompiledMedusa, CompiledMlp
 
 from .elementwise import GELU, SILU, activate

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import Ints
 from dynaspec.contract.step import Ended, StepOutcome, Work
-from dynaspec.sampling.compiled import kernel
 
 from .texts import Int32, Met, Texts
 

@@ -14,8 +14,8 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
+from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import Ints
-from dynaspec.sampling.compiled import kernel
 
 Int32 = npt.NDArray[np.int32]
 
