@@ -5,14 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestOutput
+from dynaspec.contract.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    DynaspecError,
+    IntegrityError,
+    RequestError,
+)
+from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from dynaspec.inputs import TextPrompt, TokensPrompt
 from dynaspec.kernel_cache import drop_outdated
+from dynaspec.observe.counts import SpecCounts
 from dynaspec.openmp import prepare
 
 if TYPE_CHECKING:
     from dynaspec.api import LLM, AsyncLLM
     from dynaspec.control.config import SpeculativeConfig
+    from dynaspec.engine.config import EngineConfig
 
 __version__ = "0.1.0"
 
@@ -22,16 +33,32 @@ drop_outdated(Path(__file__).parent, __version__)  # … or anything compiled
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "CapacityError",
+    "CheckpointError",
     "CompletionOutput",
+    "ConfigError",
+    "DynaspecError",
+    "EngineConfig",
+    "IntegrityError",
     "Logprob",
+    "RequestError",
+    "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "SpecCounts",
     "SpeculativeConfig",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
-_LAZY = {"LLM": "dynaspec.api", "AsyncLLM": "dynaspec.api", "SpeculativeConfig": "dynaspec.control.config"}
+_LAZY = {
+    "LLM": "dynaspec.api",
+    "AsyncLLM": "dynaspec.api",
+    "EngineConfig": "dynaspec.engine.config",
+    "SpeculativeConfig": "dynaspec.control.config",
+}
 
 
 def __getattr__(name: str) -> Any:

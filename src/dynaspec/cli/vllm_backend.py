@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dynaspec.cli.config_file import read_pairs
-from dynaspec.cli.vllm_flags import Foreign, refuse
+from dynaspec.cli.vllm_flags import settle
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.config import parse_bytes
+from dynaspec.engine.vllm_options import Foreign
 from dynaspec.server.config import API_KEY_VARIABLE
 
 _KEY = "speculation."
@@ -135,7 +136,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
     if "api_key" not in given and environ.get(API_KEY_VARIABLE):
         given["api_key"] = [key.strip() for key in environ[API_KEY_VARIABLE].split(",") if key.strip()]
     for name in given.keys() & REFUSED.keys():
-        refuse(name, given[name], REFUSED[name])
+        settle(name, given[name], REFUSED[name])
     more = given.get("additional_config")
     return Request(
         model=given.get("model"),

@@ -36,6 +36,17 @@ class Tokenizer:
         self._backend = backend
         self.vocab_size = len(self._tokenizer)
 
+    @property
+    def of_transformers(self) -> Any:
+        """Transformers' own object."""
+        return self._tokenizer
+
+    @property
+    def chat_template(self) -> str:
+        """The checkpoint's chat template; of several, all. Empty if there is none."""
+        template = self._tokenizer.chat_template or ""
+        return template if isinstance(template, str) else "\n".join(template.values())
+
     @cached_property
     def longest_token(self) -> int | None:
         """Most characters of a prompt that one token can stand for; None if nothing bounds it."""

@@ -34,7 +34,7 @@ def make(prompt: Any, *, seed: int = 0, **params: Any) -> Group:
 )
 def test_prompts_of_every_kind(prompt: Any, text: str | None) -> None:
     group = make(prompt)
-    assert (group.prompt, group.prompt_token_ids) == (text, (97, 98, 99))
+    assert (group.prompt, group.prompt_token_ids) == (text, [97, 98, 99])
     assert group.requests[0].prompt.tolist() == [97, 98, 99]
     assert group.requests[0].prompt.dtype == np.int32
 
@@ -89,7 +89,7 @@ def test_parameters_that_the_model_cannot_serve(params: dict[str, Any], message:
 
 def test_only_the_end_of_a_prompt_may_be_wanted() -> None:
     group = make("x" * 40 + "abc", truncate_prompt_tokens=3)
-    assert group.prompt_token_ids == (97, 98, 99)
+    assert group.prompt_token_ids == [97, 98, 99]
 
 
 @pytest.mark.parametrize(("most", "length"), [(5, 8), (29, 32), (500, 32), (None, 32)])

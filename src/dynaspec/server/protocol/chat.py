@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -120,7 +121,7 @@ class ChatChoice(ReplyModel):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: StopReason = extra("The stop text or stop token that ended it.")
-    token_ids: tuple[int, ...] | None = extra("With return_token_ids.")
+    token_ids: Sequence[int] | None = extra("With return_token_ids.")
     speculation: SpeculationReport | None = extra("With speculation.metrics.")
 
 
@@ -133,7 +134,7 @@ class ChatReply(ReplyModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_token_ids: tuple[int, ...] | None = extra("With return_token_ids.")
+    prompt_token_ids: Sequence[int] | None = extra("With return_token_ids.")
     prompt_logprobs: PromptLogprobs | None = extra("With prompt_logprobs.")
 
 
@@ -153,7 +154,7 @@ class ChunkChoice(ReplyModel):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: StopReason = extra("The stop text or stop token that ended it.")
-    token_ids: tuple[int, ...] | None = extra("With return_token_ids.")
+    token_ids: Sequence[int] | None = extra("With return_token_ids.")
     speculation: SpeculationReport | None = extra("With speculation.metrics, in the last chunk.")
     token_sources: list[WrittenToken] | None = extra("With speculation.metrics 'detailed'.")
 
@@ -167,5 +168,5 @@ class ChatChunk(ReplyModel):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | None = extra("With stream_options.")
-    prompt_token_ids: tuple[int, ...] | None = extra("With return_token_ids, in the first chunk.")
+    prompt_token_ids: Sequence[int] | None = extra("With return_token_ids, in the first chunk.")
     prompt_logprobs: PromptLogprobs | None = extra("With prompt_logprobs, in the first chunk.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -72,8 +73,8 @@ class CompletionChoice(ReplyModel):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: StopReason = extra("The stop text or stop token that ended it.")
-    token_ids: tuple[int, ...] | None = extra("With return_token_ids.")
-    prompt_token_ids: tuple[int, ...] | None = extra("With return_token_ids; in a stream with the first chunk.")
+    token_ids: Sequence[int] | None = extra("With return_token_ids.")
+    prompt_token_ids: Sequence[int] | None = extra("With return_token_ids; in a stream with the first chunk.")
     prompt_logprobs: PromptLogprobs | None = extra("With prompt_logprobs; in a stream with the first chunk.")
     speculation: SpeculationReport | None = extra("With speculation.metrics; in a stream with the last chunk.")
     token_sources: list[WrittenToken] | None = extra("In a stream, with speculation.metrics 'detailed'.")
