@@ -36,9 +36,11 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = "final_only"  # one output, at the end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class SamplingParams:
-    """Decoding parameters of one request; validated when built.
+    """Decoding parameters of one request; validated when built, and again, and copied, when a request is made of them.
+
+    So they may be changed between requests, as vLLM's.
 
     Raises:
         RequestError: a value out of its range, or two values that contradict each other.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,6 +68,7 @@ class Intake:
         """
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params is a {type(params).__name__}; expected SamplingParams")
+        params = replace(params)  # the caller may change its own
         text, tokens = self._tokens(prompt)
         cache_salt = _cache_salt(prompt)
         if params.truncate_prompt_tokens is not None:

@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack
 
 from fastapi import Request, Response
 
-from .errors import unknown_model
+from .errors import bad_request, unknown_model
 from .generation import ClientGone, Job, running, unless_gone
+from .protocol.base import RequestModel
 from .protocol.generation import GenerationRequest
 from .state import ServerState
 from .streaming import EventStream, Replies, events
@@ -59,6 +60,17 @@ def _note_usage(request: Request, replies: Replies) -> None:
     usage = replies.usage()
     if usage.prompt_tokens:
         request.state.usage = usage
+
+
+def check_fields(body: RequestModel, state: ServerState) -> None:
+    """
+    Raises:
+        ApiError: an unknown field, if the server is strict; else the log has each of them once.
+    """
+    for path in body.unknown_fields():
+        if state.config.strict:
+            raise bad_request(f"the request has the unknown field {path!r}; expected it to be left out", param=path)
+        state.unknown_fields.note(path)
 
 
 def check_model(asked: str | None, state: ServerState) -> None:

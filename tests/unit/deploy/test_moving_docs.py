@@ -103,7 +103,7 @@ def _why(metadata: list[object]) -> str | None:
 def test_every_field_is_somewhere() -> None:
     refused = {name for name, field in FIELDS if _why(field.metadata)} - {"echo"}
     idle = {name for name, field in FIELDS if (field.description or "").startswith("Of no effect")}
-    ours = {"speculation", "max_draft_tokens"}
+    ours = {"speculation", "max_draft_tokens", "timings_per_token"}
     assert paragraph("The same") == {name for name, _ in FIELDS} - refused - idle - ours
     assert paragraph("Accepted, of no effect") == idle
     assert paragraph("Only here") == ours | SpeculationOptions.model_fields.keys()

@@ -201,3 +201,22 @@ def test_a_form_that_the_token_lists_leave_no_beginning_is_refused(params: dict[
 )
 def test_a_form_that_can_begin_is_taken(params: dict[str, Any]) -> None:
     assert make("abc", **params).requests[0].grammar is not None
+
+
+def test_parameters_may_be_changed_between_requests() -> None:
+    intake = Intake(TOKENIZER, TOKENIZER.vocab_size, (EOS,), 32, 0)
+    params = SamplingParams(temperature=0.5)
+    first = intake.make("a", "abc", params)
+    params.temperature, params.stop_token_ids = 0.0, [5]
+    second = intake.make("b", "abc", params)
+    assert (first.params.temperature, second.params.temperature) == (0.5, 0.0)
+    assert second.requests[0].stop_ids == {EOS, 5}
+    params.top_p = 2.0
+    with pytest.raises(RequestError, match=r"top_p is 2\.0"):
+        intake.make("c", "abc", params)
+
+
+def test_a_prompt_of_more_than_text_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"'multi_modal_data'.*text alone"):
+        make({"prompt": "abc", "multi_modal_data": {"image": 1}})
+    assert make({"prompt": "abc", "multi_modal_data": None}).prompt == "abc"

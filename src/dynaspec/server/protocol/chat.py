@@ -10,6 +10,7 @@ from pydantic import Field
 from .base import Positive, ReplyModel, RequestModel, Unsupported, extra
 from .generation import FinishReason, GenerationRequest, PromptLogprobs, StopReason, TopLogprobs
 from .messages import Message, Tool, ToolChoice
+from .metrics import PerRequestMetrics, Timings
 from .speculation import SpeculationReport, WrittenToken
 from .usage import Usage
 
@@ -134,6 +135,8 @@ class ChatReply(ReplyModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    metrics: PerRequestMetrics | None = extra("vLLM's, where the server or speculation.metrics asks for it.")
+    timings: Timings | None = extra("llama.cpp's, with timings_per_token.")
     prompt_token_ids: Sequence[int] | None = extra("With return_token_ids.")
     prompt_logprobs: PromptLogprobs | None = extra("With prompt_logprobs.")
 
@@ -168,5 +171,7 @@ class ChatChunk(ReplyModel):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | None = extra("With stream_options.")
+    metrics: PerRequestMetrics | None = extra("With the usage; see the whole answer's.")
+    timings: Timings | None = extra("llama.cpp's, with timings_per_token: so far.")
     prompt_token_ids: Sequence[int] | None = extra("With return_token_ids, in the first chunk.")
     prompt_logprobs: PromptLogprobs | None = extra("With prompt_logprobs, in the first chunk.")

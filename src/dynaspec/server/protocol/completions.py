@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from .base import Integers, Natural, ReplyModel, Unsupported, extra
 from .generation import Copies, FinishReason, GenerationRequest, PromptLogprobs, StopReason, TokenId, TopLogprobs
+from .metrics import PerRequestMetrics, Timings
 from .speculation import SpeculationReport, WrittenToken
 from .usage import Usage
 
@@ -89,6 +90,8 @@ class CompletionReply(ReplyModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    metrics: PerRequestMetrics | None = extra("vLLM's, where the server or speculation.metrics asks for it.")
+    timings: Timings | None = extra("llama.cpp's, with timings_per_token.")
 
 
 class CompletionChunk(ReplyModel):
@@ -100,3 +103,5 @@ class CompletionChunk(ReplyModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = extra("With stream_options.")
+    metrics: PerRequestMetrics | None = extra("With the usage; see the whole answer's.")
+    timings: Timings | None = extra("llama.cpp's, with timings_per_token: so far.")

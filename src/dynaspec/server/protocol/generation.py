@@ -114,6 +114,9 @@ class ExtraFields(RequestModel):
     )
     speculation: SpeculationOptions | None = Field(None, description="Wishes about this request's drafts.")
     max_draft_tokens: DraftLength | None = Field(None, description="Most tokens drafted at once; 0 = no speculation.")
+    timings_per_token: bool | None = Field(
+        None, description="As llama.cpp's server has it: answers, and every chunk of a stream, carry timings."
+    )
 
 
 class WithoutMeaning(RequestModel):

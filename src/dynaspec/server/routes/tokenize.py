@@ -9,7 +9,7 @@ from dynaspec.server.errors import bad_request
 from dynaspec.server.prompts import in_thread
 from dynaspec.server.protocol.errors import REQUEST_ERRORS
 from dynaspec.server.protocol.tokenize import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
-from dynaspec.server.respond import check_model
+from dynaspec.server.respond import check_fields, check_model
 from dynaspec.server.state import ServerState, State
 
 router = APIRouter(tags=["tokenizer"])
@@ -19,6 +19,7 @@ router = APIRouter(tags=["tokenizer"])
 async def tokenize(body: TokenizeRequest, state: State) -> TokenizeReply:
     """The tokens of a text or of a conversation."""
     check_model(body.model, state)
+    check_fields(body, state)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("the request has both prompt and messages, or neither; expected one of them", param="prompt")
     tokens = await in_thread(lambda: _tokens(body, state), param="prompt" if body.messages is None else "messages")
@@ -35,6 +36,7 @@ async def tokenize(body: TokenizeRequest, state: State) -> TokenizeReply:
 async def detokenize(body: DetokenizeRequest, state: State) -> DetokenizeReply:
     """The text of tokens, special ones included."""
     check_model(body.model, state)
+    check_fields(body, state)
     tokenizer = state.llm.tokenizer
     outside = next((token for token in body.tokens if token >= tokenizer.vocab_size), None)
     if outside is not None:
@@ -49,5 +51,7 @@ def _tokens(body: TokenizeRequest, state: ServerState) -> list[int]:
         special = body.add_special_tokens is not False
         return tokenizer.encode(body.prompt or "", special_tokens=special)
     template = state.config.chat_template
-    text = render(tokenizer, body.messages, body, tools=body.tools or (), template=template)
+    text = render(
+        tokenizer, body.messages, body, tools=body.tools or (), tool_format=state.tool_format, template=template
+    )
     return tokenizer.encode(text, special_tokens=bool(body.add_special_tokens))
