@@ -3,7 +3,7 @@
 import argparse
 from enum import Enum
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
@@ -22,6 +22,8 @@ class CarType(str, Enum):
 
 
 class CarDescription(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     brand: str = Field(max_length=10)
     car_type: CarType
 

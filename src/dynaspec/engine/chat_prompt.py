@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from dynaspec.contract.errors import RequestError
 
-from .tokenizer import Message, Tokenizer
+from .tokenizer import Message, Tokenizer, check_messages
 
 ToolFormat = Literal["hermes", "llama3_json", "mistral", "pythonic"]
 """How calls are written; the names are those of vLLM's parsers."""
@@ -58,6 +58,7 @@ def render(
     Raises:
         RequestError: the template refuses the messages, or they are none.
     """
+    check_messages(messages)
     told = [_told(message) for message in messages]
 
     def rendered(chat: Sequence[Message], offered: Sequence[Mapping[str, Any]] | None) -> str:
@@ -138,8 +139,6 @@ def _in_words(messages: Sequence[Message], wording: Wording) -> list[Message]:
 
 def _told(message: Message) -> Message:
     """A message as templates know it: content in one piece, arguments as objects."""
-    if not isinstance(message, Mapping):
-        return message  # the tokenizer says what is wrong
     told = dict(message)
     if isinstance(told.get("content"), list):
         told["content"] = "\n".join(_piece(part) for part in told["content"])

@@ -89,11 +89,12 @@ def make_state(llm: AsyncLLM, config: ServerConfig, tracing: Tracing | None = No
         served_names=config.served_model_name or (llm.config.model,),
         started_at=int(time.time()),
         tracing=tracing or NoTracing(),
-        tool_format=_tool_format(llm, config),
+        tool_format=tool_format_of(llm, config),
     )
 
 
-def _tool_format(llm: AsyncLLM, config: ServerConfig) -> ToolFormat:
+def tool_format_of(llm: AsyncLLM, config: ServerConfig) -> ToolFormat:
+    """How the model writes calls of tools, as configured or as its chat template says."""
     if config.tool_call_parser != "auto":
         return config.tool_call_parser
     return format_of(config.chat_template or llm.tokenizer.chat_template)

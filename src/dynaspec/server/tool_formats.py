@@ -66,6 +66,9 @@ class Llama3Reader:
     """JSON objects that are all of the text, behind ``<|python_tag|>`` or not."""
 
     _TAG = "<|python_tag|>"
+    _BETWEEN = "; \t\r\n"
+    _called: bool = False
+    """There has been a call."""
     _content: bool = False
     """From here on there are no calls."""
 
@@ -73,24 +76,20 @@ class Llama3Reader:
         """See ``Reader``."""
         pieces: list[Piece] = []
         while not self._content:
-            body = text.lstrip("; \t\r\n") if pieces else text.lstrip()
-            if not last and (not body or self._TAG.startswith(body)):
-                return pieces, text
+            body = text.lstrip(self._BETWEEN) if self._called else text.lstrip()
+            if not body or (self._TAG.startswith(body) and not last):
+                return pieces, "" if last else text
             body = body.removeprefix(self._TAG).lstrip()
             found = _first_json(body) if body.startswith("{") else None
-            if found is None:
-                if body.startswith("{") and not last:
-                    return pieces, text
-                self._content = bool(body)
-                break
-            call = called(found[0])
-            if call is None:
+            if found is None and body[:1] in ("", "{") and not last:
+                return pieces, text
+            call = None if found is None else called(found[0])
+            if found is None or call is None:
                 self._content = True
                 break
             pieces.append(call)
-            text = body[found[1] :].lstrip("; \t\r\n")
-            if not text:
-                return pieces, ""
+            self._called = True
+            text = body[found[1] :]
         return [*pieces, text], ""
 
 
