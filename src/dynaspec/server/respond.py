@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from itertools import islice
 
 from fastapi import Request, Response
 
@@ -12,8 +13,11 @@ from .errors import bad_request, unknown_model
 from .generation import ClientGone, Job, running, unless_gone
 from .protocol.base import RequestModel
 from .protocol.generation import GenerationRequest
-from .state import ServerState
+from .state import IGNORED_FIELDS, ServerState, shown_field
 from .streaming import EventStream, Replies, events
+
+_MOST_NAMED = 10
+"""Unknown fields of a request that its answer's header names."""
 
 
 async def respond(
@@ -62,15 +66,22 @@ def _note_usage(request: Request, replies: Replies) -> None:
         request.state.usage = usage
 
 
-def check_fields(body: RequestModel, state: ServerState) -> None:
-    """
+def check_fields(body: RequestModel, request: Request, state: ServerState) -> None:
+    """Sees to unknown fields: the log warns of them, and the answer's header names some.
+
     Raises:
-        ApiError: an unknown field, if the server is strict; else the log has each of them once.
+        ApiError: there are any, and the server is strict.
     """
-    for path in body.unknown_fields():
-        if state.config.strict:
-            raise bad_request(f"the request has the unknown field {path!r}; expected it to be left out", param=path)
-        state.unknown_fields.note(path)
+    unknown = list(islice(body.unknown_fields(), _MOST_NAMED))
+    if not unknown:
+        return
+    if state.config.strict:
+        raise bad_request(
+            f"the request has the unknown field {unknown[0]!r}; expected it to be left out", param=unknown[0]
+        )
+    names = list(dict.fromkeys(map(shown_field, unknown)))
+    request.state.answer_headers = {IGNORED_FIELDS: ", ".join(names)}
+    state.unknown_fields.note(names, named=state.config.log_requests)
 
 
 def check_model(asked: str | None, state: ServerState) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -19,28 +20,37 @@ from .tracing import NoTracing, Tracing
 
 logger = logging.getLogger(__name__)
 
+IGNORED_FIELDS = "X-Ignored-Fields"
+"""Header of answers to requests with unknown fields: their names."""
+_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]]{0,63}")
+
 
 class UnknownFields:
-    """Warns of fields of requests that are ignored, once each. Their names are the callers': so only few are told, and
-    none that is no name, as it might be a text."""
+    """Warns of fields of requests that are ignored: once; with names, once for each, where the log may have them."""
 
     _MOST = 100
-    _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]]{0,63}")
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
-    def note(self, path: str) -> None:
-        """One has been ignored.
+    def note(self, names: Sequence[str], *, named: bool) -> None:
+        """Some have been ignored.
 
         Args:
-            path: numbers in it say which part of a list, and do not make another field of it.
+            names: as ``shown_field`` has them.
+            named: the log may say what requests hold.
         """
-        name = re.sub(r"\.\d+\.", "[].", path)
-        name = name if self._NAME.fullmatch(name) else "(no name)"
-        if name not in self._seen and len(self._seen) < self._MOST:
-            self._seen.add(name)
-            logger.warning("the field %s of a request is unknown and ignored; --strict refuses such requests", name)
+        for name in names if named else ("",):
+            if name not in self._seen and len(self._seen) < self._MOST:
+                self._seen.add(name)
+                which = f"the field {name} of a request is" if named else "fields of a request are"
+                logger.warning("%s unknown and ignored (see the header %s); --strict refuses", which, IGNORED_FIELDS)
+
+
+def shown_field(path: str) -> str:
+    """A path to a field as a header may have it: without the places in lists; ``?`` for what is no name."""
+    name = re.sub(r"\.\d+\.", "[].", path)
+    return name if _FIELD.fullmatch(name) else "?"
 
 
 @dataclass(frozen=True, slots=True)

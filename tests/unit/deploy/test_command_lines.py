@@ -23,13 +23,8 @@ def command_lines() -> Iterator[tuple[Path, list[str]]]:
             if program is None:
                 continue
             rest = list(itertools.takewhile(lambda word: word not in _ENDS, words[program + 1 :]))
-            if (
-                rest
-                and "docker" not in words
-                and not rest[0].startswith("-f")
-                and not _PLACEHOLDERS & set(rest)
-                and "COMMAND" not in rest
-            ):
+            others = {"docker", "install", "journalctl"} & set(words[:program])
+            if rest and not others and not _PLACEHOLDERS & set(rest) and "COMMAND" not in rest:
                 yield page, rest
 
 

@@ -145,6 +145,8 @@ class WithoutMeaning(RequestModel):
     return_tokens_as_token_ids: Annotated[
         Literal[False] | None, Unsupported("ids come with return_token_ids; expected false or null")
     ] = None
+    lora_request: Annotated[None, Unsupported("adapters are not available in this version; expected null")] = None
+    lora_path: Annotated[None, Unsupported("adapters are not available in this version; expected null")] = None
     logits_processors: Annotated[None, Unsupported("requests cannot bring code; expected null")] = None
     kv_transfer_params: Annotated[None, Unsupported("KV is not moved between servers; expected null")] = None
     mm_processor_kwargs: Annotated[None, Unsupported("the model reads text alone; expected null")] = None

@@ -25,7 +25,7 @@ router = APIRouter(tags=["generation"])
 async def create_chat_completion(body: ChatRequest, request: Request, state: State) -> Response:
     """Answer a conversation."""
     check_model(body.model, state)
-    check_fields(body, state)
+    check_fields(body, request, state)
     use = tool_use(body, state.tool_format)
     params = chat_params(body, use.form())
     reports = Reports(body, state, continuations=params.n)

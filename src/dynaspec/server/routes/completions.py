@@ -23,7 +23,7 @@ router = APIRouter(tags=["generation"])
 async def create_completion(body: CompletionRequest, request: Request, state: State) -> Response:
     """Continue one prompt, or several."""
     check_model(body.model, state)
-    check_fields(body, state)
+    check_fields(body, request, state)
     params = completion_params(body)
     given = _prompts(body)
     reports = Reports(body, state, continuations=len(given) * params.n)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from dynaspec.server.chat_input import render
 from dynaspec.server.errors import bad_request
@@ -16,10 +16,10 @@ router = APIRouter(tags=["tokenizer"])
 
 
 @router.post("/tokenize", response_model=TokenizeReply, responses=REQUEST_ERRORS)
-async def tokenize(body: TokenizeRequest, state: State) -> TokenizeReply:
+async def tokenize(body: TokenizeRequest, request: Request, state: State) -> TokenizeReply:
     """The tokens of a text or of a conversation."""
     check_model(body.model, state)
-    check_fields(body, state)
+    check_fields(body, request, state)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("the request has both prompt and messages, or neither; expected one of them", param="prompt")
     tokens = await in_thread(lambda: _tokens(body, state), param="prompt" if body.messages is None else "messages")
@@ -33,10 +33,10 @@ async def tokenize(body: TokenizeRequest, state: State) -> TokenizeReply:
 
 
 @router.post("/detokenize", response_model=DetokenizeReply, responses=REQUEST_ERRORS)
-async def detokenize(body: DetokenizeRequest, state: State) -> DetokenizeReply:
+async def detokenize(body: DetokenizeRequest, request: Request, state: State) -> DetokenizeReply:
     """The text of tokens, special ones included."""
     check_model(body.model, state)
-    check_fields(body, state)
+    check_fields(body, request, state)
     tokenizer = state.llm.tokenizer
     outside = next((token for token in body.tokens if token >= tokenizer.vocab_size), None)
     if outside is not None:
