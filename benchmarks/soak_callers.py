@@ -97,7 +97,7 @@ def known_answer(output: RequestOutput) -> list[Choice]:
 def _choice(completion: CompletionOutput) -> Choice:
     chosen = zip(completion.token_ids, completion.logprobs or (), strict=False)
     return Choice(
-        completion.token_ids,
+        tuple(completion.token_ids),
         completion.text,
         tuple(candidates[token].logprob for token, candidates in chosen),
         completion.finish_reason,

@@ -4,28 +4,55 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestOutput
+from dynaspec.contract.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    DynaspecError,
+    IntegrityError,
+    RequestError,
+)
+from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from dynaspec.inputs import TextPrompt, TokensPrompt
+from dynaspec.observe.counts import SpecCounts
 
 if TYPE_CHECKING:
     from dynaspec.api import LLM, AsyncLLM
     from dynaspec.control.config import SpeculativeConfig
+    from dynaspec.engine.config import EngineConfig
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "CapacityError",
+    "CheckpointError",
     "CompletionOutput",
+    "ConfigError",
+    "DynaspecError",
+    "EngineConfig",
+    "IntegrityError",
     "Logprob",
+    "RequestError",
+    "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "SpecCounts",
     "SpeculativeConfig",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
-_LAZY = {"LLM": "dynaspec.api", "AsyncLLM": "dynaspec.api", "SpeculativeConfig": "dynaspec.control.config"}
+_LAZY = {
+    "LLM": "dynaspec.api",
+    "AsyncLLM": "dynaspec.api",
+    "EngineConfig": "dynaspec.engine.config",
+    "SpeculativeConfig": "dynaspec.control.config",
+}
 
 
 def __getattr__(name: str) -> Any:

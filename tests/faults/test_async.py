@@ -87,7 +87,7 @@ async def test_deltas_add_up(llm: AsyncLLM, plain: PlainDecoding) -> None:
         for i, completion in enumerate(expected.outputs):
             parts = [output.outputs[i] for output in outputs]
             assert "".join(part.text for part in parts) == completion.text
-            assert sum((part.token_ids for part in parts), ()) == completion.token_ids
+            assert [token for part in parts for token in part.token_ids] == completion.token_ids
             assert sum((part.logprobs or () for part in parts), ()) == completion.logprobs
         assert kind is RequestOutputKind.DELTA or len(outputs) == 1
 

@@ -75,7 +75,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "many stop tokens": (COMPLETIONS, {"prompt": "a", "stop_token_ids": list(range(20_000))}),
     "many biases": (COMPLETIONS, {"prompt": "a", "logit_bias": {str(i): 1 for i in range(100_000)}}),
     "many bad words": (COMPLETIONS, {"prompt": "a", "bad_words": ["b"] * 20_000}),
-    "many unknown fields": (COMPLETIONS, {"prompt": "a"} | {f"x{i}": i for i in range(20_000)}),
     "a penalty that overflows": (COMPLETIONS, {"prompt": "a", "repetition_penalty": 5e-324}),
     "many messages": (CHAT, {"messages": HI * 100_000}),
     "a long message": (CHAT, {"messages": [{"role": "user", "content": "a" * MANY}]}),
@@ -84,6 +83,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "many tokens outside the vocabulary": (DETOKENIZE, {"tokens": [10**6] * 500_000}),
 }
 SERVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "many unknown fields": (COMPLETIONS, {"prompt": "a"} | {f"x{i}": i for i in range(20_000)}),
     "many template variables": (CHAT, {"messages": HI, "chat_template_kwargs": {f"x{i}": i for i in range(20_000)}}),
     "a long text to tokenize": (TOKENIZE, {"prompt": "a" * 100_000}),
     "as many stop texts as may be": (COMPLETIONS, SHORT | {"stop": [f"stop {i}" * 100 for i in range(64)]}),

@@ -259,6 +259,9 @@ disable-log-requests: true
         assert (finish_reason(last), done) == ("length", "[DONE]")
         assert server.exit_code() == 0
         assert "sk-" not in json.dumps(server.log)
+        told = [entry["message"] for entry in server.log]
+        assert "SIGTERM: shutting down; running requests: 1" in told
+        assert told[-1] == "the server has stopped"
         (served,) = [entry for entry in server.log if entry.get("path") == "/v1/completions"]
         assert (served["status"], served["completion_tokens"]) == (200, LONG["max_tokens"])
 
@@ -274,7 +277,7 @@ def test_two_signals_end_the_process_at_once(tiny):
         assert response.status_code == 200, list(lines)
         next(lines)
         server.signal()
-        while not any(entry["message"].startswith("shutting down") for entry in server.log):
+        while not any("shutting down" in entry["message"] for entry in server.log):
             next(lines)
         server.signal()
         with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):

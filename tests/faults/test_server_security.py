@@ -75,6 +75,8 @@ def captured(level: int) -> Iterator[io.StringIO]:
 
     class Keeper(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
+            if record.name.split(".")[0] in ("httpcore", "httpx"):  # what the test asks with
+                return
             for formatter in (TextFormatter(), JsonFormatter()):
                 print(formatter.format(record), file=said)
             print(vars(record), file=said)
@@ -127,11 +129,11 @@ async def test_no_log_shows_a_key_or_a_prompt(llm: AsyncLLM, level: int) -> None
                     for key in (KEY, WRONG_KEY):
                         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
                         await http.post(path, content=content, headers=headers)
-    shown = "\n".join(line for line in said.getvalue().splitlines() if "'name': 'http" not in line)
+    shown = said.getvalue()
     for secret in (KEY, WRONG_KEY, PROMPT):
         assert secret not in shown
     if level <= logging.INFO:
-        assert shown.count('"status": 200') == 4
+        assert shown.count('"status": 200') == 5
         assert shown.count('"status": 401') == len(REQUESTS)
 
 
@@ -189,7 +191,7 @@ NAMED: dict[str, tuple[str, dict[str, Any], int]] = {
     "a template": (CHAT, {"messages": HI, "chat_template": "{% include '/etc/passwd' %}"}, 400),
     "code": (COMPLETIONS, {"prompt": "x", "logits_processors": [{"qualname": "os.system"}]}, 400),
     "embeddings": (COMPLETIONS, {"prompt": "x", "prompt_embeds": "gASVAAAAAAAAAAA="}, 400),
-    "trust": (COMPLETIONS, {"prompt": "x", "trust_remote_code": True}, 400),
+    "trust": (COMPLETIONS, {"prompt": "x", "trust_remote_code": True, "max_tokens": 1}, 200),
 }
 
 
@@ -200,7 +202,10 @@ async def test_what_a_request_names_is_not_opened(client: Client, kind: str) -> 
     with nothing_opened():
         response = await client.post(path, **body)
     assert response.status_code == status, response.text
-    assert response.json()["error"]["type"] in ("invalid_request_error", "not_found_error")
+    if status == 200:
+        assert response.headers["X-Ignored-Fields"] == "trust_remote_code"
+    else:
+        assert response.json()["error"]["type"] in ("invalid_request_error", "not_found_error")
     await client.ask(COMPLETIONS, prompt="x", max_tokens=1)
 
 

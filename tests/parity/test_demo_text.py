@@ -46,7 +46,7 @@ def test_greedy_text_is_that_of_transformers() -> None:
                 max_new_tokens=NEW_TOKENS,
                 do_sample=False,
             )
-        expected = tuple(generated[0, prompt.shape[1] :].tolist())
+        expected = generated[0, prompt.shape[1] :].tolist()
         got = output.outputs[0].token_ids
         if got != expected:
             differing += 1

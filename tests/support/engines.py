@@ -121,7 +121,7 @@ class PlainDecoding:
 
     def texts(self, outputs: Sequence[RequestOutput]) -> list[tuple[int, ...]]:
         """Prompts with each of their continuations, as token ids."""
-        return [output.prompt_token_ids + completion.token_ids for output in outputs for completion in output.outputs]
+        return [(*output.prompt_token_ids, *one.token_ids) for output in outputs for one in output.outputs]
 
     def _output(self, prompt: str, params: SamplingParams) -> RequestOutput:
         key = (prompt, repr(params))

@@ -4,47 +4,44 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any
+from types import TracebackType
+from typing import Any, Self, Unpack
 
-from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.intake import Prompt
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.observe.counts import SpecCounts
+from dynaspec.observe.readings import Metric
 from dynaspec.observe.snapshot import EngineSnapshot
 
-from .backend import Backend, open_embedded
+from .backend import open_embedded
 from .engine_thread import EngineThread
+from .options import EngineOptions, Speculation
 from .stream import Stream
+from .vllm_arguments import check_adapters, note_priority
 
 
 class AsyncLLM:
     """The engine of ``LLM`` for asyncio; it steps in a thread of its own. Any number of event loops may use it.
 
-    Args and errors: see ``LLM``; the backend is always ``dynaspec``.
+    Args and errors: see ``LLM``. Under vLLM ``dynaspec serve --backend vllm`` serves requests that come and go.
     """
 
     def __init__(
-        self,
-        model: str,
-        *,
-        speculative_config: Any = None,
-        backend: Backend = "dynaspec",
-        **options: Any,
+        self, model: str, *, speculative_config: Speculation | None = None, **options: Unpack[EngineOptions]
     ) -> None:
-        if backend != "dynaspec":
-            raise ConfigError(
-                f"AsyncLLM was given backend={backend!r}; expected 'dynaspec', or the command "
-                "'dynaspec serve --backend vllm', as requests that come and go are served there by vLLM's own server"
-            )
         self._engine = open_embedded(model, speculative_config, options)
         self._thread = EngineThread(self._engine, self._engine.config.stream_interval_s)
 
     @property
     def tokenizer(self) -> Tokenizer:
         return self._engine.tokenizer
+
+    def get_tokenizer(self) -> Any:
+        """See ``LLM.get_tokenizer``."""
+        return self.tokenizer.of_transformers
 
     @property
     def config(self) -> EngineConfig:
@@ -61,17 +58,29 @@ class AsyncLLM:
         return self._thread.running
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str,
+        lora_request: None = None,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields outputs as they grow (what they carry: ``SamplingParams.output_kind``). Leaving early aborts.
 
         Who reads more slowly than the engine decodes gets fewer outputs, not late ones: what has come meanwhile is
         handed over as one. The id may be used again as soon as the generator is closed.
 
+        Args:
+            lora_request: as vLLM has it; only None.
+            priority: as vLLM has it, of no effect.
+
         Raises:
             RequestError: the request cannot be served.
             DynaspecError: the engine has stopped.
         """
+        check_adapters(lora_request)
+        note_priority(priority)
         params = sampling_params or SamplingParams()
         if params.structured_outputs is not None:  # to compile it can take long, and the engine has others to serve
             await asyncio.to_thread(self._engine.prepare, params)
@@ -99,6 +108,14 @@ class AsyncLLM:
         """See ``LLM.stats``; safe from any thread."""
         return self._engine.stats()
 
+    async def get_metrics(self) -> list[Metric]:
+        """See ``LLM.get_metrics``; taken between two steps.
+
+        Raises:
+            DynaspecError: the engine has stopped.
+        """
+        return await asyncio.wrap_future(self._thread.ask(self._engine.metrics))
+
     async def snapshot(self) -> EngineSnapshot:
         """What the engine is doing, taken between two steps.
 
@@ -123,3 +140,19 @@ class AsyncLLM:
     def close(self) -> None:
         """Aborts everything and waits for the engine's thread. From any thread, as often as one likes."""
         self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)

@@ -14,8 +14,10 @@ from dynaspec.engine.config import EngineConfig, parse_bytes
 from dynaspec.engine.engine import Engine
 from dynaspec.engine.intake import Prompt
 from dynaspec.engine.tokenizer import Tokenizer
+from dynaspec.engine.vllm_options import translated
 from dynaspec.hosts.vllm.launch import engine_arguments, require_vllm
 from dynaspec.observe.counts import SpecCounts
+from dynaspec.observe.readings import Metric
 
 Backend = Literal["dynaspec", "vllm"]
 
@@ -53,6 +55,10 @@ class SteppedEngine(Protocol):
         """Totals since the engine was built."""
         ...
 
+    def metrics(self) -> list[Metric]:
+        """What has been counted and measured, under vLLM's names."""
+        ...
+
     def verify_integrity(self) -> None: ...
 
     def close(self) -> None: ...
@@ -79,7 +85,8 @@ def open_embedded(model: str, speculative_config: Any, options: Mapping[str, Any
     Raises:
         ConfigError, CheckpointError, CapacityError: what was given cannot work.
     """
-    return build_engine(EngineConfig.build(os.environ, model=model, speculative_config=speculative_config, **options))
+    given = options if speculative_config is None else {**options, "speculative_config": speculative_config}
+    return build_engine(EngineConfig.build(os.environ, model=model, **translated(given)))
 
 
 def _in_bytes(options: Mapping[str, Any]) -> dict[str, Any]:

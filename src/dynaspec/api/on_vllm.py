@@ -8,6 +8,9 @@ from typing import Any
 
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.hosts.vllm.llm import VllmEngine
+from dynaspec.observe.readings import Counter, Gauge, Histogram, Metric, Vector
+
+_KINDS = {kind.__name__: kind for kind in (Counter, Gauge, Histogram, Vector)}
 
 
 class EngineOnVllm(VllmEngine):
@@ -27,3 +30,9 @@ class EngineOnVllm(VllmEngine):
             revision=given.get("tokenizer_revision") if own else given.get("revision"),
             trust_remote_code=given.get("trust_remote_code", False),
         )
+
+    def metrics(self) -> list[Metric]:
+        """vLLM's own; none where it keeps none."""
+        if not self._engine.log_stats:
+            return []
+        return [_KINDS[type(one).__name__](**vars(one)) for one in self._engine.get_metrics()]

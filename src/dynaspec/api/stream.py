@@ -133,13 +133,12 @@ class Alarm:
 def join(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
     """Two deltas as one. What does not grow by deltas (reasons, metrics, sums) is the later one's."""
     pairs = zip(earlier.outputs, later.outputs, strict=True)
-    return replace(later, outputs=tuple(_join(first, second) for first, second in pairs))
+    return replace(later, outputs=[_join(first, second) for first, second in pairs])
 
 
 def _join(first: CompletionOutput, second: CompletionOutput) -> CompletionOutput:
     logprobs = second.logprobs
     if first.logprobs is not None and second.logprobs is not None:
         logprobs = first.logprobs + second.logprobs
-    return replace(
-        second, text=first.text + second.text, token_ids=first.token_ids + second.token_ids, logprobs=logprobs
-    )
+    tokens = [*first.token_ids, *second.token_ids]
+    return replace(second, text=first.text + second.text, token_ids=tokens, logprobs=logprobs)

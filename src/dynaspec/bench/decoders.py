@@ -90,7 +90,7 @@ class TimedRun:
 
     @property
     def tokens(self) -> Tokens:
-        return tuple(completion.token_ids for output in self.outputs for completion in output.outputs)
+        return tuple(tuple(completion.token_ids) for output in self.outputs for completion in output.outputs)
 
     @property
     def output_tokens(self) -> int:

@@ -59,7 +59,7 @@ class ClosedLoop:
         after = time.perf_counter()
         for output in outputs:
             self._live.remove(output.request_id)
-            self.outputs[int(output.request_id)] = output.outputs[0].token_ids
+            self.outputs[int(output.request_id)] = tuple(output.outputs[0].token_ids)
         counts, self._counts = self._counts, self._engine.stats()
         return StepTrace(after - self._began, after - before, self._counts - counts)
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dynaspec.cli.config_file import read_pairs
-from dynaspec.cli.vllm_flags import Foreign, refuse
+from dynaspec.cli.vllm_flags import settle
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.config import parse_bytes
+from dynaspec.engine.vllm_options import Foreign
 from dynaspec.server.config import API_KEY_VARIABLE
 
 _KEY = "speculation."
@@ -44,6 +45,7 @@ SAME = frozenset(
             "tensor_parallel_size",
         ),
         *("host", "port", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "allow_credentials"),
+        *("enable_per_request_metrics", "per_request_spec_decode_metrics", "tool_call_parser"),
         *("chat_template", "uvicorn_log_level", "max_log_len", "otlp_traces_endpoint"),
     }
 )
@@ -81,6 +83,7 @@ REFUSED: Mapping[str, Foreign] = {
     "request_timeout_s": Foreign((), _NO_LIMIT),
     "shutdown_on_engine_death": Foreign((True,), "vLLM's server always ends with its engine"),
     "stats_interval_s": Foreign((), _NO_PAGE),
+    "strict": Foreign((False,), "vLLM's server ignores unknown fields"),
     "stream_interval_s": Foreign((), "vLLM's own is --stream-interval, in tokens"),
 }
 """Options that vLLM's server does not have, and values that ask for what it does anyway."""
@@ -88,7 +91,7 @@ REFUSED: Mapping[str, Foreign] = {
 _SEVERAL = "served_model_name"
 """The one of them that takes several names after one flag here too."""
 
-_FLAGS = (*RENAMED, *NEGATED, "demo", "enable_dashboard", "shutdown_on_engine_death")
+_FLAGS = (*RENAMED, *NEGATED, "demo", "enable_dashboard", "shutdown_on_engine_death", "strict")
 _VALUES = ("model", "backend", "config", "decision_log", "additional_config", *CONVERTED)
 
 
@@ -135,7 +138,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
     if "api_key" not in given and environ.get(API_KEY_VARIABLE):
         given["api_key"] = [key.strip() for key in environ[API_KEY_VARIABLE].split(",") if key.strip()]
     for name in given.keys() & REFUSED.keys():
-        refuse(name, given[name], REFUSED[name])
+        settle(name, given[name], REFUSED[name])
     more = given.get("additional_config")
     return Request(
         model=given.get("model"),

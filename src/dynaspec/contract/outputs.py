@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,7 +76,8 @@ class CompletionOutput:
 
     index: int
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
+    """A list, as vLLM's; the caller's own."""
     cumulative_logprob: float | None = None
     logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
@@ -91,8 +92,8 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
+    prompt_token_ids: Sequence[int]
+    outputs: Sequence[CompletionOutput]
     finished: bool
     prompt_logprobs: tuple[Mapping[int, Logprob] | None, ...] | None = None
     num_cached_tokens: int = 0

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from enum import Enum
 from typing import Literal, get_args
 
 from .errors import RequestError
-from .structured_outputs import StructuredOutputsParams
+from .structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 
-__all__ = ["RequestOutputKind", "SamplingParams", "SpeculationMetrics", "StructuredOutputsParams"]
+__all__ = [
+    "GuidedDecodingParams",
+    "RequestOutputKind",
+    "SamplingParams",
+    "SpeculationMetrics",
+    "StructuredOutputsParams",
+]
 
 _MAX_SEED = 2**63 - 1
 _MAX_STOP_STRINGS = 64
@@ -30,9 +36,11 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = "final_only"  # one output, at the end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class SamplingParams:
-    """Decoding parameters of one request; validated when built.
+    """Decoding parameters of one request; validated when built, and again, and copied, when a request is made of them.
+
+    So they may be changed between requests, as vLLM's.
 
     Raises:
         RequestError: a value out of its range, or two values that contradict each other.
@@ -96,8 +104,14 @@ class SamplingParams:
     request. A hint, never a limit; None = the policy uses what it has learned from others."""
     speculation_metrics: SpeculationMetrics = "summary"
     """What ``RequestMetrics`` reports about this request's drafts."""
+    guided_decoding: InitVar[StructuredOutputsParams | None] = None
+    """Older vLLMs' name of ``structured_outputs``."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, guided_decoding: StructuredOutputsParams | None) -> None:
+        if guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise RequestError("structured_outputs and guided_decoding are both given; expected one of them")
+            object.__setattr__(self, "structured_outputs", guided_decoding)
         # Copied, so that the caller's later changes do not reach the engine.
         for name in _LISTS:
             object.__setattr__(self, name, _tuple(name, getattr(self, name)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from json import JSONDecodeError, dumps, loads
 from typing import Any
 
@@ -72,6 +72,20 @@ class StructuredOutputsParams:
             raise RequestError(
                 "structured_outputs has whitespace_pattern and disable_any_whitespace; expected at most one of them"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuidedDecodingParams(StructuredOutputsParams):
+    """Older vLLMs' name of ``StructuredOutputsParams``.
+
+    Args:
+        backend: of no effect: there is only one grammar engine.
+    """
+
+    backend: InitVar[str | None] = None
+
+    def __post_init__(self, backend: str | None) -> None:
+        StructuredOutputsParams.__post_init__(self)
 
 
 def _schema(schema: object) -> str:

@@ -22,7 +22,9 @@ class EngineConfig(BaseModel):
     revision: str | None = Field(None, description="Branch, tag or commit of a hub checkpoint.")
     trust_remote_code: bool = Field(False, description="Allow code that comes with a checkpoint to run.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Computation type; auto = float32 on CPU, the checkpoint's on CUDA."
+        "auto",
+        description="Computation type, also as half, float or a torch.dtype; auto = float32 on CPU, the checkpoint's "
+        "on CUDA.",
     )
     quantization: Literal["int8"] | None = Field(
         None,
@@ -83,6 +85,13 @@ class EngineConfig(BaseModel):
                 raise ConfigError(f"{name}: {message}" if name else message) from None
             raise ConfigError(f"{name}: {first['msg']} (given: {first.get('input')!r})") from None
 
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _dtype_name(cls, value: object) -> object:
+        """vLLM's and PyTorch's other names: ``half``, ``torch.bfloat16``."""
+        name = str(value).removeprefix("torch.")
+        return _DTYPES.get(name, name)
+
     @field_validator("kv_cache_memory", mode="before")
     @classmethod
     def _bytes(cls, value: object) -> object:
@@ -112,6 +121,7 @@ class EngineConfig(BaseModel):
         return self
 
 
+_DTYPES = {"half": "float16", "float": "float32"}
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 

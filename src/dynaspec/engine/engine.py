@@ -10,7 +10,9 @@ from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.decision_log import DecisionLog
+from dynaspec.observe.families import ENGINE_FAMILIES
 from dynaspec.observe.periodic import PeriodicLog
+from dynaspec.observe.readings import Metric, readings
 from dynaspec.observe.request_meter import RequestMeter
 from dynaspec.observe.snapshot import EngineSnapshot, LiveRequest
 from dynaspec.observe.stats import SpecStats
@@ -72,6 +74,11 @@ class Engine:
     def stats(self) -> SpecCounts:
         """Totals since the engine was built; subtract two of them for a span."""
         return self._stats.snapshot()
+
+    def metrics(self) -> list[Metric]:
+        """What a server's ``/metrics`` has of the engine, under vLLM's names."""
+        labels = {"model_name": self.config.model, "engine": "0"}
+        return list(readings(ENGINE_FAMILIES, self.snapshot(), namespace="vllm", labels=labels))
 
     def snapshot(self) -> EngineSnapshot:
         """What it is doing; to be taken between two steps, in the thread that steps."""

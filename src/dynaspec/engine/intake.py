@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,13 +22,16 @@ Prompt = str | Sequence[int] | Mapping[str, object]
 """Text, token ids, or a mapping with ``prompt`` or ``prompt_token_ids``, and ``cache_salt`` if need be."""
 
 
+_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
+
+
 @dataclass(slots=True, eq=False)
 class Group:
     """A prompt and its ``n`` continuations."""
 
     id: str
     prompt: str | None
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: list[int]
     params: SamplingParams
     requests: list[Request]
 
@@ -65,6 +68,7 @@ class Intake:
         """
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params is a {type(params).__name__}; expected SamplingParams")
+        params = replace(params)  # the caller may change its own
         text, tokens = self._tokens(prompt)
         cache_salt = _cache_salt(prompt)
         if params.truncate_prompt_tokens is not None:
@@ -84,7 +88,7 @@ class Intake:
         requests = [
             self._request(request_id, i, tokens, params, bad_words, grammar, cache_salt) for i in range(params.n)
         ]
-        return Group(request_id, text, tuple(tokens), params, requests)
+        return Group(request_id, text, tokens, params, requests)
 
     def _request(
         self,
@@ -120,6 +124,12 @@ class Intake:
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
+            unknown = sorted(str(key) for key in prompt.keys() - _PROMPT_KEYS if prompt[key] is not None)
+            if unknown:
+                raise RequestError(
+                    f"the prompt has the key {unknown[0]!r}; expected no more than 'prompt' or 'prompt_token_ids', and "
+                    "'cache_salt', as the model reads text alone"
+                )
             given = [key for key in ("prompt", "prompt_token_ids") if prompt.get(key) is not None]
             if len(given) != 1:
                 raise RequestError(

@@ -31,7 +31,7 @@ class OutputBuilder:
             request_id=group.id,
             prompt=group.prompt,
             prompt_token_ids=group.prompt_token_ids,
-            outputs=tuple(self._completion(i, request) for i, request in enumerate(group.requests)),
+            outputs=[self._completion(i, request) for i, request in enumerate(group.requests)],
             finished=group.finished,
             prompt_logprobs=self._prompt_logprobs(first),
             num_cached_tokens=first.cached_tokens,
@@ -44,7 +44,7 @@ class OutputBuilder:
         return CompletionOutput(
             index=index,
             text=text[chars:],
-            token_ids=tuple(request.output[tokens:]),
+            token_ids=list(request.output[tokens:]),
             cumulative_logprob=sum(entry.logprob for entry in request.logprobs) if request.logprobs else None,
             logprobs=self._logprobs(request.logprobs[tokens:]) if request.params.logprobs is not None else None,
             finish_reason=request.finish_reason,

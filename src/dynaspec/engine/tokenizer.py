@@ -36,6 +36,17 @@ class Tokenizer:
         self._backend = backend
         self.vocab_size = len(self._tokenizer)
 
+    @property
+    def of_transformers(self) -> Any:
+        """Transformers' own object."""
+        return self._tokenizer
+
+    @property
+    def chat_template(self) -> str:
+        """The checkpoint's chat template; of several, all. Empty if there is none."""
+        template = self._tokenizer.chat_template or ""
+        return template if isinstance(template, str) else "\n".join(template.values())
+
     @cached_property
     def longest_token(self) -> int | None:
         """Most characters of a prompt that one token can stand for; None if nothing bounds it."""
@@ -120,7 +131,7 @@ class Tokenizer:
         Raises:
             RequestError: no template, or something that it refuses.
         """
-        _check_messages(messages)
+        check_messages(messages)
         render = self._tokenizer.apply_chat_template
         taken = sorted(({"messages", *inspect.signature(render).parameters} - {"kwargs"}) & set(variables or ()))
         if taken:
@@ -172,7 +183,11 @@ def _load(name_or_path: str, revision: str | None, trust_remote_code: bool) -> A
         raise CheckpointError(f"no tokenizer could be loaded from the {kind} {name_or_path!r}: {error}") from error
 
 
-def _check_messages(messages: Sequence[Message]) -> None:
+def check_messages(messages: Sequence[Message]) -> None:
+    """
+    Raises:
+        RequestError: none, or one that is no message.
+    """
     if not messages:
         raise RequestError("the chat has no messages; expected at least one")
     for message in messages:

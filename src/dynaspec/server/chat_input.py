@@ -9,6 +9,8 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 
 from dynaspec.contract.errors import ConfigError, RequestError
+from dynaspec.engine import chat_prompt
+from dynaspec.engine.chat_prompt import ToolFormat
 from dynaspec.engine.tokenizer import Tokenizer
 
 from .errors import bad_request
@@ -22,35 +24,34 @@ def render(
     fields: TemplateFields,
     *,
     tools: Sequence[Tool],
+    tool_format: ToolFormat,
     template: str | None,
 ) -> str:
     """The prompt that the chat template makes. May take long: not for the event loop.
 
     Args:
         tools: those that the model may call.
+        tool_format: how calls are written where the template has no tools.
         template: instead of the checkpoint's.
 
     Raises:
-        RequestError: the template refuses, or does not show tools.
+        RequestError: the template refuses.
         ApiError: messages that do not hold together.
     """
     told = [_told(message, i) for i, message in enumerate(messages)]
     add_generation_prompt = fields.add_generation_prompt
-    options: dict[str, Any] = {
-        "template": template,
-        "add_generation_prompt": not fields.continue_final_message
+    return chat_prompt.render(
+        tokenizer,
+        told,
+        tools=[tool.model_dump(exclude_unset=True) for tool in tools],
+        tool_format=tool_format,
+        template=template,
+        add_generation_prompt=not fields.continue_final_message
         if add_generation_prompt is None
         else add_generation_prompt,
-        "continue_final_message": fields.continue_final_message,
-        "variables": fields.chat_template_kwargs,
-    }
-    if not tools:
-        return tokenizer.render_chat(told, **options)
-    offered = [tool.model_dump(exclude_unset=True) for tool in tools]
-    prompt = tokenizer.render_chat(told, tools=offered, **options)
-    if prompt == tokenizer.render_chat(told, **options):
-        raise RequestError("the model's chat template does not show tools; expected a request without them")
-    return prompt
+        continue_final_message=fields.continue_final_message,
+        variables=fields.chat_template_kwargs,
+    )
 
 
 def check_template(tokenizer: Tokenizer, template: str) -> None:

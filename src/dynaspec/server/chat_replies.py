@@ -25,6 +25,7 @@ from .protocol.chat import (
 )
 from .protocol.generation import FinishReason, PromptLogprobs
 from .protocol.usage import Usage
+from .reports import Reports
 from .speculation import report
 from .tools import Parsed, ToolParser, ToolUse
 from .usage import UsageCounter
@@ -37,8 +38,11 @@ class ChatReplies:
         model: name that the answer carries.
     """
 
-    def __init__(self, body: ChatRequest, job: Job, tokenizer: Tokenizer, model: str, use: ToolUse) -> None:
+    def __init__(
+        self, body: ChatRequest, job: Job, tokenizer: Tokenizer, model: str, use: ToolUse, reports: Reports
+    ) -> None:
         self._body = body
+        self._reports = reports
         self._job = job
         self._tokenizer = tokenizer
         self._model = model
@@ -56,12 +60,15 @@ class ChatReplies:
         """The answer, from the final output."""
         [output] = outputs
         self._usage.add(0, output)
+        self._reports.note(output)
         return ChatReply(
             id=self._job.id,
             created=self._created,
             model=self._model,
             choices=[self._choice(completion) for completion in output.outputs],
             usage=self._usage.total(),
+            metrics=self._reports.metrics(),
+            timings=self._reports.timings(),
             prompt_token_ids=output.prompt_token_ids if self._body.return_token_ids else None,
             prompt_logprobs=self._prompt_logprobs(output),
         )
@@ -75,6 +82,7 @@ class ChatReplies:
     def chunks(self, prompt: int, output: RequestOutput) -> Iterator[ChatChunk]:
         """One for each choice that has grown or ended."""
         self._usage.add(prompt, output)
+        self._reports.note(output)
         options = self._body.stream_options
         for index, choice, delta in self._choices.changed(prompt, output):
             chunk = self._chunk([self._chunk_choice(index, choice, delta)])
@@ -83,6 +91,7 @@ class ChatReplies:
                 chunk.prompt_logprobs = self._prompt_logprobs(output)
             if options is not None and options.continuous_usage_stats:
                 chunk.usage = self._usage.total()
+            chunk.timings = self._reports.timings()
             yield chunk
 
     def closing(self) -> Iterator[ChatChunk]:
@@ -91,6 +100,8 @@ class ChatReplies:
         if options is not None and options.include_usage:
             chunk = self._chunk([])
             chunk.usage = self._usage.total()
+            chunk.metrics = self._reports.metrics()
+            chunk.timings = self._reports.timings()
             yield chunk
 
     def _chunk(self, choices: list[ChunkChoice]) -> ChatChunk:

@@ -19,7 +19,7 @@ class Choice:
         prompt: tokens in front of it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: tuple[int, ...], *, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
         self.texts = TokenTexts(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
         self.echoed = ""
         """The prompt, where the text begins with it."""

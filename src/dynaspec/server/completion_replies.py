@@ -21,6 +21,7 @@ from .protocol.completions import (
 )
 from .protocol.generation import PromptLogprobs
 from .protocol.usage import Usage
+from .reports import Reports
 from .speculation import report
 from .token_texts import TokenTexts
 from .usage import UsageCounter
@@ -33,8 +34,9 @@ class CompletionReplies:
         model: name that the answer carries.
     """
 
-    def __init__(self, body: CompletionRequest, job: Job, tokenizer: Tokenizer, model: str) -> None:
+    def __init__(self, body: CompletionRequest, job: Job, tokenizer: Tokenizer, model: str, reports: Reports) -> None:
         self._body = body
+        self._reports = reports
         self._job = job
         self._tokenizer = tokenizer
         self._model = model
@@ -51,12 +53,15 @@ class CompletionReplies:
 
     def whole(self, outputs: Sequence[RequestOutput]) -> CompletionReply:
         """The answer, from the prompts' final outputs."""
+        choices = [choice for i, output in enumerate(outputs) for choice in self._changed(i, output)]
         return CompletionReply(
             id=self._job.id,
             created=self._created,
             model=self._model,
-            choices=[choice for i, output in enumerate(outputs) for choice in self._changed(i, output)],
+            choices=choices,
             usage=self._usage.total(),
+            metrics=self._reports.metrics(),
+            timings=self._reports.timings(),
         )
 
     def opening(self) -> Iterator[CompletionChunk]:
@@ -68,19 +73,24 @@ class CompletionReplies:
         options = self._body.stream_options
         for choice in self._changed(prompt, output):
             usage = self._usage.total() if options is not None and options.continuous_usage_stats else None
-            yield self._chunk([choice], usage)
+            chunk = self._chunk([choice], usage)
+            chunk.timings = self._reports.timings()
+            yield chunk
 
     def closing(self) -> Iterator[CompletionChunk]:
         """The usage, if it was asked for."""
         options = self._body.stream_options
         if options is not None and options.include_usage:
-            yield self._chunk([], self._usage.total())
+            chunk = self._chunk([], self._usage.total())
+            chunk.metrics, chunk.timings = self._reports.metrics(), self._reports.timings()
+            yield chunk
 
     def _chunk(self, choices: list[CompletionChoice], usage: Usage | None) -> CompletionChunk:
         return CompletionChunk(id=self._job.id, created=self._created, model=self._model, choices=choices, usage=usage)
 
     def _changed(self, prompt: int, output: RequestOutput) -> list[CompletionChoice]:
         self._usage.add(prompt, output)
+        self._reports.note(output)
         return [
             self._told(index, choice, prompt, output, delta)
             for index, choice, delta in self._choices.changed(prompt, output)

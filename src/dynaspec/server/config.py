@@ -71,6 +71,13 @@ class ServerConfig(BaseModel):
     )
     chat_template: str | None = _field(None, "Model", "Jinja chat template, or a file of it; default: the tokenizer's.")
 
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = _field(
+        "auto", "Model", "How the model writes calls of tools; auto = as the chat template says, else hermes."
+    )
+
+    strict: bool = _field(
+        False, "Limits", "Refuse requests with unknown fields; default: ignore the fields, with a warning in the log."
+    )
     max_queued_requests: int = _field(
         1024, "Limits", "Requests that may wait for one of max_num_seqs places; more are answered 503.", ge=0
     )
@@ -103,11 +110,17 @@ class ServerConfig(BaseModel):
     otlp_traces_endpoint: str | None = _field(
         None, "Observability", "Send OpenTelemetry traces to this URL, such as http://localhost:4318/v1/traces."
     )
+    enable_per_request_metrics: bool = _field(
+        False, "Observability", "Answers have vLLM's object metrics, with times (streams: with the usage)."
+    )
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = _field(
+        "none", "Observability", "What answers' metrics.speculative_decoding, vLLM's, has: none, summary or detailed."
+    )
     enable_dashboard: bool = _field(True, "Observability", "Offer the live page /dashboard.")
     stats_interval_s: float = _field(
         1.0, "Observability", "Seconds between two looks at the engine for the live page.", ge=0.1
     )
-    disable_docs: bool = _field(False, "Observability", "Do not offer /docs and /openapi.json.")
+    disable_docs: bool = _field(False, "Observability", "Do not offer /openapi.json.")
     shutdown_on_engine_death: bool = _field(
         True, "Observability", "End the process when the engine has failed, so that a supervisor starts it again."
     )

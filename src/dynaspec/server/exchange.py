@@ -6,7 +6,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,7 @@ class Exchanges:
     """Stands before everything else.
 
     ``request.state`` gets ``request_id``. An endpoint may put ``usage`` there, with ``prompt_tokens`` and
-    ``completion_tokens``, for the log.
+    ``completion_tokens``, for the log, and ``answer_headers``, for the answer.
 
     Args:
         app: who answers.
@@ -62,7 +62,7 @@ class Exchanges:
         request_id = _request_id(header(scope, REQUEST_ID))
         scope.setdefault("state", {})["request_id"] = request_id
         sent = _Answer()
-        reply = _watched(send, sent, request_id)
+        reply = _watched(send, sent, request_id, scope["state"])
         try:
             await self._app(scope, receive, reply)
         except Exception as error:
@@ -75,12 +75,13 @@ class Exchanges:
                 _log(scope, sent)
 
 
-def _watched(send: Send, sent: _Answer, request_id: str) -> Callable[[Message], Any]:
+def _watched(send: Send, sent: _Answer, request_id: str, state: Mapping[str, Any]) -> Callable[[Message], Any]:
     async def reply(message: Message) -> None:
         if message["type"] == "http.response.start":
             sent.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers[REQUEST_ID] = request_id
+            headers.update(state.get("answer_headers", {}))
             for name, value in _SAFE.items():
                 headers.setdefault(name, value)
         elif message["type"] == "http.response.body":

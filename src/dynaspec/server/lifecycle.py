@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from contextlib import suppress
 from socket import socket
@@ -35,6 +36,8 @@ class DrainingServer(uvicorn.Server):
         self._state = state
         self._watching: asyncio.Task[None] | None = None
         self._failed = False
+        self._signal = ""
+        """The first that came; told when the server's loop has it, as a handler may have interrupted the log."""
 
     @property
     def failed(self) -> bool:
@@ -45,12 +48,16 @@ class DrainingServer(uvicorn.Server):
         """Without uvicorn's memory of signals, which it would raise again when all is done."""
         self.force_exit = self.should_exit
         self.should_exit = True
+        self._signal = self._signal or signal.Signals(sig).name
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
         self._watching = asyncio.create_task(self._watch_engine())
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        running = self._state.admission.active
+        if self._signal:
+            logger.info("%s: shutting down; running requests: %d", self._signal, running)
         for server in self.servers:
             server.close()
         await self._drain()
@@ -60,12 +67,13 @@ class DrainingServer(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
         await super().shutdown(sockets)
+        logger.info("the server has stopped")
 
     async def _drain(self) -> None:
         admission, patience_s = self._state.admission, self._state.config.drain_timeout_s
         admission.drain()
         if admission.active:
-            logger.info("shutting down; running requests have %g s to finish (%d left)", patience_s, admission.active)
+            logger.info("running requests have %g s to finish (%d left)", patience_s, admission.active)
         until = time.monotonic() + patience_s
         while self._waits(until):
             await asyncio.sleep(_POLL_S)

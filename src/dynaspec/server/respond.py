@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from itertools import islice
 
 from fastapi import Request, Response
 
-from .errors import unknown_model
+from .errors import bad_request, unknown_model
 from .generation import ClientGone, Job, running, unless_gone
+from .protocol.base import RequestModel
 from .protocol.generation import GenerationRequest
-from .state import ServerState
+from .state import IGNORED_FIELDS, ServerState, shown_field
 from .streaming import EventStream, Replies, events
+
+_MOST_NAMED = 10
+"""Unknown fields of a request that its answer's header names."""
 
 
 async def respond(
@@ -59,6 +64,24 @@ def _note_usage(request: Request, replies: Replies) -> None:
     usage = replies.usage()
     if usage.prompt_tokens:
         request.state.usage = usage
+
+
+def check_fields(body: RequestModel, request: Request, state: ServerState) -> None:
+    """Sees to unknown fields: the log warns of them, and the answer's header names some.
+
+    Raises:
+        ApiError: there are any, and the server is strict.
+    """
+    unknown = list(islice(body.unknown_fields(), _MOST_NAMED))
+    if not unknown:
+        return
+    if state.config.strict:
+        raise bad_request(
+            f"the request has the unknown field {unknown[0]!r}; expected it to be left out", param=unknown[0]
+        )
+    names = list(dict.fromkeys(map(shown_field, unknown)))
+    request.state.answer_headers = {IGNORED_FIELDS: ", ".join(names)}
+    state.unknown_fields.note(names, named=state.config.log_requests)
 
 
 def check_model(asked: str | None, state: ServerState) -> None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import uvicorn
 
 from dynaspec.api import AsyncLLM
+from dynaspec.engine.chat_prompt import ToolFormat, format_of
 from dynaspec.engine.config import EngineConfig
 from dynaspec.runtime import settle
 
@@ -88,7 +89,15 @@ def make_state(llm: AsyncLLM, config: ServerConfig, tracing: Tracing | None = No
         served_names=config.served_model_name or (llm.config.model,),
         started_at=int(time.time()),
         tracing=tracing or NoTracing(),
+        tool_format=tool_format_of(llm, config),
     )
+
+
+def tool_format_of(llm: AsyncLLM, config: ServerConfig) -> ToolFormat:
+    """How the model writes calls of tools, as configured or as its chat template says."""
+    if config.tool_call_parser != "auto":
+        return config.tool_call_parser
+    return format_of(config.chat_template or llm.tokenizer.chat_template)
 
 
 def make_server(state: ServerState, context: SSLContext | None = None) -> DrainingServer:

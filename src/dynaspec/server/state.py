@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from dynaspec.api import AsyncLLM
+from dynaspec.engine.chat_prompt import ToolFormat
 
 from .admission import Admission
 from .config import ServerConfig
 from .metrics import HttpMetrics
 from .tracing import NoTracing, Tracing
+
+logger = logging.getLogger(__name__)
+
+IGNORED_FIELDS = "X-Ignored-Fields"
+"""Header of answers to requests with unknown fields: their names."""
+_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]]{0,63}")
+
+
+class UnknownFields:
+    """Warns of fields of requests that are ignored: once; with names, once for each, where the log may have them."""
+
+    _MOST = 100
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def note(self, names: Sequence[str], *, named: bool) -> None:
+        """Some have been ignored.
+
+        Args:
+            names: as ``shown_field`` has them.
+            named: the log may say what requests hold.
+        """
+        for name in names if named else ("",):
+            if name not in self._seen and len(self._seen) < self._MOST:
+                self._seen.add(name)
+                which = f"the field {name} of a request is" if named else "fields of a request are"
+                logger.warning("%s unknown and ignored (see the header %s); --strict refuses", which, IGNORED_FIELDS)
+
+
+def shown_field(path: str) -> str:
+    """A path to a field as a header may have it: without the places in lists; ``?`` for what is no name."""
+    name = re.sub(r"\.\d+\.", "[].", path)
+    return name if _FIELD.fullmatch(name) else "?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +66,9 @@ class ServerState:
     """Unix seconds."""
     http: HttpMetrics = field(default_factory=HttpMetrics)
     tracing: Tracing = field(default_factory=NoTracing)
+    unknown_fields: UnknownFields = field(default_factory=UnknownFields)
+    tool_format: ToolFormat = "hermes"
+    """How the model writes calls of tools."""
 
 
 def get_state(request: Request) -> ServerState:

@@ -1,28 +1,28 @@
 """Tools: which calls a request demands, and the calls in what a model writes.
 
-Models that were trained with tools in the manner of Hermes and Qwen write a call as
-``<tool_call>{"name": …, "arguments": {…}}</tool_call>``. Where the request demands a call, a JSON schema makes the
-model write the call alone, without tags.
+A model writes calls in one of the formats of ``tool_formats``. Where the request demands a call, a JSON schema makes
+the model write the call alone, without marks.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import secrets
+import string
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from dynaspec.contract.sampling_params import StructuredOutputsParams
+from dynaspec.engine.chat_prompt import ToolFormat
 
 from .errors import bad_request
 from .forms import form
 from .protocol.chat import CalledFunction, CalledTool, ChatRequest
 from .protocol.messages import NamedToolChoice, Tool
+from .tool_formats import READERS, SPECIAL_MARKS, Call, called, parsed
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _DEFINITIONS = ("$defs", "definitions")
 """Where schemas keep what they refer to, from their root."""
 
@@ -42,6 +42,13 @@ class ToolUse:
     name: str = ""
     one_call: bool = False
     """Of ``required``."""
+    tool_format: ToolFormat = "hermes"
+    """Of ``auto``."""
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Calls show only in a text with its special tokens."""
+        return self.mode == "auto" and self.tool_format in SPECIAL_MARKS
 
     def form(self) -> StructuredOutputsParams | None:
         """The form of output that makes the model call; None where it need not.
@@ -57,8 +64,11 @@ class ToolUse:
         return None
 
 
-def tool_use(body: ChatRequest) -> ToolUse:
+def tool_use(body: ChatRequest, tool_format: ToolFormat = "hermes") -> ToolUse:
     """
+    Args:
+        tool_format: how the model writes calls.
+
     Raises:
         ApiError: a choice among tools that are not there.
     """
@@ -70,12 +80,12 @@ def tool_use(body: ChatRequest) -> ToolUse:
         name = choice.function.name
         if name not in names:
             raise bad_request(f"tool_choice names {name!r}; expected one of the tools", param="tool_choice")
-        return ToolUse(tools, "named", name)
+        return ToolUse(tools, "named", name, tool_format=tool_format)
     if choice == "required" and not tools:
         raise bad_request("tool_choice is 'required' without tools; expected at least one", param="tool_choice")
     if choice == "none" or not tools:
         return ToolUse()
-    return ToolUse(tools, choice, one_call=body.parallel_tool_calls is False)
+    return ToolUse(tools, choice, one_call=body.parallel_tool_calls is False, tool_format=tool_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +105,7 @@ class ToolParser:
 
     def __init__(self, use: ToolUse) -> None:
         self._use = use
+        self._reader = READERS[use.tool_format]()
         self._pending = ""
         """Neither content nor a call yet."""
         self._space = ""
@@ -122,31 +133,22 @@ class ToolParser:
     def _demanded(self, text: str) -> tuple[CalledTool, ...]:
         """The calls that all of the text stands for; none if it was cut short."""
         if self._use.mode == "named":
-            written = [{"name": self._use.name, "arguments": _parsed(text)}]
+            written = [{"name": self._use.name, "arguments": parsed(text)}]
         else:
-            listed = _parsed(text)
+            listed = parsed(text)
             written = listed if isinstance(listed, list) else []
-        calls = [self._called(one) for one in written]
-        return tuple(call for call in calls if call is not None)
+        calls = [called(one) for one in written]
+        return tuple(self._called(call) for call in calls if call is not None)
 
     def _scan(self, *, last: bool) -> Parsed:
         content, calls = "", []
-        while (start := self._pending.find(_OPEN)) >= 0:
-            end = self._pending.find(_CLOSE, start)
-            if end < 0:
-                break
-            content += self._content(self._pending[:start])
-            call = self._called(_parsed(self._pending[start + len(_OPEN) : end]))
-            end += len(_CLOSE)
-            if call is None:
-                content += self._content(self._pending[start:end])
+        pieces, self._pending = self._reader.scan(self._pending, last=last)
+        for piece in pieces:
+            if isinstance(piece, str):
+                content += self._content(piece)
             else:
-                calls.append(call)
+                calls.append(self._called(piece))
                 self._space = ""
-            self._pending = self._pending[end:]
-        settled = len(self._pending) if last else start if start >= 0 else _before_tag(self._pending)
-        content += self._content(self._pending[:settled])
-        self._pending = self._pending[settled:]
         if last and not self.calls:
             content, self._space = content + self._space, ""
         return Parsed(content, tuple(calls))
@@ -158,37 +160,21 @@ class ToolParser:
         self._space = whole[len(body) :]
         return body
 
-    def _called(self, written: Any) -> CalledTool | None:
-        if not isinstance(written, Mapping):
-            return None
-        name = written.get("name")
-        arguments = written.get("arguments", written.get("parameters"))
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or not isinstance(arguments, Mapping):
-            return None
+    def _called(self, call: Call) -> CalledTool:
+        name, arguments = call
         self.calls += 1
         return CalledTool(
-            id=f"call_{uuid.uuid4().hex[:24]}",
+            id=_call_id(self._use.tool_format),
             function=CalledFunction(name=name, arguments=_as_json(arguments)),
             index=self.calls - 1,
         )
 
 
-def _before_tag(text: str) -> int:
-    """How much of a text cannot be the beginning of a tag."""
-    longest = min(len(text), len(_OPEN) - 1)
-    return next((len(text) - k for k in range(longest, 0, -1) if _OPEN.startswith(text[-k:])), len(text))
-
-
-def _parsed(text: str) -> Any:
-    """JSON's value; None if it is none."""
-    try:
-        return json.loads(text, parse_constant=_no_json)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _no_json(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+def _call_id(tool_format: ToolFormat) -> str:
+    """Mistral's templates take ids of nine letters and digits alone."""
+    if tool_format == "mistral":
+        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def _as_json(value: Any) -> str:

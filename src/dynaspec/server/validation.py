@@ -28,8 +28,6 @@ def validation_error(error: RequestValidationError) -> ApiError:
         return bad_request(f"the body is not JSON at character {at} ({why}); expected a JSON object")
     if not path:
         return bad_request(_about_the_body(fault))
-    if fault["type"] == "extra_forbidden":
-        return bad_request(f"the request has the unknown field {path!r}; expected it to be left out", param=path)
     if fault["type"] == "missing":
         return bad_request(f"the request lacks the field {path!r}; expected it to be given", param=path)
     if fault["type"] == "unsupported":

@@ -20,4 +20,4 @@ class Built:
 
 
 def tokens(output: RequestOutput) -> tuple[int, ...]:
-    return output.outputs[0].token_ids
+    return tuple(output.outputs[0].token_ids)

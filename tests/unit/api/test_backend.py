@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynaspec.api import LLM, AsyncLLM, backend
+from dynaspec.api import LLM, backend
 from dynaspec.contract.errors import ConfigError
 
 
@@ -29,8 +29,3 @@ def test_what_vllm_cannot_carry_out_is_refused_before_anything_is_loaded(monkeyp
         LLM("m", backend="vllm", speculative_config={"model": "d", "policy": "confidence"})
     with pytest.raises(ConfigError, match="kv_cache_memory: 'much' is not a size"):
         LLM("m", backend="vllm", kv_cache_memory="much")
-
-
-def test_async_llm_points_to_vllm_s_server() -> None:
-    with pytest.raises(ConfigError, match="dynaspec serve --backend vllm"):
-        AsyncLLM("m", backend="vllm")

@@ -5,11 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dynaspec.api import LLM
+from dynaspec.api.options import EngineOptions
 from dynaspec.contract.errors import ConfigError, RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.engine.config import EngineConfig
+from dynaspec.engine.vllm_options import FOREIGN, RENAMED, SERVER_ONLY, SPECULATION
+from dynaspec.metrics import Counter, Gauge, Histogram, Vector
 from unit.api.built import GREEDY, Built, tokens
 
 
@@ -26,12 +31,12 @@ def llm(built: Built) -> Iterator[LLM]:
 )
 def test_one_prompt_in_every_form(llm: LLM, prompts: Any) -> None:
     [output] = llm.generate(prompts, GREEDY)
-    assert (output.prompt_token_ids, output.finished, len(tokens(output))) == ((97, 98, 99), True, 6)
+    assert (output.prompt_token_ids, output.finished, len(tokens(output))) == ([97, 98, 99], True, 6)
 
 
 def test_token_ids_may_be_numpys(llm: LLM) -> None:
     [output] = llm.generate(list(np.array([97, 98, 99])), GREEDY)
-    assert output.prompt_token_ids == (97, 98, 99)
+    assert output.prompt_token_ids == [97, 98, 99]
 
 
 def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
@@ -119,3 +124,113 @@ def test_stats_count_what_was_done(llm: LLM) -> None:
     before = llm.stats()
     llm.generate("abc", GREEDY)
     assert (llm.stats() - before).emitted > 0
+
+
+def test_options_of_vllm_s_are_taken(built: Built, caplog: pytest.LogCaptureFixture) -> None:
+    with LLM(
+        "fake",
+        gpu_memory_utilization=0.9,
+        enforce_eager=True,
+        tensor_parallel_size=1,
+        swap_space=0,
+        max_num_seqs=None,
+        seed=None,
+        kv_cache_memory_bytes=10**6,
+        trust_remote_code=True,
+        disable_log_stats=False,
+        hf_overrides={},
+        compilation_config=None,
+        spec_method="ngram",
+        spec_tokens=3,
+    ) as llm:
+        assert llm.config is built.engine.config
+    assert (built.config.kv_cache_memory, built.config.trust_remote_code, built.config.seed) == (10**6, True, 0)
+    assert built.config.speculative_config is not None
+    assert (built.config.speculative_config.method, built.config.speculative_config.longest_draft) == ("ngram", 3)
+    [warning] = caplog.records
+    assert warning.message == "gpu_memory_utilization=0.9 is ignored: the KV cache's size is kv_cache_memory"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' is not available; expected auto, or nothing"),
+        ({"hf_overrides": {"rope_theta": 1e6}}, "a checkpoint's configuration is taken as it is"),
+        ({"enable_lora": True}, "enable_lora=True is not available; expected it left out"),
+        ({"tensor_parallel_size": 2}, "expected 1"),
+        (
+            {"kv_cache_memory": 1, "kv_cache_memory_bytes": 1},
+            "kv_cache_memory_bytes and kv_cache_memory are both given",
+        ),
+        ({"spec_method": "ngram", "speculative_config": {"method": "ngram"}}, "one or the other"),
+        ({"no_such": 1}, "unknown option 'no_such'"),
+        ({"chat_template": "nowhere.jinja"}, "neither a template nor a file"),
+    ],
+)
+def test_options_that_would_change_answers_are_refused(built: Built, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        LLM("fake", **options)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        ("half", "float16"),
+        ("float", "float32"),
+        (torch.bfloat16, "bfloat16"),
+        (torch.half, "float16"),
+        ("auto", "auto"),
+    ],
+)
+def test_other_names_of_a_dtype(given: Any, dtype: str) -> None:
+    assert EngineConfig.build(model="m", dtype=given).dtype == dtype
+
+
+def test_a_dtype_that_there_is_not() -> None:
+    with pytest.raises(ConfigError, match="dtype"):
+        EngineConfig.build(model="m", dtype=torch.int8)
+
+
+def test_arguments_of_vllm_s_that_ask_for_nothing(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(llm.generate(["a", "b"], GREEDY, lora_request=[None, None], priority=[0, 0])) == 2
+    assert not caplog.records
+    llm.generate("a", GREEDY, priority=1)
+    assert "priority is ignored" in caplog.text
+    with pytest.raises(RequestError, match="lora_request is given; expected None"):
+        llm.generate("a", GREEDY, lora_request=object())  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="tokenization_kwargs"):
+        llm.generate("a", GREEDY, tokenization_kwargs={"truncation": True})
+
+
+def test_a_bar_of_the_caller_s_own(llm: LLM) -> None:
+    bars = []
+
+    def bar(outputs: Iterator[Any], **options: Any) -> Iterator[Any]:
+        bars.append(options)
+        return outputs
+
+    assert len(llm.generate(["a", "b"], GREEDY, use_tqdm=bar)) == 2
+    assert bars == [{"total": 2, "desc": "prompts"}]
+
+
+def test_metrics_have_vllm_s_names_and_classes(llm: LLM) -> None:
+    [output] = llm.generate("abc", GREEDY)
+    found = {metric.name: metric for metric in llm.get_metrics() if "finished_reason" not in metric.labels}
+    assert {type(metric) for metric in found.values()} == {Counter, Gauge, Vector, Histogram}
+    assert found["vllm:generation_tokens"] == Counter(
+        name="vllm:generation_tokens", labels={"model_name": "fake", "engine": "0"}, value=len(tokens(output))
+    )
+    latency = found["vllm:e2e_request_latency_seconds"]
+    assert isinstance(latency, Histogram)
+    assert latency.count == latency.buckets["+Inf"] == 1
+    assert isinstance(found["vllm:spec_decode_num_accepted_tokens_per_pos"], Vector)
+    assert isinstance(found["vllm:num_requests_running"], Gauge)
+    assert isinstance(found["vllm:iteration_tokens_total"], Histogram)
+
+
+def test_the_typed_options_are_those_that_there_are() -> None:
+    typed = set(EngineOptions.__annotations__)
+    own = EngineConfig.model_fields.keys() - {"model", "speculative_config"}
+    assert own <= typed
+    assert typed - own <= FOREIGN.keys() | SERVER_ONLY.keys() | RENAMED.keys() | SPECULATION.keys()

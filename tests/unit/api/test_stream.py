@@ -40,7 +40,7 @@ def test_joined_deltas_have_the_text_of_both_and_the_state_of_the_later() -> Non
     second = output(("c", (3,)), ("x", (9,)), finished=True, steps=2)
     joined = join(first, second)
     assert joined.finished
-    assert [(c.text, c.token_ids) for c in joined.outputs] == [("abc", (1, 2, 3)), ("x", (9,))]
+    assert [(c.text, c.token_ids) for c in joined.outputs] == [("abc", [1, 2, 3]), ("x", [9])]
     assert [tuple(map(tuple, c.logprobs or ())) for c in joined.outputs] == [((1,), (2,), (3,)), ((9,),)]
     for completion in joined.outputs:
         assert (completion.finish_reason, completion.metrics.steps, completion.cumulative_logprob) == (
@@ -61,7 +61,7 @@ async def test_outputs_that_wait_become_one() -> None:
     assert [stream.put(output((letter, (i,)))) for i, letter in enumerate("abc")] == [True, False, False]
     wake([stream])
     found = await taken(stream)
-    assert (text(found), found.outputs[0].token_ids) == ("abc", (0, 1, 2))
+    assert (text(found), found.outputs[0].token_ids) == ("abc", [0, 1, 2])
     assert stream.put(output(("d", (3,)), finished=True))
     wake([stream])
     assert text(await taken(stream)) == "d"

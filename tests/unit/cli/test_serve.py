@@ -172,12 +172,12 @@ def test_what_is_wrong_with_an_option_does_not_blame_the_file(refused, file):
         (("m", "--demo"), "--demo was given together with the model 'm'"),
         (("m", "--api-key", "with space"), "api_key"),
         (("m", "--speculative-config", "{}", "--draft-model", "d"), "one or the other"),
-        (("m", "--gpu-memory-utilization", "0.9"), "--gpu-memory-utilization 0.9 is not available"),
-        (("m", "--gpu_memory_utilization=0.9"), "--kv-cache-memory"),
+        (("m", "--kv-cache-dtype", "fp8"), "--kv-cache-dtype fp8 is not available; expected auto, or nothing"),
+        (("m", '--hf_overrides={"a": 1}'), "a checkpoint's configuration is taken as it is"),
         (("m", "--tensor-parallel-size", "2"), "tensor_parallel_size is 2"),
         (("m", "-tp", "2"), "tensor_parallel_size is 2"),
         (("m", "--enable-lora"), "--enable-lora is not available"),
-        (("m", "--block-size", "32"), "expected 16, or nothing"),
+        (("m", "--middleware", "a.b", "c.d"), "--middleware a.b c.d is not available"),
     ],
 )
 def test_what_cannot_work_is_one_line(refused, arguments, words):
@@ -212,6 +212,31 @@ def test_what_a_vllm_script_passes_is_taken(started):
     assert (server.served_model_name, server.drain_timeout_s, server.allowed_origins) == (("a", "b"), 3, ("*",))
 
 
+def test_what_changes_no_answer_is_ignored_with_a_warning(started, caplog):
+    engine, _ = started(
+        "m", "--gpu-memory-utilization", "0.9", "--swap-space", "4", "--max_seq_len_to_capture=8192", "-q", "int8",
+        "--compilation-config", '{"level": 3}', "--download-dir", "/weights", "--block-size", "32",
+        "--cuda-graph-sizes", "1", "2", "4", "--no-enable-chunked-prefill", "--limit-mm-per-prompt", "{}",
+    )  # fmt: skip
+    assert (engine.model, engine.quantization) == ("m", "int8")
+    told = [record.message for record in caplog.records]
+    assert told == [
+        "--gpu-memory-utilization 0.9 is ignored: the KV cache's size is kv_cache_memory",
+        "--swap-space 4 is ignored: preempted requests are recomputed, not swapped",
+        "--max-seq-len-to-capture 8192 is ignored: there is nothing to be compiled or captured",
+        '--compilation-config {"level": 3} is ignored: there is nothing to be compiled or captured',
+        "--download-dir /weights is ignored: checkpoints go where HF_HOME says",
+        "--block-size 32 is ignored: KV blocks have 16 tokens",
+        "--cuda-graph-sizes 1 2 4 is ignored: there is nothing to be compiled or captured",
+        "--no-enable-chunked-prefill is ignored: long prompts are always read in chunks",
+    ]
+
+
+def test_a_file_may_hold_what_is_ignored(started, file, caplog):
+    assert started("--config", file("model: m\ngpu-memory-utilization: 0.5"))[0].model == "m"
+    assert "--gpu-memory-utilization 0.5 is ignored" in caplog.text
+
+
 def test_a_flag_of_vllm_s_can_be_negated(started):
     server = started("m", "--no-enable-log-requests", "--no-disable-fastapi-docs", "--no-enable-lora")[1]
     assert (server.log_requests, server.disable_docs) == (False, False)
@@ -220,7 +245,7 @@ def test_a_flag_of_vllm_s_can_be_negated(started):
 def test_vllm_s_names_and_ours_do_not_overlap():
     ours = EngineConfig.model_fields.keys() | ServerConfig.model_fields.keys()
     assert not ours & (RENAMED.keys() | FOREIGN.keys())
-    assert {renamed.name for renamed in RENAMED.values()} <= ours | {"draft_model"}
+    assert {renamed.name for renamed in RENAMED.values()} <= ours | {"draft_model", "method", "num_speculative_tokens"}
     assert not RENAMED.keys() & FOREIGN.keys()
 
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dynaspec.contract.errors import DynaspecError, RequestError
-from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
+from dynaspec.contract.sampling_params import GuidedDecodingParams, RequestOutputKind, SamplingParams
 
 
 def test_the_defaults_are_vllms() -> None:
@@ -150,9 +151,11 @@ def test_json_keys_of_logit_bias_become_token_ids() -> None:
     assert SamplingParams(logit_bias={"50256": -100}).logit_bias == {50256: -100}
 
 
-def test_it_cannot_be_changed() -> None:
-    with pytest.raises(AttributeError):
-        SamplingParams().temperature = 0.5  # type: ignore[misc]
+def test_older_names_of_structured_outputs() -> None:
+    params = SamplingParams(guided_decoding=GuidedDecodingParams(regex="a+", backend="auto"))
+    assert params.structured_outputs == GuidedDecodingParams(regex="a+")
+    with pytest.raises(RequestError, match="both given"):
+        replace(params, guided_decoding=GuidedDecodingParams(regex="b"))
 
 
 def test_its_errors_can_be_caught_as_dynaspecs_and_as_value_errors() -> None:

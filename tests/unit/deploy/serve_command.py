@@ -65,7 +65,7 @@ def _words(lines: str) -> list[str]:
         taken += line + "\n"
         if not line.endswith("\\"):
             try:
-                return shlex.split(taken.replace("\\\n", " "))
+                return shlex.split(taken.replace("\\\n", " "), comments=True)
             except ValueError:  # within quotes
                 continue
-    return shlex.split(taken)
+    return shlex.split(taken, comments=True)

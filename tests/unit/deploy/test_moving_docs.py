@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 
 import pytest
 
@@ -10,6 +11,7 @@ from dynaspec.cli.vllm_flags import FOREIGN, RENAMED, translate
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.resolve import UNAVAILABLE_METHODS
+from dynaspec.engine.vllm_options import SERVER_ONLY, Foreign
 from dynaspec.observe.families import ENGINE_FAMILIES
 from dynaspec.server.protocol.base import Unsupported
 from dynaspec.server.protocol.chat import ChatRequest
@@ -61,19 +63,37 @@ def test_flags_under_another_name() -> None:
     assert dict(rows("Under another name")) == renamed
 
 
-def test_flags_that_only_ask_for_what_happens() -> None:
+def _accepted(there: Foreign) -> str:
+    return ", ".join(code(str(value).lower() or '""') for value in there.same) or "nothing"
+
+
+@pytest.mark.parametrize(
+    ("heading", "ignored"), [("Ignored with a warning", True), ("Only where they ask for what happens anyway", False)]
+)
+def test_options_that_are_not_here(heading: str, ignored: bool) -> None:
     told = {
-        code(flag(name)): (", ".join(code(str(value).lower()) for value in there.harmless) or "nothing", there.why)
-        for name, there in FOREIGN.items()
+        code(flag(name)): (_accepted(there), there.why) for name, there in FOREIGN.items() if there.ignored is ignored
     }
-    listed = {name: (accepted, why) for name, accepted, why in rows("Only where they ask for what happens anyway")}
-    assert listed == told
+    assert {name: (accepted, why) for name, accepted, why in rows(heading)} == told
 
 
-def test_the_sentence_of_a_refused_flag() -> None:
+def test_options_of_llm_alone() -> None:
+    told = {code(name): (_accepted(there), there.why) for name, there in SERVER_ONLY.items()}
+    assert {name: (accepted, why) for name, accepted, why in rows("Of `LLM` alone")} == told
+
+
+def test_the_sentences_about_options() -> None:
     with pytest.raises(ConfigError) as raised:
-        translate("block_size", "32")
+        translate("kv_cache_dtype", "fp8")
     assert f"error: {raised.value}" in re.sub(r"\s+", " ", TEXT)
+
+
+def test_the_python_modules_are_there() -> None:
+    cells = rows("Imports")
+    assert len(cells) > 5
+    for _, here in cells:
+        module, name = re.fullmatch(r"`from (\S+) import (\w+)`", here).groups()  # type: ignore[union-attr]
+        assert hasattr(import_module(module), name)
 
 
 def _why(metadata: list[object]) -> str | None:
@@ -83,7 +103,7 @@ def _why(metadata: list[object]) -> str | None:
 def test_every_field_is_somewhere() -> None:
     refused = {name for name, field in FIELDS if _why(field.metadata)} - {"echo"}
     idle = {name for name, field in FIELDS if (field.description or "").startswith("Of no effect")}
-    ours = {"speculation", "max_draft_tokens"}
+    ours = {"speculation", "max_draft_tokens", "timings_per_token"}
     assert paragraph("The same") == {name for name, _ in FIELDS} - refused - idle - ours
     assert paragraph("Accepted, of no effect") == idle
     assert paragraph("Only here") == ours | SpeculationOptions.model_fields.keys()

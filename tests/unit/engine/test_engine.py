@@ -41,7 +41,7 @@ def test_output_kinds(overlapped: bool) -> None:
     assert cumulative[-1].text == final.outputs[0].text == TOKENIZER.decode(final.outputs[0].token_ids)
     assert [len(c.token_ids) for c in cumulative] == sorted({len(c.token_ids) for c in cumulative})
     deltas = [output.outputs[0] for output in outputs["DELTA"]]
-    assert sum((delta.token_ids for delta in deltas), ()) == final.outputs[0].token_ids
+    assert [token for delta in deltas for token in delta.token_ids] == final.outputs[0].token_ids
     assert "".join(delta.text for delta in deltas) == final.outputs[0].text
     assert [output.finished for output in outputs["DELTA"]] == [False] * (len(deltas) - 1) + [True]
 
@@ -52,7 +52,7 @@ def test_continuations_of_one_prompt_end_together(overlapped: bool) -> None:
     engine.add("r", "some prompt", params(n=3, temperature=1.0, seed=3))
     outputs = drain(engine)["r"]
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
-    assert len({completion.token_ids for completion in outputs[-1].outputs}) == 3
+    assert len({tuple(completion.token_ids) for completion in outputs[-1].outputs}) == 3
 
 
 def test_an_abort_returns_what_there_is() -> None:

@@ -34,7 +34,7 @@ def make(prompt: Any, *, seed: int = 0, **params: Any) -> Group:
 )
 def test_prompts_of_every_kind(prompt: Any, text: str | None) -> None:
     group = make(prompt)
-    assert (group.prompt, group.prompt_token_ids) == (text, (97, 98, 99))
+    assert (group.prompt, group.prompt_token_ids) == (text, [97, 98, 99])
     assert group.requests[0].prompt.tolist() == [97, 98, 99]
     assert group.requests[0].prompt.dtype == np.int32
 
@@ -89,7 +89,7 @@ def test_parameters_that_the_model_cannot_serve(params: dict[str, Any], message:
 
 def test_only_the_end_of_a_prompt_may_be_wanted() -> None:
     group = make("x" * 40 + "abc", truncate_prompt_tokens=3)
-    assert group.prompt_token_ids == (97, 98, 99)
+    assert group.prompt_token_ids == [97, 98, 99]
 
 
 @pytest.mark.parametrize(("most", "length"), [(5, 8), (29, 32), (500, 32), (None, 32)])
@@ -201,3 +201,22 @@ def test_a_form_that_the_token_lists_leave_no_beginning_is_refused(params: dict[
 )
 def test_a_form_that_can_begin_is_taken(params: dict[str, Any]) -> None:
     assert make("abc", **params).requests[0].grammar is not None
+
+
+def test_parameters_may_be_changed_between_requests() -> None:
+    intake = Intake(TOKENIZER, TOKENIZER.vocab_size, (EOS,), 32, 0)
+    params = SamplingParams(temperature=0.5)
+    first = intake.make("a", "abc", params)
+    params.temperature, params.stop_token_ids = 0.0, [5]
+    second = intake.make("b", "abc", params)
+    assert (first.params.temperature, second.params.temperature) == (0.5, 0.0)
+    assert second.requests[0].stop_ids == {EOS, 5}
+    params.top_p = 2.0
+    with pytest.raises(RequestError, match=r"top_p is 2\.0"):
+        intake.make("c", "abc", params)
+
+
+def test_a_prompt_of_more_than_text_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"'multi_modal_data'.*text alone"):
+        make({"prompt": "abc", "multi_modal_data": {"image": 1}})
+    assert make({"prompt": "abc", "multi_modal_data": None}).prompt == "abc"

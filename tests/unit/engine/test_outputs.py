@@ -30,7 +30,7 @@ def test_outputs_grow_until_the_request_has_ended() -> None:
     take(one, "abc")
     first = builder.build()
     assert (first.request_id, first.prompt, first.finished) == ("r", "prompt", False)
-    assert (first.outputs[0].text, first.outputs[0].token_ids) == ("abc", (97, 98, 99))
+    assert (first.outputs[0].text, first.outputs[0].token_ids) == ("abc", [97, 98, 99])
     assert (first.outputs[0].finish_reason, first.outputs[0].logprobs) == (None, None)
     take(one, "de")
     last = builder.build()
@@ -68,7 +68,7 @@ def test_without_text_there_are_tokens_only() -> None:
     one = group(max_tokens=5, detokenize=False)
     take(one, "ab")
     output = OutputBuilder(one, TOKENIZER).build().outputs[0]
-    assert (output.text, output.token_ids) == ("", (97, 98))
+    assert (output.text, output.token_ids) == ("", [97, 98])
 
 
 def entry(chosen: int, *top: int, rank: int = 1) -> TokenLogprobs:

@@ -13,6 +13,7 @@ from dynaspec import AsyncLLM
 from dynaspec.server.admission import Admission
 from dynaspec.server.app import create_app
 from dynaspec.server.config import ServerConfig
+from dynaspec.server.run import tool_format_of
 from dynaspec.server.state import ServerState
 
 MODEL = "tiny"
@@ -24,7 +25,12 @@ def make_state(llm: AsyncLLM, **options: Any) -> ServerState:
     """What a server of this model shares; options are those of ``ServerConfig``."""
     config = ServerConfig.build(served_model_name=[MODEL, "other-name"], **options)
     return ServerState(
-        llm=llm, config=config, admission=Admission(ADMITTED, 0), served_names=config.served_model_name, started_at=7
+        llm=llm,
+        config=config,
+        admission=Admission(ADMITTED, 0),
+        served_names=config.served_model_name,
+        started_at=7,
+        tool_format=tool_format_of(llm, config),
     )
 
 

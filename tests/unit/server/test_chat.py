@@ -163,6 +163,47 @@ async def test_a_call_in_an_answer(templated: Client, llm: AsyncLLM, stream: boo
     assert (calls, content, reason) == ([], f"Let me see. {CALL}", "stop")
 
 
+WRITTEN = {
+    "hermes": CALL,
+    "llama3_json": '{"name": "add", "parameters": {"x": 1}}',
+    "mistral": '[TOOL_CALLS][{"name": "add", "arguments": {"x": 1}}]',
+    "pythonic": "[add(x=1)]",
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tool_format", WRITTEN)
+async def test_calls_in_every_format(llm: AsyncLLM, tool_format: str, stream: bool) -> None:
+    client = Client(make_app(llm, chat_template=TEMPLATE, tool_call_parser=tool_format))
+    [call], content, reason = await called(client, stream, tools=[TOOL], **forced(llm, WRITTEN[tool_format]))
+    assert (call["function"], content, reason) == ({"name": "add", "arguments": '{"x": 1}'}, "", "tool_calls")
+    await client.close()
+
+
+async def test_a_template_without_tools_gets_them_in_words(client: Client) -> None:
+    history = [
+        *HI,
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]  # fmt: skip
+    prompt = await prompt_of(client, messages=history, tools=[TOOL])
+    assert prompt.startswith("[system] You may call functions")
+    assert '"name": "add"' in prompt
+    assert '[assistant] <tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>' in prompt
+    assert prompt.endswith("[user] <tool_response>\n2\n</tool_response>\n[assistant] ")
+
+
+async def test_the_format_is_that_of_the_template(llm: AsyncLLM) -> None:
+    client = Client(make_app(llm, chat_template="{# [TOOL_CALLS] #}" + TEMPLATE))
+    steps = forced(llm, WRITTEN["mistral"])
+    [call], _, reason = await called(client, False, tools=[TOOL], **steps)
+    assert (call["function"]["name"], reason) == ("add", "tool_calls")
+    assert call["id"].isalnum()
+    assert len(call["id"]) == 9
+    await client.close()
+
+
 def forced(llm: AsyncLLM, text: str) -> dict[str, Any]:
     """Wishes that leave one text as the only possible output."""
     return {"structured_outputs": {"choice": [text]}, "max_tokens": len(llm.tokenizer.encode(text)) + 40}
@@ -197,7 +238,6 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({}, "messages", "lacks the field"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0", "role"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "lacks the field"),
-    ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages.0.mood", "unknown field"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
      "messages.0.content.0.type", "text alone"),
     ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
@@ -209,7 +249,6 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": HI, "max_tokens": 0}, "max_tokens", "at least 1"),
     ({"messages": HI, "max_tokens": 255}, "max_tokens", "the model takes 256"),
     ({"messages": HI, "top_logprobs": 2}, "top_logprobs", "logprobs to be true"),
-    ({"messages": HI, "tools": [TOOL]}, "messages", "does not show tools"),
     ({"messages": HI, "tools": [{"type": "web_search"}]}, "tools.0.type", "only functions"),
     ({"messages": HI, "tool_choice": "always"}, "tool_choice", "'required'"),
     ({"messages": HI, "functions": []}, "functions", "tools"),

@@ -183,14 +183,17 @@ async def test_errors(client: openai.AsyncOpenAI, url: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await client.completions.create(model=MODEL, prompt="x", n=2, temperature=0, stream=True)
     assert refused.value.param == "n"
-    with pytest.raises(openai.BadRequestError, match="unknown field 'frob'"):
-        await client.chat.completions.create(model=MODEL, messages=HI, extra_body={"frob": 1})
     with pytest.raises(openai.NotFoundError, match="gpt-4") as unknown:
         await client.completions.create(model="gpt-4", prompt="x")
     assert unknown.value.code == "model_not_found"
     async with openai.AsyncOpenAI(base_url=url, api_key="wrong", max_retries=0) as stranger:
         with pytest.raises(openai.AuthenticationError):
             await stranger.models.list()
+
+
+async def test_fields_that_there_are_not_are_ignored(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model=MODEL, messages=HI, max_tokens=1, extra_body={"frob": 1})
+    assert answer.choices[0].message.content is not None
 
 
 async def test_models(client: openai.AsyncOpenAI) -> None:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from unit.server.serving import Client, error_of
+from dynaspec import AsyncLLM
+from unit.server.serving import Client, error_of, make_app
 
 PATH = "/v1/completions"
 
@@ -27,7 +30,6 @@ BODIES: list[tuple[bytes, str | None, str]] = [
     (b'{"prompt": "a", "stop": [1]}', "stop.0", "1; expected text"),
     (b'{"prompt": "a", "response_format": {"type": "json_schema"}}', "response_format.json_schema", "lacks the field"),
     (b'{"prompt": "a", "speculation": 3}', "speculation", "3; expected an object"),
-    (b'{"prompt": "a", "user": "' + b"u" * 100 + b'", "frob": 1}', "frob", "unknown field"),
     (b'{"prompt": "a", "logit_bias": {"1": "' + b"b" * 100 + b'"}}', "logit_bias.1", "bbb…;"),
     (b'{"prompt": "a", "guided_choice": []}', "guided_choice", "a list of 0; expected at least 1"),
 ]
@@ -64,3 +66,53 @@ async def test_no_error_is_fastapis_own(client: Client) -> None:
     for operation in operations:
         response = operation["responses"]["400"]["content"]["application/json"]["schema"]
         assert response == {"$ref": "#/components/schemas/ErrorReply"}
+
+
+UNKNOWN: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/completions", {"prompt": "a", "frobnicate": 1}, "frobnicate"),
+    ("/v1/completions", {"prompt": "a", "speculation": {"depth": 2}}, "speculation.depth"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages.0.mood"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "thinking_token_budget": 5},
+     "thinking_token_budget"),
+    ("/tokenize", {"prompt": "x", "frob": 1}, "frob"),
+    ("/detokenize", {"tokens": [1], "frob": 1}, "frob"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(("path", "body", "field"), UNKNOWN)
+async def test_unknown_fields_are_ignored_with_one_warning(
+    llm: AsyncLLM, path: str, body: dict[str, Any], field: str, named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = Client(make_app(llm, log_requests=named))
+    name = field.replace(".0.", "[].")
+    for _ in range(2):
+        response = await client.post(path, **({"max_tokens": 1} if path.startswith("/v1") else {}), **body)
+        assert (response.status_code, response.headers["X-Ignored-Fields"]) == (200, name)
+    await client.close()
+    [told] = [one.getMessage() for one in caplog.records if "unknown and ignored" in one.getMessage()]
+    assert told.startswith(f"the field {name} of" if named else "fields of")
+    assert (name in told) is named
+
+
+async def test_known_fields_are_not_told(client: Client) -> None:
+    assert "X-Ignored-Fields" not in (await client.post(PATH, prompt="a", max_tokens=1, user="me")).headers
+
+
+@pytest.mark.parametrize(("path", "body", "field"), UNKNOWN)
+async def test_a_strict_server_refuses_them(llm: AsyncLLM, path: str, body: dict[str, Any], field: str) -> None:
+    client = Client(make_app(llm, strict=True))
+    error = await client.refused(path, **body)
+    assert (error["param"], error["type"]) == (field, "invalid_request_error")
+    assert f"unknown field {field!r}" in error["message"]
+    await client.close()
+
+
+async def test_a_name_that_is_none_is_shown_nowhere(client: Client) -> None:
+    response = await client.post(PATH, prompt="a", max_tokens=1, **{"my secret\r\n": 1, "x" * 100: 2, "é": 3})
+    assert response.headers["X-Ignored-Fields"] == "?"
+
+
+async def test_a_header_names_a_few(client: Client) -> None:
+    response = await client.post(PATH, prompt="a", max_tokens=1, **{f"x{i}": i for i in range(1000)})
+    assert response.headers["X-Ignored-Fields"] == ", ".join(f"x{i}" for i in range(10))

@@ -38,7 +38,7 @@ def speculation(tiny: Pair, rates: Sequence[float] = RATES) -> dict[str, Any]:
 
 
 def tokens(outputs: Sequence[RequestOutput]) -> list[tuple[int, ...]]:
-    return [output.outputs[0].token_ids for output in outputs]
+    return [tuple(output.outputs[0].token_ids) for output in outputs]
 
 
 @pytest.mark.parametrize("scheduling", ["serial", "async"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -40,9 +40,21 @@ TEXT, LIST, OBJECT = "<text>", "<list>", "<object>"
 
 
 class RequestModel(BaseModel):
-    """Part of a request's body: JSON's types as they are, no unknown fields."""
+    """Part of a request's body: JSON's types as they are. Unknown fields are kept apart (``unknown_fields``)."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    def unknown_fields(self, path: str = "") -> Iterator[str]:
+        """Paths to fields that there are not here, such as ``stream_options.frob``."""
+        for name in self.model_extra or ():
+            yield path + name.encode("ascii", "backslashreplace").decode()
+        for name in self.model_fields_set:
+            value = getattr(self, name, None)
+            if isinstance(value, RequestModel):
+                yield from value.unknown_fields(f"{path}{name}.")
+            elif isinstance(value, list) and value and isinstance(value[0], RequestModel):
+                for i, part in enumerate(value):
+                    yield from part.unknown_fields(f"{path}{name}.{i}.")
 
 
 class ReplyModel(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -9,6 +10,7 @@ from pydantic import Field
 from .base import Positive, ReplyModel, RequestModel, Unsupported, extra
 from .generation import FinishReason, GenerationRequest, PromptLogprobs, StopReason, TopLogprobs
 from .messages import Message, Tool, ToolChoice
+from .metrics import PerRequestMetrics, Timings
 from .speculation import SpeculationReport, WrittenToken
 from .usage import Usage
 
@@ -120,7 +122,7 @@ class ChatChoice(ReplyModel):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: StopReason = extra("The stop text or stop token that ended it.")
-    token_ids: tuple[int, ...] | None = extra("With return_token_ids.")
+    token_ids: Sequence[int] | None = extra("With return_token_ids.")
     speculation: SpeculationReport | None = extra("With speculation.metrics.")
 
 
@@ -133,7 +135,9 @@ class ChatReply(ReplyModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_token_ids: tuple[int, ...] | None = extra("With return_token_ids.")
+    metrics: PerRequestMetrics | None = extra("vLLM's, where the server or speculation.metrics asks for it.")
+    timings: Timings | None = extra("llama.cpp's, with timings_per_token.")
+    prompt_token_ids: Sequence[int] | None = extra("With return_token_ids.")
     prompt_logprobs: PromptLogprobs | None = extra("With prompt_logprobs.")
 
 
@@ -153,7 +157,7 @@ class ChunkChoice(ReplyModel):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: StopReason = extra("The stop text or stop token that ended it.")
-    token_ids: tuple[int, ...] | None = extra("With return_token_ids.")
+    token_ids: Sequence[int] | None = extra("With return_token_ids.")
     speculation: SpeculationReport | None = extra("With speculation.metrics, in the last chunk.")
     token_sources: list[WrittenToken] | None = extra("With speculation.metrics 'detailed'.")
 
@@ -167,5 +171,7 @@ class ChatChunk(ReplyModel):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | None = extra("With stream_options.")
-    prompt_token_ids: tuple[int, ...] | None = extra("With return_token_ids, in the first chunk.")
+    metrics: PerRequestMetrics | None = extra("With the usage; see the whole answer's.")
+    timings: Timings | None = extra("llama.cpp's, with timings_per_token: so far.")
+    prompt_token_ids: Sequence[int] | None = extra("With return_token_ids, in the first chunk.")
     prompt_logprobs: PromptLogprobs | None = extra("With prompt_logprobs, in the first chunk.")

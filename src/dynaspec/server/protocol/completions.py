@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from .base import Integers, Natural, ReplyModel, Unsupported, extra
 from .generation import Copies, FinishReason, GenerationRequest, PromptLogprobs, StopReason, TokenId, TopLogprobs
+from .metrics import PerRequestMetrics, Timings
 from .speculation import SpeculationReport, WrittenToken
 from .usage import Usage
 
@@ -72,8 +74,8 @@ class CompletionChoice(ReplyModel):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: StopReason = extra("The stop text or stop token that ended it.")
-    token_ids: tuple[int, ...] | None = extra("With return_token_ids.")
-    prompt_token_ids: tuple[int, ...] | None = extra("With return_token_ids; in a stream with the first chunk.")
+    token_ids: Sequence[int] | None = extra("With return_token_ids.")
+    prompt_token_ids: Sequence[int] | None = extra("With return_token_ids; in a stream with the first chunk.")
     prompt_logprobs: PromptLogprobs | None = extra("With prompt_logprobs; in a stream with the first chunk.")
     speculation: SpeculationReport | None = extra("With speculation.metrics; in a stream with the last chunk.")
     token_sources: list[WrittenToken] | None = extra("In a stream, with speculation.metrics 'detailed'.")
@@ -88,6 +90,8 @@ class CompletionReply(ReplyModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    metrics: PerRequestMetrics | None = extra("vLLM's, where the server or speculation.metrics asks for it.")
+    timings: Timings | None = extra("llama.cpp's, with timings_per_token.")
 
 
 class CompletionChunk(ReplyModel):
@@ -99,3 +103,5 @@ class CompletionChunk(ReplyModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = extra("With stream_options.")
+    metrics: PerRequestMetrics | None = extra("With the usage; see the whole answer's.")
+    timings: Timings | None = extra("llama.cpp's, with timings_per_token: so far.")

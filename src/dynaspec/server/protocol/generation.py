@@ -114,6 +114,9 @@ class ExtraFields(RequestModel):
     )
     speculation: SpeculationOptions | None = Field(None, description="Wishes about this request's drafts.")
     max_draft_tokens: DraftLength | None = Field(None, description="Most tokens drafted at once; 0 = no speculation.")
+    timings_per_token: bool | None = Field(
+        None, description="As llama.cpp's server has it: answers, and every chunk of a stream, carry timings."
+    )
 
 
 class WithoutMeaning(RequestModel):
@@ -142,6 +145,8 @@ class WithoutMeaning(RequestModel):
     return_tokens_as_token_ids: Annotated[
         Literal[False] | None, Unsupported("ids come with return_token_ids; expected false or null")
     ] = None
+    lora_request: Annotated[None, Unsupported("adapters are not available in this version; expected null")] = None
+    lora_path: Annotated[None, Unsupported("adapters are not available in this version; expected null")] = None
     logits_processors: Annotated[None, Unsupported("requests cannot bring code; expected null")] = None
     kv_transfer_params: Annotated[None, Unsupported("KV is not moved between servers; expected null")] = None
     mm_processor_kwargs: Annotated[None, Unsupported("the model reads text alone; expected null")] = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Request, Response
 
 from dynaspec.server.chat_input import render
@@ -11,7 +13,8 @@ from dynaspec.server.params import chat_params
 from dynaspec.server.prompts import check_length, encode_text, in_thread
 from dynaspec.server.protocol.chat import ChatReply, ChatRequest
 from dynaspec.server.protocol.errors import EVENTS, GENERATION_ERRORS
-from dynaspec.server.respond import answer_id, check_model, respond
+from dynaspec.server.reports import Reports
+from dynaspec.server.respond import answer_id, check_fields, check_model, respond
 from dynaspec.server.state import State
 from dynaspec.server.tools import tool_use
 
@@ -22,13 +25,25 @@ router = APIRouter(tags=["generation"])
 async def create_chat_completion(body: ChatRequest, request: Request, state: State) -> Response:
     """Answer a conversation."""
     check_model(body.model, state)
-    use = tool_use(body)
+    check_fields(body, request, state)
+    use = tool_use(body, state.tool_format)
     params = chat_params(body, use.form())
+    reports = Reports(body, state, continuations=params.n)
+    params = reports.counted(params)
+    if use.needs_special_tokens:
+        params = replace(params, skip_special_tokens=False)
     llm = state.llm
 
     async def prepare() -> tuple[Job, ChatReplies]:
         text = await in_thread(
-            lambda: render(llm.tokenizer, body.messages, body, tools=use.offered, template=state.config.chat_template),
+            lambda: render(
+                llm.tokenizer,
+                body.messages,
+                body,
+                tools=use.offered,
+                tool_format=state.tool_format,
+                template=state.config.chat_template,
+            ),
             param="messages",
         )
         truncated = params.truncate_prompt_tokens is not None
@@ -45,6 +60,6 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
             trace,
             body.cache_salt,
         )
-        return job, ChatReplies(body, job, llm.tokenizer, state.served_names[0], use)
+        return job, ChatReplies(body, job, llm.tokenizer, state.served_names[0], use, reports)
 
     return await respond(request, state, continuations=params.n, stream=bool(body.stream), prepare=prepare)

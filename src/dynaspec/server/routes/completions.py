@@ -12,7 +12,8 @@ from dynaspec.server.params import completion_params
 from dynaspec.server.prompts import EncodedPrompt, check_length, encode_text
 from dynaspec.server.protocol.completions import CompletionReply, CompletionRequest
 from dynaspec.server.protocol.errors import EVENTS, GENERATION_ERRORS
-from dynaspec.server.respond import answer_id, check_model, respond
+from dynaspec.server.reports import Reports
+from dynaspec.server.respond import answer_id, check_fields, check_model, respond
 from dynaspec.server.state import ServerState, State
 
 router = APIRouter(tags=["generation"])
@@ -22,8 +23,11 @@ router = APIRouter(tags=["generation"])
 async def create_completion(body: CompletionRequest, request: Request, state: State) -> Response:
     """Continue one prompt, or several."""
     check_model(body.model, state)
+    check_fields(body, request, state)
     params = completion_params(body)
     given = _prompts(body)
+    reports = Reports(body, state, continuations=len(given) * params.n)
+    params = reports.counted(params)
 
     async def prepare() -> tuple[Job, CompletionReplies]:
         prompts = await _encoded(given, body, state)
@@ -34,7 +38,7 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
         job = Job(
             answer_id("cmpl", body, request), prompts, params, state.config.request_timeout_s, trace, body.cache_salt
         )
-        return job, CompletionReplies(body, job, state.llm.tokenizer, state.served_names[0])
+        return job, CompletionReplies(body, job, state.llm.tokenizer, state.served_names[0], reports)
 
     return await respond(request, state, continuations=len(given) * params.n, stream=bool(body.stream), prepare=prepare)
 

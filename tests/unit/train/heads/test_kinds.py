@@ -103,7 +103,7 @@ def test_a_head_learns_goes_on_and_drafts_in_the_engine(kind: str, collected: Pa
     speculation = {"model": str(out), "policy": "constant", "num_speculative_tokens": DEPTHS, "prompt_lookup_max": 0}
     with closing(LLM(str(TARGET), speculative_config=speculation, max_model_len=128, max_num_seqs=12)) as llm:
         results = llm.generate(prompts, params)
-    assert [r.outputs[0].token_ids for r in results] == [c.answer for c in asked]  # by plain decoding
+    assert [tuple(r.outputs[0].token_ids) for r in results] == [tuple(c.answer) for c in asked]  # by plain decoding
     # A verification without room for all drafts, at an answer's end, is not counted alike: hence not quite the same.
     seen = [r.outputs[0].metrics for r in results]
     emitted, drafts = sum(m.draft_emitted for m in seen), sum(m.drafts for m in seen)

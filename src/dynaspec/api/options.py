@@ -1,0 +1,54 @@
+"""The options of ``LLM`` and ``AsyncLLM``, for editors and type checkers. What they mean: ``engine.config`` and
+``engine.vllm_options``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from dynaspec.control.config import SpeculativeConfig
+
+Speculation = SpeculativeConfig | Mapping[str, Any] | str
+"""How to speculate: an object, a mapping or JSON text."""
+
+
+class EngineOptions(TypedDict, total=False):
+    """Fields of ``EngineConfig`` beside ``model`` and ``speculative_config``; behind them what vLLM scripts pass most.
+
+    All that there are of the latter: ``engine.vllm_options``.
+    """
+
+    tokenizer: str | None
+    revision: str | None
+    trust_remote_code: bool
+    dtype: Any
+    """``auto``, ``float32``, ``bfloat16``, ``float16``, ``float``, ``half`` or a ``torch.dtype``."""
+    quantization: str | None
+    device: str
+    seed: int | None
+    max_model_len: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    kv_cache_memory: int | str | None
+    """Bytes, or a text such as ``4GiB``."""
+    enable_prefix_caching: bool | None
+    async_scheduling: bool | None
+    stream_interval_s: float
+    decision_log: str | None
+    tensor_parallel_size: int
+
+    block_size: int
+    compilation_config: Any
+    cpu_offload_gb: float
+    disable_log_stats: bool
+    distributed_executor_backend: str | None
+    enable_chunked_prefill: bool
+    enforce_eager: bool
+    gpu_memory_utilization: float
+    kv_cache_memory_bytes: int | None
+    limit_mm_per_prompt: Mapping[str, int]
+    load_format: str
+    spec_method: str | None
+    spec_model: str | None
+    spec_tokens: int | None
+    swap_space: float
