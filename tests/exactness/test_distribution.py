@@ -68,7 +68,7 @@ def p_value(llm: LLM, law: dict[tuple[int, ...], float]) -> float:
         n=1000, temperature=TEMPERATURE, max_tokens=DEPTH + 2, allowed_token_ids=ALLOWED, detokenize=False
     )
     outputs = llm.generate([PROMPT] * RUNS, params)
-    seen = Counter(c.token_ids[:DEPTH] for output in outputs for c in output.outputs)
+    seen = Counter(tuple(c.token_ids[:DEPTH]) for output in outputs for c in output.outputs)
     assert set(seen) <= set(product(ALLOWED, repeat=DEPTH))
     total = seen.total()
     common = [tokens for tokens, probability in law.items() if probability * total >= 8]

@@ -223,7 +223,7 @@ def law_p_value(llm: LLM, law: dict[tuple[int, ...], float]) -> float:
         n=1000, temperature=TEMPERATURE, max_tokens=DEPTH + 3, structured_outputs=PAIRS, detokenize=False
     )
     outputs = llm.generate([LAW_PROMPT] * (SAMPLES // 1000), params)
-    seen = Counter(c.token_ids[:DEPTH] for output in outputs for c in output.outputs)
+    seen = Counter(tuple(c.token_ids[:DEPTH]) for output in outputs for c in output.outputs)
     if set(seen) - set(law):
         return 0.0
     common = [tokens for tokens, probability in law.items() if probability * SAMPLES >= 8]

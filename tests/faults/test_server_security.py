@@ -20,7 +20,7 @@ import pytest
 
 from dynaspec import AsyncLLM
 from dynaspec.engine.config import EngineConfig
-from dynaspec.server import auth
+from dynaspec.server import middleware
 from dynaspec.server.config import ServerConfig
 from dynaspec.server.logs import JsonFormatter, TextFormatter
 from support.checkpoints import Pair
@@ -57,12 +57,12 @@ async def client(llm: AsyncLLM) -> AsyncIterator[Client]:
 async def test_the_comparison_in_constant_time_decides(llm: AsyncLLM, says: bool, key: str, status: int) -> None:
     """Nothing else that takes more or less long is asked, before or after it."""
     app = make_app(llm, api_key=KEY)
-    with mock.patch.object(auth.hmac, "compare_digest", return_value=says) as compare:
+    with mock.patch.object(middleware.hmac, "compare_digest", return_value=says) as compare:
         client = Client(app)
         response = await client.send("/tokenize", b'{"prompt": "x"}', Authorization=f"Bearer {key}")
         await client.close()
     assert (response.status_code, compare.call_count) == (status, 1)
-    assert auth.hmac is hmac
+    assert middleware.hmac is hmac
 
 
 # --- the log ----------------------------------------------------------------------------------------------------

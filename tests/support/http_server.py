@@ -12,8 +12,7 @@ from typing import Any
 from dynaspec import AsyncLLM
 from dynaspec.server.config import ServerConfig
 from dynaspec.server.lifecycle import DrainingServer
-from dynaspec.server.listen import bind, listen
-from dynaspec.server.run import make_server, make_state
+from dynaspec.server.run import bind, listen, make_server, make_state
 from dynaspec.server.state import ServerState
 
 PATIENCE_S = 60.0

@@ -12,13 +12,10 @@ from starlette.responses import Response
 from dynaspec import __version__
 from dynaspec.contract.errors import DynaspecError, RequestError
 
-from .asgi import BelowRootPath, ExactPaths, as_response
-from .auth import ApiKeys
-from .body import BoundedBody
 from .errors import ApiError, bad_request, engine_stopped, not_found
-from .exchange import REQUEST_ID, Exchanges
 from .logs import request_log
 from .metrics import CountedExchanges
+from .middleware import REQUEST_ID, ApiKeys, BelowRootPath, BoundedBody, ExactPaths, Exchanges, as_response
 from .routes import chat, completions, dashboard, health, metrics, models, tokenize
 from .state import ServerState
 from .validation import unreadable_body, validation_error

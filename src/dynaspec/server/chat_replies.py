@@ -24,11 +24,9 @@ from .protocol.chat import (
     Delta,
 )
 from .protocol.generation import FinishReason, PromptLogprobs
-from .protocol.usage import Usage
-from .reports import Reports
-from .speculation import report
+from .protocol.reports import Usage
+from .reports import Reports, UsageCounter, report
 from .tools import Parsed, ToolParser, ToolUse
-from .usage import UsageCounter
 
 
 class ChatReplies:

@@ -1,15 +1,67 @@
-"""What is kept of each continuation while its deltas go out."""
+"""What is kept of each continuation while its deltas go out: the text of each token, and who wrote it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from dynaspec.contract.outputs import CompletionOutput, RequestOutput
+from dynaspec.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.engine.detokenize import Detokenizer
 from dynaspec.engine.tokenizer import Tokenizer
 
-from .protocol.speculation import WrittenToken
-from .token_sources import TokenSources
-from .token_texts import TokenTexts
+from .protocol.reports import TokenSource, WrittenToken
+
+
+class TokenSources:
+    """Follows one continuation through its deltas, whose metrics must be ``detailed``.
+
+    A step with ``a`` accepted tokens has them from the drafter and one more from the target, unless the last accepted
+    one has ended the request. A prompt's completion gives a token of the target's that belongs to no step; so does
+    reading it again after a preemption. Where a delta holds such a token and steps besides, it is taken to come first.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._started = False
+
+    def add(self, count: int, metrics: RequestMetrics) -> list[TokenSource]:
+        """Sources of the next ``count`` tokens; ``metrics`` cover the continuation up to and with them."""
+        new, self._steps = metrics.per_step[self._steps :], len(metrics.per_step)
+        sources: list[TokenSource] = ["target"] if count and not self._started else []
+        self._started |= count > 0
+        for _, accepted in new:
+            sources += ["draft"] * accepted
+            sources.append("target")
+        unknown: list[TokenSource] = ["target"] * (count - len(sources))
+        return unknown + sources[:count]
+
+
+class TokenTexts:
+    """What each token adds to a text that grows; put together, it is that text.
+
+    A token that ends within a character adds nothing; the one that completes it adds all of it.
+
+    Args:
+        before: tokens that stand in front, which may change how the first one is spaced.
+        skip_special_tokens: special tokens add nothing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int], *, skip_special_tokens: bool) -> None:
+        self._grown = Detokenizer(tokenizer, SamplingParams(skip_special_tokens=skip_special_tokens), before)
+
+    @property
+    def length(self) -> int:
+        """Characters so far."""
+        return len(self._grown.text)
+
+    def add(self, tokens: Iterable[int]) -> list[str]:
+        """Texts of the next tokens."""
+        texts = []
+        for token in tokens:
+            start = self.length
+            self._grown.push(token)
+            texts.append(self._grown.text[start:])
+        return texts
 
 
 class Choice:

@@ -9,7 +9,7 @@ from dynaspec.contract.outputs import CompletionOutput, RequestOutput
 from dynaspec.engine.tokenizer import Tokenizer
 
 from . import logprobs
-from .choices import Choice, Choices
+from .choices import Choice, Choices, TokenTexts
 from .generation import Job
 from .params import reported_speculation
 from .protocol.completions import (
@@ -20,11 +20,8 @@ from .protocol.completions import (
     CompletionRequest,
 )
 from .protocol.generation import PromptLogprobs
-from .protocol.usage import Usage
-from .reports import Reports
-from .speculation import report
-from .token_texts import TokenTexts
-from .usage import UsageCounter
+from .protocol.reports import Usage
+from .reports import Reports, UsageCounter, report
 
 
 class CompletionReplies:

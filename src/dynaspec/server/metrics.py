@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dynaspec.observe.family import Family, NumberFamily, counter, gauge
 
 from .admission import Admission
-from .exchange import CLIENT_LEFT
+from .middleware import CLIENT_LEFT
 
 UNKNOWN_PATH = "other"
 """Stands for all paths that there is no endpoint for."""

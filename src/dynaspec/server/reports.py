@@ -1,4 +1,4 @@
-"""An answer's ``metrics`` and ``timings``, where the server or the request asks for them."""
+"""What answers say of their own making: usage, drafts, vLLM's ``metrics``, llama.cpp's ``timings``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,69 @@ from collections import Counter
 from dataclasses import replace
 
 from dynaspec.contract.outputs import RequestMetrics, RequestOutput
-from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.contract.sampling_params import SamplingParams, SpeculationMetrics
 
 from .params import reported_speculation
 from .protocol.generation import GenerationRequest
-from .protocol.metrics import PerRequestMetrics, SpeculativeDecodingMetrics, Timings
+from .protocol.reports import (
+    PerRequestMetrics,
+    PromptTokensDetails,
+    SpeculationReport,
+    SpeculativeDecodingMetrics,
+    Timings,
+    Usage,
+)
 from .state import ServerState
+
+
+class UsageCounter:
+    """Sums over prompts and continuations, whether outputs come whole or in deltas.
+
+    Args:
+        outputs_count: whether output tokens are counted; not if none was asked for.
+    """
+
+    def __init__(self, *, outputs_count: bool = True) -> None:
+        self._outputs_count = outputs_count
+        self._prompts: dict[int, tuple[int, int]] = {}
+        """(tokens, of which cached) by prompt."""
+        self._completion_tokens = 0
+
+    def add(self, prompt: int, output: RequestOutput) -> None:
+        """What is new."""
+        self._prompts[prompt] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        if self._outputs_count:
+            self._completion_tokens += sum(len(one.token_ids) for one in output.outputs)
+
+    def total(self) -> Usage:
+        """All so far."""
+        prompt_tokens = sum(tokens for tokens, _ in self._prompts.values())
+        cached = sum(cached for _, cached in self._prompts.values())
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            total_tokens=prompt_tokens + self._completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+        )
+
+
+def report(metrics: RequestMetrics, level: SpeculationMetrics) -> SpeculationReport | None:
+    """What became of a continuation's drafts; None for ``off``."""
+    if level == "off":
+        return None
+    detailed = level == "detailed"
+    return SpeculationReport(
+        steps=metrics.steps,
+        drafts=metrics.drafts,
+        drafted=metrics.drafted,
+        verified=metrics.verified,
+        accepted=metrics.accepted,
+        mean_acceptance_length=metrics.mean_acceptance_length,
+        draft_acceptance_rate=metrics.draft_acceptance_rate,
+        drafted_per_pos=metrics.drafted_per_pos if detailed else None,
+        accepted_per_pos=metrics.accepted_per_pos if detailed else None,
+        per_step=metrics.per_step if detailed else None,
+    )
 
 
 class Reports:

@@ -14,7 +14,7 @@ from dynaspec.contract.outputs import RequestOutput
 
 from .errors import ApiError
 from .generation import ClientGone, Generation, unless_gone
-from .protocol.usage import Usage
+from .protocol.reports import Usage
 
 _DONE = b"data: [DONE]\n\n"
 

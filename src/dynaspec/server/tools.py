@@ -18,7 +18,7 @@ from dynaspec.contract.sampling_params import StructuredOutputsParams
 from dynaspec.engine.chat_prompt import ToolFormat
 
 from .errors import bad_request
-from .forms import form
+from .params import form
 from .protocol.chat import CalledFunction, CalledTool, ChatRequest
 from .protocol.messages import NamedToolChoice, Tool
 from .tool_formats import READERS, SPECIAL_MARKS, Call, called, parsed

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from dynaspec.cli.banner import stopping
 from dynaspec.cli.main import BAD_INPUT
 from dynaspec.observe.families import ENGINE_FAMILIES
-from dynaspec.server import auth
+from dynaspec.server import middleware
 from dynaspec.server.config import ServerConfig
 from dynaspec.server.metrics import ADMISSION_FAMILIES, HTTP_FAMILIES
 from dynaspec.server.protocol.base import RequestModel
@@ -108,7 +108,7 @@ def test_open_paths_are_named() -> None:
     [sentence] = re.findall(r"Open without a key are (.*?)\.\n", TEXT, re.DOTALL)
     named = set(re.findall(r"`(/\w+)`", sentence))
     pages = {"/", "/dashboard", "/openapi.json"}  # "the dashboard's page", and what is no single word
-    assert named == auth._OPEN - pages
+    assert named == middleware._OPEN - pages
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 from starlette.responses import PlainTextResponse
 
-from dynaspec.server.auth import ApiKeys
+from dynaspec.server.middleware import ApiKeys
 from support.asgi import exchange
 
 APP = ApiKeys(PlainTextResponse("in"), keys=[SecretStr("first"), SecretStr("second"), SecretStr("third")])
@@ -56,7 +56,7 @@ async def test_nothing_else_is(header):
 
 
 async def test_all_keys_are_compared_even_after_a_match():
-    with mock.patch("dynaspec.server.auth.hmac.compare_digest", side_effect=compare_digest) as compare:
+    with mock.patch("dynaspec.server.middleware.hmac.compare_digest", side_effect=compare_digest) as compare:
         await exchange(APP, path="/v1/models", headers={"Authorization": "Bearer first"})
     assert compare.call_count == 3
     assert {len(side) for call in compare.call_args_list for side in call.args} == {32}  # whatever the keys' lengths

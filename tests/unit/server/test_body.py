@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from dynaspec.server.body import BoundedBody
+from dynaspec.server.middleware import BoundedBody
 from support.asgi import exchange
 
 LIMIT = 10

@@ -9,8 +9,8 @@ import pytest
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dynaspec.server.exchange import Exchanges
 from dynaspec.server.logs import FIELDS
+from dynaspec.server.middleware import Exchanges
 from support.asgi import exchange
 
 PROMPT = "a secret prompt"

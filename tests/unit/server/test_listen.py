@@ -11,7 +11,7 @@ import pytest
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.server.config import ServerConfig
-from dynaspec.server.listen import allow_many_connections, bind, listen, tls_context
+from dynaspec.server.run import allow_many_connections, bind, listen, tls_context
 from support.certificates import make_certificate
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from dynaspec.server.errors import ApiError
-from dynaspec.server.forms import form_of
-from dynaspec.server.params import chat_params, completion_params, reported_speculation
+from dynaspec.server.params import chat_params, completion_params, form_of, reported_speculation
 from dynaspec.server.protocol.chat import ChatRequest
 from dynaspec.server.protocol.completions import CompletionRequest
 

@@ -6,8 +6,7 @@ import pytest
 
 from dynaspec import AsyncLLM
 from dynaspec.contract.outputs import RequestMetrics
-from dynaspec.server.token_sources import TokenSources
-from dynaspec.server.token_texts import TokenTexts
+from dynaspec.server.choices import TokenSources, TokenTexts
 from unit.server.serving import Client
 
 D, T = "draft", "target"

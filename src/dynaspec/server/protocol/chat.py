@@ -10,9 +10,7 @@ from pydantic import Field
 from .base import Positive, ReplyModel, RequestModel, Unsupported, extra
 from .generation import FinishReason, GenerationRequest, PromptLogprobs, StopReason, TopLogprobs
 from .messages import Message, Tool, ToolChoice
-from .metrics import PerRequestMetrics, Timings
-from .speculation import SpeculationReport, WrittenToken
-from .usage import Usage
+from .reports import PerRequestMetrics, SpeculationReport, Timings, Usage, WrittenToken
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
 

@@ -9,9 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from .base import Integers, Natural, ReplyModel, Unsupported, extra
 from .generation import Copies, FinishReason, GenerationRequest, PromptLogprobs, StopReason, TokenId, TopLogprobs
-from .metrics import PerRequestMetrics, Timings
-from .speculation import SpeculationReport, WrittenToken
-from .usage import Usage
+from .reports import PerRequestMetrics, SpeculationReport, Timings, Usage, WrittenToken
 
 MAX_PROMPTS = 1024
 MAX_PROMPT_TOKENS = 2**20

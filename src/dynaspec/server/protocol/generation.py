@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from .base import LIST, TEXT, Integers, Natural, Positive, ReplyModel, RequestModel, Unsupported, Whole, json_kind
-from .speculation import DraftLength, SpeculationOptions
+from .reports import DraftLength, SpeculationOptions
 from .structured import Choices, JsonSchema, ResponseFormat, StructuredOutputs
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
