@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.loader import load_model
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "auto"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "auto", "quantization": "int8"},

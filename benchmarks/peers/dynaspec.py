@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import Any
 
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.engine.build import build_engine
@@ -12,7 +13,7 @@ from peers.common import Setting, Workload, keep_running
 
 class Dynaspec:
     def __init__(self, setting: Setting) -> None:
-        options = {
+        options: dict[str, Any] = {
             "model": setting["gguf"],
             "max_num_seqs": setting["most_at_once"],
             "max_model_len": setting["context"],

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -50,7 +51,7 @@ class OpenVino:
             config.max_ngram_size = self._ngram
         prompts = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in workload["prompts"]]
         answers: list[list[int]] = [[] for _ in prompts]
-        handles: dict[int, object] = {}
+        handles: dict[int, Any] = {}
 
         def add(number: int) -> None:
             self._started += 1
