@@ -23,8 +23,7 @@ import torch
 from dynaspec.bench.datasets import demo_prompts
 from dynaspec.engine import target
 from dynaspec.sampling import ops
-from dynaspec.verify.block import BlockVerification
-from dynaspec.verify.rejection import Bools, Int64
+from dynaspec.verify.chain import BlockVerification, Bools, Int64
 
 METHODS = ("standard", "block")
 

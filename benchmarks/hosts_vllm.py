@@ -20,8 +20,7 @@ from dynaspec.bench.datasets import BenchPrompt
 from dynaspec.bench.offline import best_on_odd_rounds, even_rounds, in_the_running, lower_bound, ratios, shuffled
 from dynaspec.bench.provenance import provenance
 from dynaspec.contract.errors import ConfigError, DynaspecError
-from dynaspec.hosts.vllm.launch import SCHEDULER, speculation_arguments
-from dynaspec.hosts.vllm.launch_drafter import BACKEND_KEY
+from dynaspec.hosts.vllm.launch import BACKEND_KEY, SCHEDULER, speculation_arguments
 from vllm_side import Load
 
 SHIFT = "shift"

@@ -12,8 +12,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS, Method
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.hosts.transformers.setup import resolve_setup
-from dynaspec.hosts.vllm.launch import speculation_arguments
-from dynaspec.hosts.vllm.launch_drafter import BACKEND_KEY
+from dynaspec.hosts.vllm.launch import BACKEND_KEY, speculation_arguments
 from dynaspec.simulate.simulator import HostConfig
 
 BEGIN, END = "<!-- methods-table -->\n", "<!-- /methods-table -->\n"

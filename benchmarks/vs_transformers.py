@@ -40,7 +40,7 @@ from dynaspec.contract.step import ProposerTraits, SpecPlan
 from dynaspec.engine.build import build_engine
 from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.engine import Engine
-from dynaspec.propose.none import NoProposer
+from dynaspec.propose.guard import NoProposer
 from hosts_transformers import Decoded, Process, Side
 from transformers_side import ASSISTED, PLAIN, Arguments
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dynaspec.observe.readings import Counter, Gauge, Histogram, Metric, Vector
+from .observe.estimates import Counter, Gauge, Histogram, Metric, Vector
 
 __all__ = ["Counter", "Gauge", "Histogram", "Metric", "Vector"]

@@ -15,9 +15,8 @@ import torch
 
 from dynaspec.contract.proposer import Drafts
 from dynaspec.sampling.grammar import Grammar
-from dynaspec.verify import block
-from dynaspec.verify.block import BlockVerification
-from dynaspec.verify.rejection import Bools, Int64, RejectionSampling
+from dynaspec.verify import chain
+from dynaspec.verify.chain import BlockVerification, Bools, Int64, RejectionSampling
 from exactness.controlled import Controlled
 from exactness.test_bias_trap import PAIR, LooksAhead, StopsAtTheFirstLoss, build, first_true, limits_for
 from exactness.test_grammar import PAIRS, DrawsAnything, PairWorld, StopsAtRefused
@@ -160,7 +159,7 @@ class PassesByTheRatio(BlockVerification):
 
     def _passing(self, index: Int64, tokens: Int64, q: torch.Tensor) -> Bools:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(block, "passes", lambda numbers, joint, excess, tested: numbers < joint)
+            patch.setattr(chain, "passes", lambda numbers, joint, excess, tested: numbers < joint)
             return super()._passing(index, tokens, q)
 
 

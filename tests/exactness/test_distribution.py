@@ -19,7 +19,7 @@ from dynaspec.contract.step import SpecPlan
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.propose.state_heads import StateHeadsProposer
 from dynaspec.sampling.ops import pick
-from dynaspec.verify import block, rejection, tree
+from dynaspec.verify import chain, tree
 from support.checkpoints import VOCAB, Pair
 from support.controllers import VaryingController
 from support.engines import PlainDecoding, open_llm
@@ -274,16 +274,16 @@ def changed(honest: Callable[..., Drafts], change: Callable[[Drafts], Drafts]) -
 
 def forgets_the_residual(patch: pytest.MonkeyPatch) -> None:
     """Draws from p where a draft was rejected."""
-    patch.setattr(rejection, "residual", lambda p, q, tokens: p)
+    patch.setattr(chain, "residual", lambda p, q, tokens: p)
 
 
 def takes_what_is_possible(patch: pytest.MonkeyPatch) -> None:
     """Accepts a draft wherever p is not 0."""
 
-    def accept(self: rejection.RejectionSampling, index: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    def accept(self: chain.RejectionSampling, index: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         return pick(self._p, self._place[index], tokens) > 0.0
 
-    patch.setattr(rejection.RejectionSampling, "accept", accept)
+    patch.setattr(chain.RejectionSampling, "accept", accept)
 
 
 def withholds_a_token(patch: pytest.MonkeyPatch) -> None:
@@ -357,7 +357,7 @@ def test_a_ratio_forgotten_is_seen_in_blocks(
     head: str, tiny: Pair, law: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prefix passes with the chance that only a whole draft has."""
-    monkeypatch.setattr(block, "passes", lambda numbers, joint, excess, tested: numbers < joint)
+    monkeypatch.setattr(chain, "passes", lambda numbers, joint, excess, tested: numbers < joint)
     with open_llm(
         tiny.target, speculative_config=speculation("blocks", head), max_model_len=64, max_num_seqs=250
     ) as llm:

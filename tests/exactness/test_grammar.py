@@ -20,8 +20,7 @@ from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.step import Limits, StepOutcome
 from dynaspec.sampling.draw import draw
 from dynaspec.sampling.grammar import Grammar, GrammarCompiler
-from dynaspec.sampling.grammar_lanes import LaneGrammars
-from dynaspec.sampling.grammar_state import GrammarState
+from dynaspec.sampling.grammar_state import GrammarState, LaneGrammars
 from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows
 from exactness.toy import ABSURD, PLAUSIBLE, PROMPT, REQUESTS, Decoder, World, decode_plainly, p_value

@@ -25,9 +25,8 @@ from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.kv.arena import Arena
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
-from dynaspec.propose import own_texts
-from dynaspec.propose.own_texts import OwnTexts
-from dynaspec.propose.shared_vocabulary import SharedVocabulary
+from dynaspec.propose import own_vocabulary
+from dynaspec.propose.own_vocabulary import OwnTexts, SharedVocabulary
 from dynaspec.propose.watermark import Watermarks
 from support.checkpoints import VOCAB, Pair
 from support.controllers import VaryingController
@@ -100,7 +99,7 @@ def watch() -> Iterator[list[Seen]]:
             own = self._tokens[lane, : length + 1].tolist()
             seen.append(Seen(texts[lane][0], own[:-1], texts[lane][1], own[-1]))
 
-    with mock.patch.multiple(own_texts.OwnTexts, follow=follows, remember=remembers):
+    with mock.patch.multiple(own_vocabulary.OwnTexts, follow=follows, remember=remembers):
         yield seen
 
 

@@ -16,7 +16,7 @@ from scipy import stats
 from dynaspec.contract.proposer import Drafts
 from dynaspec.sampling.rng import Purpose, nth, uniforms
 from dynaspec.sampling.state import SamplerState
-from dynaspec.verify import chain, rejection
+from dynaspec.verify import chain
 from exactness.toy import ABSURD, PLAUSIBLE, REQUESTS, Decoder, World, decode_plainly, p_value
 
 PARAMS: dict[str, dict[str, Any]] = {
@@ -120,7 +120,7 @@ class ForgetsTheResidual(Decoder):
 
     def verify(self, *args: Any) -> chain.Accepted:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rejection, "residual", lambda p, q, tokens: p)
+            patch.setattr(chain, "residual", lambda p, q, tokens: p)
             return super().verify(*args)
 
 
@@ -128,7 +128,7 @@ class ReusesTheDraftsNumber(Decoder):
     """Decides about a token with the very random number that has drawn it."""
 
     def verify(self, lanes: np.ndarray, drafts: Drafts, lens: np.ndarray) -> chain.Accepted:
-        def accept(self: rejection.RejectionSampling, index: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        def accept(self: chain.RejectionSampling, index: np.ndarray, tokens: np.ndarray) -> np.ndarray:
             keys = self._state.keys(self._rows, index, Purpose.DRAFT)
             noise = np.array([nth(key, token) for key, token in zip(keys, tokens, strict=True)], np.uint64)
             u = noise / 2.0**64
@@ -136,7 +136,7 @@ class ReusesTheDraftsNumber(Decoder):
             return u * q < self._p[self._place[index], tokens].numpy()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rejection.RejectionSampling, "accept", accept)
+            patch.setattr(chain.RejectionSampling, "accept", accept)
             return super().verify(lanes, drafts, lens)
 
 

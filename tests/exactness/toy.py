@@ -17,8 +17,7 @@ from dynaspec.sampling.grammar import Grammar
 from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
-from dynaspec.verify.chain import Accepted, accept_chain
-from dynaspec.verify.rejection import RejectionSampling
+from dynaspec.verify.chain import Accepted, RejectionSampling, accept_chain
 from unit.sampling.oracle import probabilities, process_row
 
 PROMPT = [0]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from dynaspec.contract.structured_outputs import StructuredOutputsParams
-from dynaspec.sampling.grammar import Grammar
-from dynaspec.sampling.grammar_text import grammar_text
+from dynaspec.sampling.grammar import Grammar, grammar_text
 
 
 class Letters:

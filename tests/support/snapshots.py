@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dynaspec.observe.buckets import STEP_S, WAIT_S
 from dynaspec.observe.counts import SpecCounts
-from dynaspec.observe.histogram import Histogram, HistogramCounts
-from dynaspec.observe.request_meter import RequestMeter
+from dynaspec.observe.family import STEP_S, WAIT_S, Histogram, HistogramCounts
+from dynaspec.observe.meters import RequestMeter, StepMeter
 from dynaspec.observe.snapshot import EngineSnapshot
-from dynaspec.observe.step_meter import StepMeter
 
 
 def histogram(bounds: tuple[float, ...], values: Sequence[float]) -> HistogramCounts:

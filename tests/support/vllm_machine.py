@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from dynaspec.hosts.vllm.driver import Driver
-from dynaspec.hosts.vllm.step import Row, Step, Verified
+from dynaspec.hosts.vllm.driver import Driver, Row, Step, Verified
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.intake import Prompt
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.observe.counts import SpecCounts
-from dynaspec.observe.readings import Metric
+from dynaspec.observe.estimates import Metric
 from dynaspec.observe.snapshot import EngineSnapshot
 
 from .backend import open_embedded

@@ -17,7 +17,7 @@ from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.engine.vllm_options import translated
 from dynaspec.hosts.vllm.launch import engine_arguments, require_vllm
 from dynaspec.observe.counts import SpecCounts
-from dynaspec.observe.readings import Metric
+from dynaspec.observe.estimates import Metric
 
 Backend = Literal["dynaspec", "vllm"]
 

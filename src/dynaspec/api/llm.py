@@ -20,7 +20,7 @@ from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.intake import Prompt
 from dynaspec.engine.tokenizer import Message, Tokenizer
 from dynaspec.observe.counts import SpecCounts
-from dynaspec.observe.readings import Metric
+from dynaspec.observe.estimates import Metric
 
 from .backend import SteppedEngine, open_engine
 from .options import EngineOptions, Speculation

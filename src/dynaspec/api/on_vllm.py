@@ -8,7 +8,7 @@ from typing import Any
 
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.hosts.vllm.llm import VllmEngine
-from dynaspec.observe.readings import Counter, Gauge, Histogram, Metric, Vector
+from dynaspec.observe.estimates import Counter, Gauge, Histogram, Metric, Vector
 
 _KINDS = {kind.__name__: kind for kind in (Counter, Gauge, Histogram, Vector)}
 

@@ -20,7 +20,7 @@ from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
-from dynaspec.propose.calibrate import CONTEXT, Runner
+from dynaspec.propose.pass_timing import CONTEXT, Runner
 
 from .datasets import BenchPrompt, fit
 from .decoders import SharedModels, open_engine

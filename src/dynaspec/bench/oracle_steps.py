@@ -28,7 +28,7 @@ from dynaspec.kv.rows import ragged_rows
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.propose.drawing import REPEAT_MATCH, REPEAT_WEIGHT, ahead_on_device
-from dynaspec.propose.match import gather_signal
+from dynaspec.propose.ngram import gather_signal
 from dynaspec.sampling import ops
 
 Ints = npt.NDArray[np.int64]

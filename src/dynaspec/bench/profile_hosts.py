@@ -20,7 +20,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.contract.step import StepOutcome, StepView
 from dynaspec.control.profile import Profile
-from dynaspec.hosts.vllm.launch_drafter import BACKEND_KEY
+from dynaspec.hosts.vllm.launch import BACKEND_KEY
 from dynaspec.observe.log_reader import Record, read_log
 
 from .datasets import FittedPrompts

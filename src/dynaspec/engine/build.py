@@ -24,11 +24,9 @@ from dynaspec.model.loader import load_model
 from dynaspec.model.taps import Taps
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 from dynaspec.observe.stats import SpecStats
-from dynaspec.propose.calibrate import Runner, measure_costs
 from dynaspec.propose.drafter import Drafter
-from dynaspec.propose.guard import Guard
-from dynaspec.propose.none import NoProposer
-from dynaspec.propose.patience import TargetPace
+from dynaspec.propose.guard import Guard, NoProposer, TargetPace
+from dynaspec.propose.pass_timing import Runner, measure_costs
 from dynaspec.propose.registry import Loaded, Source, Weights, build_proposers, load_drafter
 from dynaspec.propose.router import Router
 from dynaspec.propose.state_heads import StateHeadsDrafter

@@ -10,10 +10,10 @@ from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.decision_log import DecisionLog
+from dynaspec.observe.estimates import Metric, readings
 from dynaspec.observe.families import ENGINE_FAMILIES
-from dynaspec.observe.periodic import PeriodicLog
-from dynaspec.observe.readings import Metric, readings
-from dynaspec.observe.request_meter import RequestMeter
+from dynaspec.observe.format import PeriodicLog
+from dynaspec.observe.meters import RequestMeter
 from dynaspec.observe.snapshot import EngineSnapshot, LiveRequest
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.router import Router

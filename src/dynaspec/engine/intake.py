@@ -10,9 +10,8 @@ import numpy as np
 
 from dynaspec.contract.errors import RequestError
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.sampling.first_token import check_first_token
 from dynaspec.sampling.grammar import Grammar, GrammarCompiler
-from dynaspec.sampling.rules import Rules
+from dynaspec.sampling.rules import Rules, check_first_token
 from dynaspec.schedule.request import Request
 
 from .detokenize import Detokenizer

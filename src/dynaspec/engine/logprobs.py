@@ -7,10 +7,9 @@ import torch
 
 from dynaspec.contract.proposer import Ints
 from dynaspec.model.base import Model
-from dynaspec.sampling.logprobs import logprobs
-from dynaspec.schedule.batch import Chunk, StepBatch
+from dynaspec.sampling.draw import logprobs
+from dynaspec.schedule.batch import Chunk, StepBatch, StepResult
 from dynaspec.schedule.request import TokenLogprobs
-from dynaspec.schedule.result import StepResult
 
 from .layout import PassLayout
 

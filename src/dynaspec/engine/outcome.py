@@ -9,8 +9,7 @@ import numpy as np
 from dynaspec.contract.proposer import Drafts, Ints
 from dynaspec.contract.step import Ended, Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.contract.tree import MAX_NODES
-from dynaspec.schedule.batch import StepBatch
-from dynaspec.schedule.result import Committed, StepResult
+from dynaspec.schedule.batch import Committed, StepBatch, StepResult
 
 from .acts import Ran
 

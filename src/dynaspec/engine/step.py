@@ -16,13 +16,12 @@ from dynaspec.contract.controller import Controller
 from dynaspec.contract.proposer import NewText
 from dynaspec.contract.step import Limits, Needs
 from dynaspec.observe.stats import SpecStats
-from dynaspec.propose.patience import TargetPace
+from dynaspec.propose.guard import TargetPace
 from dynaspec.propose.router import Router
-from dynaspec.propose.view import draft_view
+from dynaspec.propose.watermark import draft_view
 from dynaspec.sampling.state import SamplerState
-from dynaspec.schedule.batch import StepBatch
+from dynaspec.schedule.batch import Committed, StepBatch
 from dynaspec.schedule.request import Request
-from dynaspec.schedule.result import Committed
 from dynaspec.schedule.scheduler import Scheduler
 
 from .acts import Ran, Scheduled

@@ -15,13 +15,11 @@ from dynaspec.contract.step import SpecPlan
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.taps import Taps
-from dynaspec.sampling.dead_end import DeadEnd
+from dynaspec.sampling.grammar import DeadEnd
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
-from dynaspec.schedule.batch import StepBatch
-from dynaspec.schedule.result import StepResult
-from dynaspec.verify.block import BlockVerification
-from dynaspec.verify.chain import Accepted, accept_chain
+from dynaspec.schedule.batch import StepBatch, StepResult
+from dynaspec.verify.chain import Accepted, BlockVerification, accept_chain
 from dynaspec.verify.synthetic import SyntheticAcceptance
 from dynaspec.verify.tree import accept_tree, walk
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .counts import SpecCounts
-from .format import format_table, log_line
-from .periodic import PeriodicLog
+from .format import PeriodicLog, format_table, log_line
 from .stats import SpecStats
 
 __all__ = ["PeriodicLog", "SpecCounts", "SpecStats", "format_table", "log_line"]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .buckets import DRAFT_TOKENS
 from .counts import SpecCounts
 from .estimates import MODES, read_estimates
-from .family import Family, HistogramFamily, counter, counters, gauge, gauges
-from .histogram import HistogramCounts
+from .family import DRAFT_TOKENS, Family, HistogramCounts, HistogramFamily, counter, counters, gauge, gauges
 from .snapshot import EngineSnapshot
 
 Families = tuple[Family[EngineSnapshot], ...]
@@ -18,6 +16,9 @@ SKIP_REASONS = (
     *("catching_up", "drafter_length", "between_characters", "no_match", "proposer_fault", "other"),
 )
 FAULTS = ("raised", "nonsense", "overrun", "other")
+HEALTH: tuple[Family[bool], ...] = (
+    gauge("engine_up", "1 while the engine runs; 0 once it has stopped, and then there is nothing else of it.", float),
+)
 
 
 def draft_lengths(counts: SpecCounts) -> HistogramCounts:
@@ -197,8 +198,5 @@ CONTROL: Families = (
         "Times that a proposer raised, returned nonsense, or took far too long again and again (overrun).",
         lambda s: _bounded(s.counts.faults, FAULTS),
     ),
-)
-HEALTH: tuple[Family[bool], ...] = (
-    gauge("engine_up", "1 while the engine runs; 0 once it has stopped, and then there is nothing else of it.", float),
 )
 ENGINE_FAMILIES: Families = (*LOAD, *REQUESTS, *STEPS, *SPECULATION, *CONTROL)

@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple
 from dynaspec.contract.proposer import KeptText
 
 from .counts import SpecCounts
-from .request_meter import RequestMeter, RequestTotals
-from .step_meter import StepMeter, StepTotals
+from .meters import RequestMeter, RequestTotals, StepMeter, StepTotals
 
 
 class LiveRequest(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 from dynaspec.contract.step import StepOutcome
 
 from .counts import SCALARS, SpecCounts
-from .step_meter import StepMeter
+from .meters import StepMeter
 
 
 class SpecStats:

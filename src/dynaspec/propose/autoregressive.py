@@ -28,15 +28,11 @@ from dynaspec.sampling.state import SamplerState
 
 from .drafter import Chain, Drafter, Tree
 from .first_choice import Choices
-from .gating import WriteGate
 from .growth import NOTHING, as_drafts, grow
-from .none import no_drafts
-from .own_texts import OwnTexts
-from .passes import DraftPasses, draft_passes
-from .probe_context import leave_out, probe_from
-from .tree import grow_by_passes
-from .unread import slots_before, unread_rows
-from .watermark import Watermarks
+from .guard import no_drafts
+from .own_vocabulary import OwnTexts
+from .passes import DraftPasses, draft_passes, grow_by_passes
+from .watermark import Watermarks, WriteGate, leave_out, probe_from, slots_before, unread_rows
 
 
 class _Ran(NamedTuple):

@@ -26,9 +26,9 @@ from dynaspec.model.kernels.decoder_heads import fuse, head_logits, head_pass
 from .drafter import Chain, Tree
 from .first_choice import Choices, take_first
 from .growth import Growth, add_best, next_parents, parent_rows
-from .shared_vocabulary import SharedVocabulary
-from .unread import columns_of, rows_at, slots_before, unread_rows
+from .own_vocabulary import SharedVocabulary
 from .warm_up import no_growth, nobody
+from .watermark import columns_of, rows_at, slots_before, unread_rows
 
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

@@ -11,8 +11,8 @@ from dynaspec.contract.proposer import Ints
 from dynaspec.contract.step import ProposerTraits
 from dynaspec.model.batch import ForwardBatch
 
-from .calibrate import Runner
-from .shared_vocabulary import Translation
+from .own_vocabulary import Translation
+from .pass_timing import Runner
 
 Chain = Callable[..., tuple[Ints, Ints, Ints]]
 """A whole draft in one call: of (texts, lengths, tables, block_size, read, most, choices), as ``chain.draft_chain``."""

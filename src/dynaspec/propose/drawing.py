@@ -14,7 +14,7 @@ from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 
-from .match import gather_signal
+from .ngram import gather_signal
 
 REPEAT_WEIGHT = 0.2
 """Weight, in the signal, of a token that goes on as the text did before, beside how far the first choice is ahead; what

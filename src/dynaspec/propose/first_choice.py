@@ -18,7 +18,7 @@ from dynaspec.contract.step import LOGIT_RANGE, StopRule
 from dynaspec.sampling.cpu import leaders
 
 from .drawing import REPEAT_MATCH, REPEAT_WEIGHT, cut
-from .match import gather_signal
+from .ngram import gather_signal
 from .stopping import stop, survive_or_stop
 
 Float32 = npt.NDArray[np.float32]

@@ -18,7 +18,7 @@ from dynaspec.kv.rows import fill_rows
 from dynaspec.sampling.cpu import top
 
 from .drawing import REPEAT_MATCH, REPEAT_WEIGHT
-from .match import ahead, repeat_bonus
+from .ngram import ahead, repeat_bonus
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]

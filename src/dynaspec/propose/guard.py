@@ -1,4 +1,6 @@
-"""Keeps a proposer's faults away from requests: they go on as plain decoding.
+"""Faults of proposers cost no request: drafts are checked, and who fails or is slow is left out.
+
+Keeps a proposer's faults away from requests: they go on as plain decoding.
 
 A fault that can be laid at a request's door (nonsense in its row) switches speculation off for that request; one that
 cannot (an exception) for all that were to draft. After ``max_faults`` the proposer is switched off for good; good
@@ -8,29 +10,40 @@ A draft also has a budget: the time that the target would take to decode, for al
 drafter reads and what it may bring. Drafting that takes longer cannot pay, whatever is accepted. It is late when it
 takes three times its budget, and if most of the latest drafts were, that is a fault that switches the proposer off: one
 alone may be the machine's doing, and its tokens are as good as any. A call that never returns cannot be ended.
+
+No speculation: drafts nothing, so that plain decoding takes the same road as everything else.
+
+How long a proposer may take, and how often it may fail, before it is switched off.
+
+What a proposer's drafts must be like to be verified.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
+from dynaspec.compiled import kernel
 from dynaspec.contract.errors import ProposerFault
-from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, Proposer, TargetStep
-from dynaspec.contract.step import SpecPlan
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, Proposer, ProposerNeeds, TargetStep
+from dynaspec.contract.step import ProposerTraits, SpecPlan
 
-from .check import nonsense
-from .none import no_drafts
-from .patience import Lateness, Strikes, TargetPace
-
+_PASSES = 31
+_LEAST_PASSES = 8
+_DRAFTS = 15
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+_NO_SIGNAL: Floats = np.zeros((0, 0), np.float32)
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
 Fault = Literal["raised", "nonsense", "overrun"]
-
 _FAULTS_FORGOTTEN_AFTER = 1000
 """Good drafts in a row."""
 _LATE = 3.0
@@ -39,6 +52,210 @@ _LEAST_BUDGET_S = 0.05
 """Page faults and a busy machine must not look like a slow drafter where passes take milliseconds."""
 _FIRST_DRAFTS = 3
 """Drafts that are not timed: they load compiled code."""
+
+
+def no_drafts(requests: int) -> Drafts:
+    """Drafts of length 0 for every request."""
+    return Drafts(
+        tokens=np.zeros((requests, 0), dtype=np.int64),
+        lens=np.zeros(requests, dtype=np.int64),
+        early_exit=np.zeros(requests, dtype=np.bool_),
+    )
+
+
+class NoProposer:
+    """The proposer of plain decoding."""
+
+    traits = ProposerTraits(name="none", passes_per_draft="none", has_confidence=False)
+    needs = ProposerNeeds()
+
+    def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
+        return (0,) * len(batch.ids)
+
+    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
+        return None
+
+    def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
+        return no_drafts(len(batch.ids))
+
+    def advance(self, step: TargetStep) -> None:
+        """Nothing to keep."""
+
+    def commit(self, text: NewText) -> None:
+        """Nothing to keep."""
+
+    def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
+        """Nothing to keep."""
+
+    def evict(self, lane: int) -> None:
+        """Nothing to keep."""
+
+
+class TargetPace:
+    """Seconds of a target pass over decoding requests: the running median of the latest ones.
+
+    Where drafts are verified in every pass, it is a little more than a plain pass takes, which errs towards patience.
+    """
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=_PASSES)
+
+    def record(self, seconds: float) -> None:
+        """A pass without prefill rows has been run."""
+        self._latest.append(seconds)
+
+    @property
+    def seconds(self) -> float | None:
+        """None until a few passes are known; the first ones load compiled code and are no measure."""
+        return median(self._latest) if len(self._latest) >= _LEAST_PASSES else None
+
+
+class Lateness:
+    """Whether drafts are late as a rule. Single ones are where the machine is busy, or compiles what is used first."""
+
+    def __init__(self) -> None:
+        self._latest: deque[bool] = deque(maxlen=_DRAFTS)
+
+    def add(self, late: bool) -> bool:
+        """Counts a draft; returns whether most of the latest have been late."""
+        self._latest.append(late)
+        return late and 2 * sum(self._latest) > _DRAFTS
+
+
+class Strikes:
+    """Faults that add up, unless there are good drafts enough between them: those of hours ago do not count."""
+
+    def __init__(self, most: int, forgotten_after: int) -> None:
+        """
+        Args:
+            most: faults that make one too many.
+            forgotten_after: good drafts in a row, after which all faults are forgotten.
+        """
+        self._most = most
+        self._forgotten_after = forgotten_after
+        self._faults = 0
+        self._good = 0
+
+    def good(self) -> None:
+        """A draft was as it should be."""
+        self._good += 1
+        if self._good >= self._forgotten_after:
+            self._faults = 0
+
+    def fault(self) -> bool:
+        """Counts one more; returns whether that is one too many."""
+        self._good = 0
+        self._faults += 1
+        return self._faults >= self._most
+
+
+def nonsense(drafts: Drafts, plan: SpecPlan, vocab_size: int) -> Bools:
+    """[B] which rows cannot be verified.
+
+    Args:
+        plan: what was asked for.
+
+    Raises:
+        ProposerFault: the answer as a whole has the wrong form.
+    """
+    depth, nodes = np.array(plan.depth, dtype=np.int64), np.array(plan.nodes, dtype=np.int64)
+    _check_form(drafts, nodes if drafts.parents is not None else depth, vocab_size)
+    tokens, lens = np.ascontiguousarray(drafts.tokens, np.int64), np.ascontiguousarray(drafts.lens, np.int64)
+    signals = map(_signal, (drafts.confidence, drafts.signal, drafts.repeat_bonus))
+    bad = unusable(tokens, lens, depth if drafts.parents is None else nodes, vocab_size, *signals)
+    if drafts.parents is not None:
+        bad |= misgrown(np.ascontiguousarray(drafts.parents, np.int64), np.where(bad, 0, lens), depth)
+    if drafts.q is not None:
+        request, slot = np.nonzero(np.arange(tokens.shape[1]) < np.where(bad, 0, lens)[:, None])
+        drawn = drafts.q[request, slot, tokens[request, slot]]
+        bad[request[~torch.isfinite(drawn).cpu().numpy()]] = True
+    return bad
+
+
+def _signal(column: Floats | None) -> Floats:
+    return _NO_SIGNAL if column is None else np.ascontiguousarray(column, np.float32)
+
+
+@kernel
+def unusable(
+    tokens: Ints,
+    lens: Ints,
+    depth: Ints,
+    vocab_size: int,
+    confidence: Floats,
+    signal: Floats,
+    repeat_bonus: Floats,
+) -> Bools:
+    """[B] drafts of another length than 0 … ``depth`` [B], or with a token or a signal that cannot be.
+
+    Args:
+        tokens: [B, K], of which ``lens`` [B] were drafted.
+        confidence, signal, repeat_bonus: [B, K], or empty.
+    """
+    bad = (lens < 0) | (lens > depth)
+    for r in range(lens.size):
+        for j in range(min(lens[r], tokens.shape[1])):
+            bad[r] |= tokens[r, j] < 0 or tokens[r, j] >= vocab_size
+            bad[r] |= confidence.size > 0 and not np.isfinite(confidence[r, j])
+            bad[r] |= signal.size > 0 and not np.isfinite(signal[r, j])
+            bad[r] |= repeat_bonus.size > 0 and not np.isfinite(repeat_bonus[r, j])
+    return bad
+
+
+@kernel
+def misgrown(parents: Ints, lens: Ints, depth: Ints) -> Bools:
+    """[B] trees of ``lens`` [B] nodes with a parent that does not come before its child, or deeper than ``depth`` [B].
+
+    Args:
+        parents: [B, N]
+    """
+    bad, own = np.zeros(lens.size, np.bool_), np.zeros(parents.shape[1], np.int64)
+    for r in range(lens.size):
+        for j in range(lens[r]):
+            above = parents[r, j]
+            if above < -1 or above >= j:
+                bad[r] = True
+                break
+            own[j] = 1 if above < 0 else own[above] + 1
+            bad[r] |= own[j] > depth[r]
+    return bad
+
+
+def _check_form(drafts: Drafts, depth: npt.NDArray[np.int64], vocab_size: int) -> None:
+    """
+    Raises:
+        ProposerFault: a column of another shape than the others, or of numbers that are not integers.
+    """
+    requests, width = len(depth), int(depth.max(initial=0))
+    if drafts.tokens.ndim != 2 or drafts.tokens.shape[0] != requests or drafts.lens.shape != (requests,):
+        raise ProposerFault(
+            f"drafts have tokens {drafts.tokens.shape} and lens {drafts.lens.shape}; expected [{requests}, {width}] "
+            f"and [{requests}]"
+        )
+    width = drafts.tokens.shape[1]
+    if width < drafts.lens.max(initial=0):
+        raise ProposerFault(f"a draft has {drafts.lens.max()} of {width} tokens; expected no more")
+    if drafts.tokens.dtype.kind != "i" or drafts.lens.dtype.kind != "i":
+        raise ProposerFault(
+            f"drafts have tokens of {drafts.tokens.dtype} and lens of {drafts.lens.dtype}; expected int64"
+        )
+    counts = (*drafts.rows_per_pass, drafts.kv_skipped, drafts.kv_redone)
+    if not all(isinstance(count, int) and count >= 0 for count in counts):
+        raise ProposerFault(f"drafts say that {counts} rows were processed, skipped and redone; expected integers")
+    expected = {
+        "confidence": (requests, width),
+        "signal": (requests, width),
+        "repeat_bonus": (requests, width),
+        "parents": (requests, width),
+        "early_exit": (requests,),
+        "q": (requests, width, vocab_size),
+    }
+    if drafts.parents is not None and drafts.q is not None:
+        raise ProposerFault("drafts have parents and q; expected trees of certain tokens")
+    for name, shape in expected.items():
+        column = getattr(drafts, name)
+        if column is not None and tuple(column.shape) != shape:
+            raise ProposerFault(f"drafts have {name} {tuple(column.shape)}; expected {shape}")
 
 
 class Guard:

@@ -33,12 +33,10 @@ from dynaspec.model.taps import Taps
 from dynaspec.sampling.state import SamplerState
 
 from .autoregressive import AutoregressiveProposer
-from .decoder_head import DecoderHeadDrafter
-from .draft_model import DraftModel
 from .drafter import Drafter
+from .model_drafters import DecoderHeadDrafter, DraftModel
 from .ngram import NgramProposer
-from .own_texts import OwnTexts
-from .shared_vocabulary import TextTokenizer, Translation
+from .own_vocabulary import OwnTexts, TextTokenizer, Translation
 from .state_heads import StateHeadsDrafter, StateHeadsProposer
 from .suffix import SuffixProposer
 

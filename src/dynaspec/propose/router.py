@@ -16,8 +16,7 @@ import torch
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, KeepsText, KeptText, NewText, TargetStep
 from dynaspec.contract.step import SpecPlan
 
-from .guard import Guard
-from .none import no_drafts
+from .guard import Guard, no_drafts
 
 Floats = npt.NDArray[np.float32]
 

@@ -23,10 +23,9 @@ from dynaspec.sampling.state import SamplerState
 
 from .first_choice import Choices
 from .growth import NOTHING, Growth, as_drafts, grow
-from .none import no_drafts
-from .passes import DraftPasses, draft_passes
-from .tree import grow_by_heads
-from .unread import slots_before
+from .guard import no_drafts
+from .passes import DraftPasses, draft_passes, grow_by_heads
+from .watermark import slots_before
 
 Chain = Callable[[npt.NDArray[np.int32], int, Choices], Ints]
 """A whole draft in one call: of (tables, block_size, choices), as ``heads_chain.draft_heads``."""

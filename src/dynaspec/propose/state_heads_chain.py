@@ -13,8 +13,8 @@ from dynaspec.model.state_heads.compiled import CompiledHeads, CompiledMedusa, C
 from .first_choice import Choices, take_first
 from .growth import Growth, add_best, next_parents, rows_above, tokens_of
 from .state_heads import Chain, Tree
-from .unread import rows_at, slots_before
 from .warm_up import no_growth, nobody
+from .watermark import rows_at, slots_before
 
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

@@ -12,17 +12,15 @@ from dynaspec.contract.proposer import Ints
 from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule, TreeRule
 from dynaspec.sampling import ops
 
-from .check import nonsense
 from .drawing import REPEAT_MATCH, REPEAT_WEIGHT
 from .first_choice import Choices, FirstChoices
 from .growth import Growth, add_nodes, as_drafts, grow, next_parents, parent_rows, paths
-from .match import gather_signal
-from .ngram import NgramProposer
+from .guard import nonsense
+from .ngram import NgramProposer, gather_signal
 from .router import Part
 from .stopping import stop_mask
 from .suffix_tree import Branching, SuffixTree
-from .unread import slots_before, unread_rows
-from .watermark import move_marks
+from .watermark import move_marks, slots_before, unread_rows
 
 _SURVIVAL = StopRule(below=(0.5,), signal="survival", bias=(0.0,), offset=(0.0,))
 

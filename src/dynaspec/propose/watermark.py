@@ -1,19 +1,194 @@
-"""How far a drafter's own KV goes, for every lane and every block.
+"""Watermarks: what a drafter has read of each request, and what follows from that.
+
+How far a drafter's own KV goes, for every lane and every block.
 
 Beyond a lane's watermark its KV is garbage: never read, never offered to others. That one rule covers steps without
 speculation, full acceptance (the last draft was never ingested), gated writes, prefix hits, preemption and chunked
 prefill.
+
+Drafts as a controller sees them.
+
+What a drafter lacks of its requests, as rows of its first pass.
+
+KV-write gating: draft tokens of little confidence leave no KV behind.
+
+A gated token is still processed, and the next one drafted from it, but it gets no slot, so that no later token sees
+it. The KV of the tokens after it closes up, behind the last one written, while their positions stay true.
+
+Slots are the host's, so on CUDA it waits for every pass's confidences.
+
+Reading only the latest tokens of a request that the drafter has not followed, see ``SpecPlan.probe_context``.
+
+They keep their positions and slots, but see nothing of what is before them. So the blocks before are left out of the
+request's table. Blocks that others read as well may hold KV that is valid for them: those are left alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from dynaspec.compiled import kernel
-from dynaspec.contract.proposer import Ints
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints
+from dynaspec.contract.step import DraftView
+from dynaspec.kv.rows import RaggedRows, fill_rows, tokens_at
 from dynaspec.kv.tables import BlockTables
+
+Int32 = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+
+def draft_view(drafts: Drafts) -> DraftView:
+    """What was drafted; requests whose proposer lacks a signal (None or NaN) have none in the view."""
+    lens = tuple(drafts.lens.tolist())
+    return DraftView(
+        length=lens,
+        confidence=((),) * len(lens) if drafts.confidence is None else _cut(drafts.confidence, lens),
+        signal=() if drafts.signal is None else _cut(drafts.signal, lens),
+        repeat_bonus=() if drafts.repeat_bonus is None else _cut(drafts.repeat_bonus, lens),
+        parents=None if drafts.parents is None else _first(drafts.parents, lens),
+    )
+
+
+def _first(column: npt.NDArray[np.int64], lens: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple([tuple(row[:n]) for row, n in zip(column.tolist(), lens, strict=True)])
+
+
+def _cut(column: npt.NDArray[np.float32], lens: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
+    """Rows without their padding; empty ones for NaN."""
+    rows = zip(column[:, : max(lens, default=0)].tolist(), lens, strict=True)
+    return tuple([() if n == 0 or math.isnan(row[0]) else tuple(row[:n]) for row, n in rows])
+
+
+@kernel
+def unread_rows(
+    texts: Int32,
+    tables: Int32,
+    block_size: int,
+    lanes: Ints,
+    lengths: Ints,
+    read: Ints,
+    requests: Ints,
+    most: int,
+) -> tuple[Ints, Int32, Ints, Ints, tuple[Int32, Ints, Ints, Ints, Int32]]:
+    """Rows of the committed tokens that a drafter lacks.
+
+    Args:
+        texts: [lanes, max length] tokens of all lanes; tables: [lanes, max blocks] of all lanes.
+        lanes, lengths: [B]
+        read: [B] tokens after which each request is read on.
+        requests: [A] places in the batch.
+        most: rows a request.
+
+    Returns:
+        Lanes of the requests [A]; tokens before the first row of each [A] and up to its last [A]; the rows' tokens [R];
+        the fields of their ``RaggedRows``.
+    """
+    lane, start, end = lanes[requests], np.empty(requests.size, np.int64), np.empty(requests.size, np.int64)
+    context = np.empty(requests.size, np.int32)
+    for i in range(requests.size):
+        start[i] = context[i] = read[requests[i]]
+        end[i] = min(lengths[requests[i]], start[i] + most)
+    rows = fill_rows(tables, block_size, lane, start, end - start)
+    return lane, context, end, tokens_at(texts, rows[1], rows[2]), rows
+
+
+@kernel
+def slots_before(tables: Int32, block_size: int, lanes: Ints, positions: Ints) -> Ints:
+    """[R] KV slots of the tokens before those at ``positions`` [R] of ``lanes`` [R]; of a text's first, its own."""
+    slots = np.empty(positions.size, np.int64)
+    for i in range(slots.size):
+        before = max(positions[i] - 1, 0)
+        slots[i] = np.int64(tables[lanes[i], before // block_size]) * block_size + before % block_size
+    return slots
+
+
+@kernel
+def rows_at(states: Floats, places: npt.NDArray[np.signedinteger]) -> Floats:
+    """[r, …] rows of ``states``."""
+    rows = np.empty((places.size, states.shape[1]), np.float32)
+    for i in range(places.size):
+        rows[i] = states[places[i]]
+    return rows
+
+
+@kernel
+def columns_of(rows: Floats, columns: Ints) -> Floats:
+    """[r, columns] of ``rows`` [r, …]."""
+    found = np.empty((rows.shape[0], columns.size), np.float32)
+    for i in range(rows.shape[0]):
+        for j in range(columns.size):
+            found[i, j] = rows[i, columns[j]]
+    return found
+
+
+class WriteGate:
+    """Which draft tokens of one propose call keep their KV, and where."""
+
+    def __init__(self, below: float, rows: int) -> None:
+        """
+        Args:
+            below: tokens with less confidence leave none.
+            rows: requests that draft.
+        """
+        self.skipped = 0
+        """Tokens without KV so far."""
+        self.in_place = np.zeros(rows, dtype=np.int64)
+        """[rows] tokens before the first without KV, whose own is where it belongs once they are committed."""
+        self._below = np.float32(below)
+        self._written = np.zeros(rows, dtype=np.int64)
+
+    def place(self, rows: Ints, done: int, confidence: npt.NDArray[np.float32]) -> tuple[Ints, Bools]:
+        """Draft token number ``done`` (1-based) of some of the rows [r], given its confidence [r].
+
+        Returns:
+            KV entries [r] of the draft before it; whether its own is kept [r], after those.
+        """
+        ahead = self._written[rows]
+        kept = confidence >= self._below
+        self._written[rows] += kept
+        self.in_place[rows] += kept & (ahead == done - 1)
+        self.skipped += int(kept.size - np.count_nonzero(kept))
+        return ahead, kept
+
+
+def probe_from(batch: DecodeBatch, drafting: Bools, seen: Ints, tables: BlockTables, tokens: int) -> Ints:
+    """
+    Args:
+        drafting: [B]
+        seen: [B] committed tokens that the drafter has read of each request.
+        tokens: most to be read of those of which it lacks more; they begin with a block, so it may be fewer, or for
+            less than a block, more.
+
+    Returns:
+        [B] tokens before the first that is read: of requests that are not read in part, those that have been.
+    """
+    size = tables.block_size
+    start = np.minimum(-(-np.maximum(batch.lengths - tokens, 0) // size), (batch.lengths - 1) // size) * size
+    found = seen.copy()
+    for i in np.flatnonzero(drafting & (start > seen)).tolist():
+        blocks = tables.blocks(int(batch.lanes[i]))[start[i] // size :]
+        if not any(map(tables.pool.is_shared, blocks)):
+            found[i] = start[i]
+    return found
+
+
+def leave_out(rows: RaggedRows, context: npt.NDArray[np.int32], apart: Bools, block_size: int) -> None:
+    """Rows of requests that are read ``apart`` [A] from the text before them see nothing of it.
+
+    Args:
+        rows: of the requests, in their order. Changed in place, as is ``context``.
+        context: [A] tokens before the first row of each, which begins a block.
+    """
+    tables = rows.block_tables
+    for i in np.flatnonzero(apart).tolist():
+        before = int(context[i]) // block_size
+        tables[i, : tables.shape[1] - before] = tables[i, before:].copy()
+        context[i] = 0
 
 
 class Watermarks:

@@ -1,4 +1,9 @@
-"""One request's sampling parameters, compiled into what the processors need."""
+"""Rules about tokens, and the first token of an output.
+
+Whether a grammar and the token lists of the same request leave anything to begin with.
+
+One request's sampling parameters, compiled into what the processors need.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,8 @@ import numpy.typing as npt
 from dynaspec.contract.errors import RequestError
 from dynaspec.contract.sampling_params import SamplingParams
 
+from .grammar import Grammar
+from .grammar_state import GrammarState
 from .rng import Int64
 
 LOWEST_TEMPERATURE = 0.01
@@ -117,3 +124,33 @@ def _check_known(name: str, tokens: Iterable[int], vocab_size: int) -> None:
 
 def _ends_with(tokens: Sequence[int], end: tuple[int, ...]) -> bool:
     return len(end) <= len(tokens) and tuple(tokens[len(tokens) - len(end) :]) == end
+
+
+def check_first_token(grammar: Grammar, rules: Rules, params: SamplingParams, vocab_size: int) -> None:
+    """Costs one mask, and only where a request has both a grammar and one of the lists.
+
+    A form that empty output has is never refused: its request ends at once.
+
+    Args:
+        grammar: ``params.structured_outputs``, compiled.
+        rules: of ``params``.
+        vocab_size: tokens of the model.
+
+    Raises:
+        RequestError: they leave no first token.
+    """
+    if not rules.needs & (Needs.ALLOWED | Needs.BAD_WORDS):
+        return
+    first = GrammarState(grammar, rules.stops.tolist(), params.min_tokens).allowed(())
+    if first.complete:
+        return
+    left = np.unpackbits(first.bits.view(np.uint8), bitorder="little")[:vocab_size].astype(np.bool_)
+    if rules.needs & Needs.ALLOWED:
+        left[np.setdiff1d(np.arange(left.size), rules.allowed)] = False
+    banned = rules.completed_by(())
+    left[banned[banned < left.size]] = False
+    if not left.any():
+        lists = [name for name in ("allowed_token_ids", "bad_words") if getattr(params, name)]
+        raise RequestError(
+            f"structured_outputs and {' and '.join(lists)} together leave no first token; expected at least one"
+        )

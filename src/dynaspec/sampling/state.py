@@ -1,8 +1,18 @@
-"""What sampling must know of every running request, one table row (*lane*) each."""
+"""What sampling keeps of each request that runs.
+
+What sampling must know of every running request, one table row (*lane*) each.
+
+Which tokens a request has seen, and how often it produced them: what penalties depend on.
+
+Edits of single entries of a score matrix: masks, biases and penalties, on any device.
+
+Elementwise float32 arithmetic only, so that an entry's bits do not depend on what else is edited.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,15 +21,117 @@ import torch
 from dynaspec.contract.errors import IntegrityError
 from dynaspec.contract.sampling_params import SamplingParams
 
-from . import edits, ops
-from .counts import TokenCounts
-from .edits import Entries
+from . import ops
 from .grammar import Grammar
-from .grammar_lanes import LaneGrammars
-from .grammar_state import GrammarState
+from .grammar_state import GrammarState, LaneGrammars
 from .rng import Int64, Purpose, UInt64, request_key, row_keys
 from .rows import Rows
 from .rules import LOWEST_TEMPERATURE, Needs, Rules
+
+Float32 = npt.NDArray[np.float32]
+
+
+class TokenCounts:
+    """Distinct tokens of one request, in the order of their first appearance.
+
+    Sparse, because a request sees far fewer distinct tokens than a vocabulary holds.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self._slot: dict[int, int] = {token: slot for slot, token in enumerate(dict.fromkeys(prompt))}
+        self._tokens = np.fromiter(self._slot, np.int64, len(self._slot))
+        self._counts = np.zeros(len(self._slot), np.float32)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Counts output tokens that became final."""
+        self._tokens, self._counts = self.after(tokens)
+        for token in tokens:
+            self._slot.setdefault(token, len(self._slot))
+
+    def after(self, drafted: Sequence[int]) -> tuple[Int64, npt.NDArray[np.float32]]:
+        """(distinct tokens [N], occurrences of each in the output [N]) once ``drafted`` follow the output."""
+        if not drafted:
+            return self._tokens, self._counts
+        new = [token for token in dict.fromkeys(drafted) if token not in self._slot]
+        tokens = np.concatenate((self._tokens, np.array(new, np.int64))) if new else self._tokens
+        counts = np.concatenate((self._counts, np.zeros(len(new), np.float32)))
+        for token in drafted:
+            slot = self._slot.get(token)
+            counts[len(self._slot) + new.index(token) if slot is None else slot] += 1
+        return tokens, counts
+
+
+@dataclass(slots=True)
+class Entries:
+    """Some tokens of some rows of a score matrix."""
+
+    flat: torch.Tensor
+    """[N] int64 row · V + token"""
+    sizes: Int64
+    """How many of the N entries belong to each of the rows, in order."""
+
+    @classmethod
+    def of(cls, rows: Int64, tokens: Sequence[Int64], vocab_size: int, device: torch.device) -> Entries:
+        """``tokens[i]`` of row ``rows[i]``."""
+        sizes = np.fromiter((column.size for column in tokens), np.int64, len(tokens))
+        flat = np.concatenate(tokens) + np.repeat(rows * vocab_size, sizes)
+        return cls(torch.from_numpy(flat).to(device), sizes)
+
+
+def forbid(scores: torch.Tensor, entries: Entries) -> None:
+    """Sets the entries to −inf."""
+    scores.view(-1).index_fill_(0, entries.flat, -torch.inf)
+
+
+def allow_only(scores: torch.Tensor, rows: Int64, entries: Entries) -> None:
+    """Sets all but the entries of ``rows``, which must be distinct, to −inf."""
+    kept = _read(scores, entries)
+    scores[torch.from_numpy(rows).to(scores.device)] = -torch.inf
+    _write(scores, entries, kept)
+
+
+def add(scores: torch.Tensor, entries: Entries, values: Sequence[Float32]) -> None:
+    """Adds ``values`` to the entries, which must be distinct."""
+    _write(scores, entries, _read(scores, entries) + torch.from_numpy(np.concatenate(values)).to(scores.device))
+
+
+def penalise(
+    scores: torch.Tensor,
+    entries: Entries,
+    counts: Sequence[Float32],
+    repetition: Float32,
+    frequency: Float32,
+    presence: Float32,
+) -> None:
+    """Penalises tokens already seen.
+
+    Args:
+        scores: [R, V], changed in place
+        entries: the distinct tokens of each row's prompt and output
+        counts: for each row, how often the output holds each of them
+        repetition: [rows] divides positive and multiplies negative scores of all entries
+        frequency: [rows] subtracted once for each occurrence in the output
+        presence: [rows] subtracted if the output holds the token
+    """
+
+    def spread(column: Float32) -> torch.Tensor:
+        return torch.from_numpy(np.repeat(column, entries.sizes)).to(scores.device)
+
+    count = torch.from_numpy(np.concatenate(counts)).to(scores.device)
+    factor = spread(repetition)
+    values = _read(scores, entries)
+    values = torch.where(values > 0, values / factor, values * factor)
+    values -= spread(frequency) * count
+    values -= spread(presence) * (count > 0)
+    _write(scores, entries, values)
+
+
+def _read(scores: torch.Tensor, entries: Entries) -> torch.Tensor:
+    return scores.view(-1).index_select(0, entries.flat)
+
+
+def _write(scores: torch.Tensor, entries: Entries, values: torch.Tensor) -> None:
+    scores.view(-1).index_copy_(0, entries.flat, values)
 
 
 class SamplerState:
@@ -196,7 +308,7 @@ class SamplerState:
 
     def _apply_allowed(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
         allowed = [self._rules[lane].allowed for lane in rows.lanes[index].tolist()]
-        edits.allow_only(scores, index, self._entries(scores, index, allowed))
+        allow_only(scores, index, self._entries(scores, index, allowed))
 
     def _apply_grammar(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
         ops.keep_set(scores, index, self.grammars.bits(rows, index))
@@ -205,18 +317,18 @@ class SamplerState:
         banned = []
         for row, lane in zip(index, rows.lanes[index].tolist(), strict=True):
             banned.append(self._rules[lane].completed_by([*self._recent[lane], *rows.drafted(row)]))
-        edits.forbid(scores, self._entries(scores, index, banned))
+        forbid(scores, self._entries(scores, index, banned))
 
     def _apply_min_tokens(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
         lanes = rows.lanes[index]
         index = index[self.output_len[lanes] + rows.depth[index] < self._min_tokens[lanes]]
         if index.size:
             stops = [self._rules[lane].stops for lane in rows.lanes[index].tolist()]
-            edits.forbid(scores, self._entries(scores, index, stops))
+            forbid(scores, self._entries(scores, index, stops))
 
     def _apply_bias(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
         rules = [self._rules[lane] for lane in rows.lanes[index].tolist()]
-        edits.add(scores, self._entries(scores, index, [r.biased for r in rules]), [r.bias for r in rules])
+        add(scores, self._entries(scores, index, [r.biased for r in rules]), [r.bias for r in rules])
 
     def _apply_penalties(self, scores: torch.Tensor, rows: Rows, index: Int64) -> None:
         lanes = rows.lanes[index]
@@ -225,7 +337,7 @@ class SamplerState:
             row_tokens, row_counts = self._counts[lane].after(rows.drafted(row))
             tokens.append(row_tokens)
             counts.append(row_counts)
-        edits.penalise(
+        penalise(
             scores,
             self._entries(scores, index, tokens),
             counts,

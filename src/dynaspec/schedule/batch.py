@@ -1,4 +1,11 @@
-"""What one step works on."""
+"""A step's batch, and what came of it.
+
+What one step works on.
+
+What became of one request's drafts; the only place where they are counted by request.
+
+What a step's passes gave, before anything of it is committed.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +15,86 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.proposer import Ints
+from dynaspec.sampling.grammar import DeadEnd
 
-from .request import Request
+from .request import Request, TokenLogprobs
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Totals over the decoding steps of one request, preemptions and all.
+
+    Args:
+        detailed: also count by position and keep every step.
+    """
+
+    detailed: bool = False
+    drafts: int = 0
+    drafted: int = 0
+    verified: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    """Tokens of steps with a draft, the target's own included."""
+    drafted_per_pos: list[int] = field(default_factory=list)
+    accepted_per_pos: list[int] = field(default_factory=list)
+    per_step: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, *, drafted: int, verified: int, accepted: int, emitted: int) -> None:
+        """One decoding step; ``drafted`` may be 0. Accepted tokens behind the request's end do not count."""
+        if self.detailed:
+            self.per_step.append((drafted, accepted))
+        if drafted == 0:
+            return
+        self.drafts += 1
+        self.drafted += drafted
+        self.verified += verified
+        self.accepted += accepted
+        self.emitted += emitted
+        if self.detailed:
+            missing = drafted - len(self.drafted_per_pos)
+            self.drafted_per_pos.extend([0] * missing)
+            self.accepted_per_pos.extend([0] * missing)
+            for position in range(drafted):
+                self.drafted_per_pos[position] += 1
+                self.accepted_per_pos[position] += position < accepted
+
+
+@dataclass(slots=True)
+class StepResult:
+    """Columns over a batch's decoding requests, and lists over its prefill chunks."""
+
+    drafted: Ints
+    """[B] tokens drafted."""
+    verified: Ints
+    """[B] draft tokens tested."""
+    accepted: Ints
+    """[B] draft tokens accepted."""
+    tokens: npt.NDArray[np.int64]
+    """[B, most accepted + 1] accepted tokens, then the target's own."""
+    chunk_tokens: list[int | None]
+    """For each chunk, the token its last row gave; None where the chunk does not complete its request."""
+    refused: npt.NDArray[np.bool_] | None = None
+    """[B] a grammar refused the first draft token that was not accepted; None = nowhere."""
+    verdict: npt.NDArray[np.int64] | None = None
+    """[B, N] of the nodes of trees: 1 = accepted; −1 = not, but child of the root or of an accepted one; 0 = never
+    reached. None for chains."""
+    whole: npt.NDArray[np.bool_] | None = None
+    """[B] trees whose accepted path ended where nothing more was drafted. None for chains."""
+    dead_ends: dict[str, DeadEnd] = field(default_factory=dict)
+    """Request id → why no token may follow the accepted ones; its own token in this result is none."""
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    """Request id → raw log-probabilities of its tokens of this step."""
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Committed:
+    """What ``Scheduler.commit`` took of a result."""
+
+    emitted: Ints
+    """[B] tokens that became output; 0 for a request that has left meanwhile."""
+    aborted: list[str]
+    """Requests, of this batch or not, that were aborted since the commit before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ import numpy.typing as npt
 
 from dynaspec.contract.outputs import FinishReason
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.sampling.dead_end import DeadEnd
-from dynaspec.sampling.grammar import Grammar
+from dynaspec.sampling.grammar import DeadEnd, Grammar
 
-from .draft_counts import DraftCounts
+from .batch import DraftCounts
 
 
 class TextSink(Protocol):

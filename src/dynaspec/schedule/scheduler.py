@@ -16,10 +16,9 @@ from dynaspec.contract.errors import RequestError
 from dynaspec.contract.step import SpecPlan
 from dynaspec.kv.tables import BlockTables
 
-from .batch import Admission, Chunk, StepBatch
+from .batch import Admission, Chunk, Committed, StepBatch, StepResult
 from .lanes import Lanes
 from .request import Request
-from .result import Committed, StepResult
 
 
 class Scheduler:

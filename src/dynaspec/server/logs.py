@@ -18,7 +18,7 @@ FIELDS = "dynaspec_fields"
 """Attribute of a log record: a mapping of values that JSON shows one by one."""
 
 _requests = logging.getLogger("dynaspec.server.requests")
-_STATS = "dynaspec.observe.periodic"
+_STATS = "dynaspec.observe.format"
 
 
 def configure_logging(config: ServerConfig) -> None:

@@ -30,11 +30,9 @@ from dynaspec.model.config import DecoderConfig
 from dynaspec.model.taps import Taps
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from dynaspec.propose.draft_model import DraftModel
-from dynaspec.propose.guard import Guard
+from dynaspec.propose.guard import Guard, NoProposer, TargetPace
+from dynaspec.propose.model_drafters import DraftModel
 from dynaspec.propose.ngram import NgramProposer
-from dynaspec.propose.none import NoProposer
-from dynaspec.propose.patience import TargetPace
 from dynaspec.propose.router import Router
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.lanes import Lanes

@@ -7,7 +7,7 @@ import pytest
 
 from dynaspec.contract.step import StopRule
 from dynaspec.engine.outcome import how_ended
-from dynaspec.schedule.result import Committed, StepResult
+from dynaspec.schedule.batch import Committed, StepResult
 from unit.engine.fakes import Rig, prompt, request
 
 SIZES = (3, 20, 17)

@@ -26,8 +26,8 @@ from dynaspec.hosts.transformers.setup import Setup, resolve_setup
 from dynaspec.hosts.vllm import launch
 from dynaspec.hosts.vllm.drafting.build import limits_of as own_limits
 from dynaspec.hosts.vllm.driver import limits_for
-from dynaspec.hosts.vllm.launch_drafter import BACKEND_KEY
-from dynaspec.hosts.vllm.llm_params import vllm_params
+from dynaspec.hosts.vllm.launch import BACKEND_KEY
+from dynaspec.hosts.vllm.llm import vllm_params
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
 
 ROOT = Path(__file__).parents[3]

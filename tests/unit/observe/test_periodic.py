@@ -39,7 +39,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with caplog.at_level(logging.INFO, logger="dynaspec.observe.periodic"):
+    with caplog.at_level(logging.INFO, logger="dynaspec.observe.format"):
         yield caplog
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from dynaspec.contract.outputs import FinishReason
-from dynaspec.observe.request_meter import RequestMeter
+from dynaspec.observe.meters import RequestMeter
 
 
 @dataclass(eq=False)

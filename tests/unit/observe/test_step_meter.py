@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from dynaspec.contract.step import StepOutcome, Work
+from dynaspec.observe.meters import RECENT_STEPS, StepMeter
 from dynaspec.observe.stats import SpecStats
-from dynaspec.observe.step_meter import RECENT_STEPS, StepMeter
 
 
 def step(emitted: tuple[int, ...], seconds: float, prefill: int = 0) -> StepOutcome:

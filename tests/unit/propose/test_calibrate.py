@@ -11,8 +11,8 @@ import torch
 from dynaspec.kv.arena import Arena
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.taps import Taps
-from dynaspec.propose import calibrate
-from dynaspec.propose.calibrate import Runner, measure_costs
+from dynaspec.propose import pass_timing
+from dynaspec.propose.pass_timing import Runner, measure_costs
 from unit.engine.fakes import FakeModel
 
 SEEN, READ = 0.001, 0.002
@@ -68,14 +68,14 @@ def rounded(curve: tuple[tuple[int, float], ...], scale: float, around_s: float)
 def test_curves_of_all_models_without_their_first_pass() -> None:
     clock, scale = Clock(), 1e-6
     costs = measure_costs(runner(scale, clock), (None, runner(scale / 10, clock)), clock, 1024)
-    assert rounded(costs.target, scale, calibrate.AROUND_PASS_S) == [
-        (n, round(1 + n / 10, 6)) for n in calibrate.TARGET_ROWS
+    assert rounded(costs.target, scale, pass_timing.AROUND_PASS_S) == [
+        (n, round(1 + n / 10, 6)) for n in pass_timing.TARGET_ROWS
     ]
     assert costs.drafters[0] == ()
     # A tenth a row, and what the KV takes that a drafter's rows see as they draft.
-    seen = calibrate.CONTEXT * (SEEN + READ)
-    assert rounded(costs.drafters[1], scale / 10, calibrate.AROUND_DRAFT_PASS_S) == [
-        (n, round(1 + n / 10 + n * seen, 6)) for n in calibrate.DRAFTER_ROWS
+    seen = pass_timing.CONTEXT * (SEEN + READ)
+    assert rounded(costs.drafters[1], scale / 10, pass_timing.AROUND_DRAFT_PASS_S) == [
+        (n, round(1 + n / 10 + n * seen, 6)) for n in pass_timing.DRAFTER_ROWS
     ]
 
 
@@ -93,18 +93,18 @@ def test_slow_models_are_measured_at_few_sizes() -> None:
     clock = Clock()
     costs = measure_costs(runner(4e-3, clock), (), clock, 64)
     assert [rows for rows, _ in costs.target] == [1, 4, 8]
-    assert clock.now < 2 * calibrate.BUDGET_S
+    assert clock.now < 2 * pass_timing.BUDGET_S
 
 
 def test_the_first_pass_of_a_draft_is_measured_after_the_targets() -> None:
     clock, scale = Clock(), 1e-6
     drafters = (runner(scale, clock, cold=0.7), None, runner(scale, clock))
     costs = measure_costs(runner(scale, clock), drafters, clock, 64)
-    around = calibrate.AROUND_DRAFT_S
+    around = pass_timing.AROUND_DRAFT_S
     assert [round((first - around) / scale, 6) for first in (costs.first_s[0], costs.first_s[2])] == [0.7, 0.0]
     assert costs.first_s[1] == 0.0
-    assert rounded(costs.drafters[0], scale, calibrate.AROUND_DRAFT_PASS_S) == [
-        (n, round(1 + n * (0.1 + calibrate.CONTEXT * (SEEN + READ)), 6)) for n in calibrate.DRAFTER_ROWS
+    assert rounded(costs.drafters[0], scale, pass_timing.AROUND_DRAFT_PASS_S) == [
+        (n, round(1 + n * (0.1 + pass_timing.CONTEXT * (SEEN + READ)), 6)) for n in pass_timing.DRAFTER_ROWS
     ]  # of the passes after it
 
 
@@ -124,16 +124,16 @@ def test_passes_of_a_drafter_are_timed_as_they_follow_each_other() -> None:
     model = Compiled(scale, clock)
     drafter = Runner(model, Arena.allocate(1, model.kv_shapes(40), torch.float32, torch.device("cpu")))
     costs = measure_costs(runner(scale, clock), (drafter,), clock, 64)
-    (rows, seconds), *_ = rounded(costs.drafters[0], scale, calibrate.AROUND_DRAFT_PASS_S)
-    one = 1 + rows * (0.1 + calibrate.CONTEXT * (SEEN + READ))
+    (rows, seconds), *_ = rounded(costs.drafters[0], scale, pass_timing.AROUND_DRAFT_PASS_S)
+    one = 1 + rows * (0.1 + pass_timing.CONTEXT * (SEEN + READ))
     assert one < seconds < one + 0.15  # one of four was run from Python
-    assert (costs.first_s[0] - calibrate.AROUND_DRAFT_S) / scale == pytest.approx(0.375)
+    assert (costs.first_s[0] - pass_timing.AROUND_DRAFT_S) / scale == pytest.approx(0.375)
 
 
 def test_a_first_pass_that_is_faster_brings_nothing() -> None:
     clock, scale = Clock(), 1e-6
     costs = measure_costs(runner(scale, clock), (runner(scale, clock, cold=-0.5),), clock, 64)
-    assert costs.first_s == (calibrate.AROUND_DRAFT_S,)
+    assert costs.first_s == (pass_timing.AROUND_DRAFT_S,)
 
 
 def test_what_a_row_takes_for_what_it_sees_and_a_request_for_what_is_read() -> None:
@@ -145,17 +145,17 @@ def test_what_a_row_takes_for_what_it_sees_and_a_request_for_what_is_read() -> N
 def test_rows_that_share_what_they_see_are_no_dearer_than_others() -> None:
     """Whatever noise says of it: no price falls below nothing, and both together are what was measured."""
 
-    def trials(*seconds: float) -> list[calibrate._Pass]:
-        return [calibrate._Pass(runner(1.0, Clock()), 16, seconds=one) for one in seconds]
+    def trials(*seconds: float) -> list[pass_timing._Pass]:
+        return [pass_timing._Pass(runner(1.0, Clock()), 16, seconds=one) for one in seconds]
 
-    entries = calibrate.CONTEXT_ROWS * calibrate.CONTEXT
+    entries = pass_timing.CONTEXT_ROWS * pass_timing.CONTEXT
     for alone, shared in ((3.0, 4.0), (3.0, 2.5), (3.0, 0.5), (0.5, 3.0), (0.5, 0.5)):
         (blind,) = trials(1.0)
-        found = calibrate._context_s(blind, trials(alone, shared))
+        found = pass_timing._context_s(blind, trials(alone, shared))
         assert min(found) >= 0.0
         assert sum(found) == pytest.approx(max(0.0, alone - 1.0) / entries)
     (blind,) = trials(1.0)
-    assert calibrate._context_s(blind, trials(3.0)) == (0.0, pytest.approx(2.0 / entries))
+    assert pass_timing._context_s(blind, trials(3.0)) == (0.0, pytest.approx(2.0 / entries))
 
 
 def test_context_is_not_measured_where_there_is_nothing_to_compare_it_with() -> None:
@@ -196,7 +196,7 @@ def test_trials_that_were_disturbed_alone_count_little() -> None:
     found = measure_costs(runner(scale, clock), (), disturbed, 8)
     assert len(found.target) == len(quiet.target) == 3
     for (_, seconds), (_, least) in zip(found.target, ((1, 1.1), (4, 1.4), (8, 1.8)), strict=True):
-        assert (seconds - calibrate.AROUND_PASS_S) / scale <= least + 1.0 + 1e-6
+        assert (seconds - pass_timing.AROUND_PASS_S) / scale <= least + 1.0 + 1e-6
 
 
 def test_a_slow_moment_of_the_machine_slows_no_size_alone() -> None:
@@ -218,10 +218,10 @@ def test_a_size_that_was_disturbed_whenever_the_machine_was_fast_is_not_dear() -
     disturbed = pace * [1.5, 1.0, 1.4, 1.0, 1.0]
     quiet = Clock()
     passes = [
-        calibrate._Pass(runner(1.0, quiet), rows, trials=(rows * trials).tolist())
+        pass_timing._Pass(runner(1.0, quiet), rows, trials=(rows * trials).tolist())
         for rows, trials in ((1, disturbed), (4, pace), (8, pace), (16, pace))
     ]
-    slowness = calibrate._slowness(passes)
+    slowness = pass_timing._slowness(passes)
     for one in passes:
         one.settle(slowness)
     assert [one.seconds / passes[0].seconds for one in passes] == pytest.approx([1.0, 4.0, 8.0, 16.0])
@@ -232,6 +232,6 @@ def test_a_drafter_is_timed_without_a_target() -> None:
     clock, scale = Clock(), 1e-6
     costs = measure_costs(None, (runner(scale, clock), None), clock, 64)
     assert (costs.target, costs.context_s, costs.read_s) == ((), 0.0, 0.0)
-    assert [rows for rows, _ in costs.drafters[0]] == list(calibrate.DRAFTER_ROWS)
-    assert costs.first_s == (calibrate.AROUND_DRAFT_S, 0.0)
+    assert [rows for rows, _ in costs.drafters[0]] == list(pass_timing.DRAFTER_ROWS)
+    assert costs.first_s == (pass_timing.AROUND_DRAFT_S, 0.0)
     assert measure_costs(None, (None,), clock, 64).drafters == ((),)

@@ -15,9 +15,8 @@ from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from dynaspec.propose.draft_model import DraftModel
-from dynaspec.propose.own_texts import OwnTexts
-from dynaspec.propose.shared_vocabulary import SharedVocabulary, Translation
+from dynaspec.propose.model_drafters import DraftModel
+from dynaspec.propose.own_vocabulary import OwnTexts, SharedVocabulary, Translation
 from dynaspec.sampling.state import SamplerState
 from unit.model import tiny
 from unit.propose.batches import batch, block_tables, plan, target

@@ -11,7 +11,7 @@ import torch
 from dynaspec.contract.errors import ProposerFault
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.step import TreeRule
-from dynaspec.propose.check import misgrown, nonsense
+from dynaspec.propose.guard import misgrown, nonsense
 from unit.propose.batches import plan
 
 PLAN = replace(plan(2, 2, 2), nodes=(4, 4, 4), tree=TreeRule(2))

@@ -10,8 +10,7 @@ import torch
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, ProposerNeeds
 from dynaspec.contract.step import ProposerTraits, SpecPlan
-from dynaspec.propose.guard import Guard
-from dynaspec.propose.patience import TargetPace
+from dynaspec.propose.guard import Guard, TargetPace
 from unit.propose.batches import batch, plan, target
 
 VOCAB = 8

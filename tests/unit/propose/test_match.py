@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaspec.propose.drawing import ahead_on_device
-from dynaspec.propose.match import ahead, gather_signal, longest_match, repeat_bonus
+from dynaspec.propose.ngram import ahead, gather_signal, longest_match, repeat_bonus
 
 
 def oracle(text: list[int], min_n: int, max_n: int, wanted: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from dynaspec.propose.guard import NoProposer
 from dynaspec.propose.ngram import NgramProposer
-from dynaspec.propose.none import NoProposer
 from unit.propose.batches import batch, plan
 
 

@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dynaspec.contract.proposer import Drafts
 from dynaspec.engine.tokenizer import Tokenizer
-from dynaspec.propose.own_texts import OwnTexts
-from dynaspec.propose.shared_vocabulary import SharedVocabulary, Translation
+from dynaspec.propose.own_vocabulary import OwnTexts, SharedVocabulary, Translation
 from dynaspec.propose.watermark import Watermarks
 from unit.propose.batches import Batch
 from unit.propose.tokenizers import Bytes, Words

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dynaspec.propose.patience import Lateness, Strikes, TargetPace
+from dynaspec.propose.guard import Lateness, Strikes, TargetPace
 
 
 def test_the_pace_is_a_median_of_the_latest_passes() -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dynaspec.propose.response_cache import ResponseCache
+from dynaspec.propose.suffix import ResponseCache
 
 
 def tokens(*values: int) -> np.ndarray:

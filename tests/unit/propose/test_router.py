@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from dynaspec.contract.proposer import DecodeBatch, Drafts, ProposerNeeds
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule, TreeRule
-from dynaspec.propose.check import nonsense
-from dynaspec.propose.guard import Guard
-from dynaspec.propose.patience import TargetPace
+from dynaspec.propose.guard import Guard, TargetPace, nonsense
 from dynaspec.propose.router import Router, merge
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState

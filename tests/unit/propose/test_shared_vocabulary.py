@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.propose.shared_vocabulary import SharedVocabulary, Translation
+from dynaspec.propose.own_vocabulary import SharedVocabulary, Translation
 from unit.propose.tokenizers import Bytes, Words
 
 OWN = {0: (True, b"<end>"), 1: (False, b"a"), 2: (False, b"b"), 3: (False, b"a"), 4: (False, b"c"), 5: (False, b"<s>")}

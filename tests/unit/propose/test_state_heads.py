@@ -20,7 +20,7 @@ from dynaspec.model.loader import load_model
 from dynaspec.model.state_heads.medusa import load_medusa
 from dynaspec.model.state_heads.mlp_speculator import load_mlp_speculator
 from dynaspec.model.taps import Taps
-from dynaspec.propose.calibrate import Runner, measure_costs
+from dynaspec.propose.pass_timing import Runner, measure_costs
 from dynaspec.propose.state_heads import StateHeadsDrafter, StateHeadsProposer, StateHeadsRunner
 from dynaspec.sampling.state import SamplerState
 from support.head_passes import states_of

@@ -9,7 +9,7 @@ import numpy as np
 from dynaspec.contract.proposer import Drafts, NewText
 from dynaspec.contract.step import StopRule, TreeRule
 from dynaspec.control.keys import SuffixSettings
-from dynaspec.propose.check import nonsense
+from dynaspec.propose.guard import nonsense
 from dynaspec.propose.suffix import SuffixProposer
 from support.suffix_reference import SuffixReference
 from unit.propose.batches import batch, plan

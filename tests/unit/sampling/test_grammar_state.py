@@ -11,8 +11,7 @@ import torch
 
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.structured_outputs import StructuredOutputsParams
-from dynaspec.sampling.dead_end import DeadEnd
-from dynaspec.sampling.grammar import Grammar, GrammarCompiler
+from dynaspec.sampling.grammar import DeadEnd, Grammar, GrammarCompiler
 from dynaspec.sampling.grammar_state import Allowed, GrammarState
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dynaspec.sampling.logprobs import logprobs
+from dynaspec.sampling.draw import logprobs
 
 
 def test_columns_of_a_small_example() -> None:

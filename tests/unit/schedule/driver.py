@@ -9,11 +9,10 @@ import numpy as np
 from dynaspec.contract.step import SpecPlan, TreeRule
 from dynaspec.kv.pool import BlockPool
 from dynaspec.kv.tables import BlockTables
-from dynaspec.sampling.dead_end import DeadEnd
-from dynaspec.schedule.batch import StepBatch
+from dynaspec.sampling.grammar import DeadEnd
+from dynaspec.schedule.batch import Committed, StepBatch, StepResult
 from dynaspec.schedule.lanes import Lanes
 from dynaspec.schedule.request import Request
-from dynaspec.schedule.result import Committed, StepResult
 from dynaspec.schedule.scheduler import Scheduler
 
 TOKEN = 3

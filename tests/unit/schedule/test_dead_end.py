@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaspec.sampling.dead_end import DeadEnd
+from dynaspec.sampling.grammar import DeadEnd
 from unit.engine.fakes import prompt, request
 from unit.schedule.driver import TOKEN, Driver
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dynaspec.contract.structured_outputs import StructuredOutputsParams
-from dynaspec.sampling.dead_end import DeadEnd
+from dynaspec.sampling.grammar import DeadEnd
 from dynaspec.schedule.request import Request
 from support.letters import letters_grammar
 from unit.engine.fakes import request

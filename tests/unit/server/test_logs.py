@@ -90,7 +90,7 @@ def test_requests_are_logged_only_if_wanted(caplog):
 @pytest.fixture
 def root_log():
     """Puts back what ``configure_logging`` changes."""
-    root, names = logging.getLogger(), ("dynaspec", "dynaspec.observe.periodic")
+    root, names = logging.getLogger(), ("dynaspec", "dynaspec.observe.format")
     before = root.handlers[:], root.level, [logging.getLogger(name).level for name in names]
     root.handlers.clear()  # or pytest's would be closed
     yield root
@@ -102,7 +102,7 @@ def root_log():
 def test_the_process_s_log_goes_to_stderr(root_log, capsys):
     configure_logging(ServerConfig(log_format="json", log_stats=False))
     logging.getLogger("dynaspec.x").info("hello")
-    logging.getLogger("dynaspec.observe.periodic").info("statistics")
+    logging.getLogger("dynaspec.observe.format").info("statistics")
     logging.getLogger("other").info("not ours")
     logging.getLogger("other").warning("worth knowing")
     captured = capsys.readouterr()

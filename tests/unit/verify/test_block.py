@@ -8,8 +8,7 @@ from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
-from dynaspec.verify.block import BlockVerification
-from dynaspec.verify.chain import Accepted, accept_chain
+from dynaspec.verify.chain import Accepted, BlockVerification, accept_chain
 from unit.verify.test_chain import GREEDY, UNSEEDED, VOCAB, chains, formed_state, one_hot, state_of
 
 SEEDED = SamplingParams(seed=3)

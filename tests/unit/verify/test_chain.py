@@ -11,8 +11,7 @@ from dynaspec.sampling.draw import draw
 from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
-from dynaspec.verify.chain import accept_chain
-from dynaspec.verify.rejection import residual
+from dynaspec.verify.chain import accept_chain, residual
 from support.letters import letters_grammar
 
 VOCAB = 12

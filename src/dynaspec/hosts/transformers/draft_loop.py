@@ -1,8 +1,14 @@
-"""The assistant's ``generate``: prepared by Transformers once a request, then one model pass a token.
+"""The assistant's loop of draft passes.
+
+The assistant's ``generate``: prepared by Transformers once a request, then one model pass a token.
 
 Transformers' candidate generators call ``generate`` of the assistant for every draft, and preparing it takes longer
 than the passes of a small assistant. What it prepares (processors, inputs, masks) stays the same from draft to draft
 but for what the candidate generator itself hands over, so it is asked for once, through ``custom_generate``.
+
+Inputs that are as long as the text.
+
+What the assistant says of its tokens while it drafts, and when a rule ends the draft.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.generation import (
     GenerateDecoderOnlyOutput,
@@ -19,18 +26,86 @@ from transformers.generation import (
     LogitsProcessorList,
     MinLengthLogitsProcessor,
 )
+from transformers.generation.candidate_generator import (
+    _prepare_attention_mask,
+    _prepare_position_ids,
+    _prepare_token_type_ids,
+)
 
-from dynaspec.contract.step import StopRule
+from dynaspec.contract.step import LOGIT_RANGE, StopRule
+from dynaspec.propose.drawing import REPEAT_MATCH, REPEAT_WEIGHT
+from dynaspec.propose.ngram import ahead, repeat_bonus
+from dynaspec.propose.stopping import stop_mask
 from dynaspec.sampling import ops
 
-from .growth import grown
-from .signals import DraftSignals
-
+_HOST = torch.device("cpu")
+_ROW = np.zeros(1, dtype=np.int64)
 _GROWING = (
     *("past_key_values", "attention_mask", "decoder_attention_mask", "position_ids", "decoder_position_ids"),
     *("token_type_ids", "cross_attention_mask", "image_attention_mask"),
 )
 """Inputs that the candidate generator keeps at the length of the text."""
+
+
+def grown(inputs: Mapping[str, Any], length: int, is_encoder_decoder: bool) -> dict[str, Any]:
+    """Masks, positions and token types for a text of ``length``, whatever length they were prepared for."""
+    longer = _prepare_attention_mask(dict(inputs), length, is_encoder_decoder)
+    longer = _prepare_position_ids(longer, length, is_encoder_decoder)
+    result: dict[str, Any] = _prepare_token_type_ids(longer, length)
+    return result
+
+
+class DraftSignals:
+    """Confidence and signal of one draft's tokens, one after the other; see ``contract.step.DraftView``."""
+
+    def __init__(self, rule: StopRule | None, depth: int, text: torch.Tensor) -> None:
+        """
+        Args:
+            text: [1, L] committed tokens, as the assistant reads them.
+        """
+        self.confidence: list[float] = []
+        self.signal: list[float] = []
+        self.repeat_bonus: list[float] = []
+        self.stopped = False
+        """The rule ended the draft before its depth."""
+        self._depth = depth
+        self._signal = "confidence" if rule is None else rule.signal
+        self._mask = stop_mask(rule, np.array([depth], dtype=np.int64), _HOST)
+        self._draft = np.zeros(depth, dtype=np.int64)
+        # On a GPU the host would have to wait for the text.
+        repeat_bonuses = self._signal == "survival" and text.device.type == "cpu"
+        self._text = text[0].numpy().astype(np.int32) if repeat_bonuses else None
+
+    def add(self, token: int, probability: torch.Tensor, lead: torch.Tensor, scores: torch.Tensor) -> bool:
+        """Takes in a drafted token; returns whether to go on drafting.
+
+        Args:
+            probability, lead: [1] of the largest of the assistant's logits, see ``sampling.ops.leaders``.
+            scores: [1, V] the logits after all processors, from which the token was drawn.
+        """
+        if self._signal == "token_prob":
+            # That of the drawn token under what it was drawn from, as Transformers has it.
+            value = float(scores.softmax(-1)[0, token])
+        else:
+            value = float(probability[0])
+        self.confidence.append(value)
+        if self._signal == "survival":
+            value = self._weigh(token, ahead(float(lead[0]), float(probability[0]), LOGIT_RANGE))
+        done = len(self.confidence)
+        self._mask.update(done, _ROW, torch.tensor([value], dtype=torch.float32))
+        going_on = bool(self._mask.running(done).size)
+        self.stopped = not going_on and done < self._depth
+        return going_on
+
+    def _weigh(self, token: int, ahead_by: float) -> float:
+        position = len(self.signal)
+        self._draft[position] = token
+        own = 0.0
+        if self._text is not None:
+            own = REPEAT_WEIGHT * repeat_bonus(self._text, self._text.size, self._draft, position, REPEAT_MATCH)
+        self.signal.append(ahead_by + own)
+        self.repeat_bonus.append(own)
+        return self.signal[-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 
 from dynaspec.contract.step import StopRule
 from dynaspec.control.keys import SuffixSettings
-from dynaspec.propose.match import longest_match
-from dynaspec.propose.response_cache import ResponseCache
-from dynaspec.propose.suffix import RequestText
+from dynaspec.propose.ngram import longest_match
+from dynaspec.propose.suffix import RequestText, ResponseCache
 
 from .draft_loop import DraftLoop
 

@@ -14,8 +14,7 @@ from dynaspec.control.config import SpeculativeConfig
 from dynaspec.observe.stats import SpecStats
 
 from .call import Call
-from .session import Session
-from .sessions import SESSIONS
+from .session import SESSIONS, Session
 from .setup import Setup, resolve_setup
 
 

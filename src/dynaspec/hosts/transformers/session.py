@@ -1,33 +1,78 @@
-"""What is learnt about a model and its drafter, over the calls of ``generate`` that share it."""
+"""What outlives a call of ``generate``.
+
+Sessions that calls share: what was learnt about a pair of models lives as long as the models do.
+
+A controller that fails costs no request: the host goes on as it would by itself.
+
+What is learnt about a model and its drafter, over the calls of ``generate`` that share it.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
-from dynaspec.contract.controller import Controller
+from dynaspec.contract.controller import Controller, Explains
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.step import DraftView, SpecPlan, StepOutcome, StepView
 from dynaspec.control.keys import SuffixSettings
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.policies.lengths import Constant, LengthController
 from dynaspec.control.registry import build_controller
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 from dynaspec.observe.stats import SpecStats
-from dynaspec.propose.response_cache import ResponseCache
+from dynaspec.propose.suffix import ResponseCache
 
-from .fallback import FallbackController
 from .setup import Setup
 
 logger = logging.getLogger(__name__)
-
+_T = TypeVar("_T")
 CLOCK = time.perf_counter
+_MOST_IDLE = 16
+"""Sessions kept for a model: each configuration has one, and each call at the same time."""
+
+
+class FallbackController:
+    """``inner`` until it raises; then ``otherwise``, for good."""
+
+    def __init__(self, inner: Controller, otherwise: Controller) -> None:
+        self._inner = inner
+        self._otherwise = otherwise
+
+    def plan(self, view: StepView) -> SpecPlan:
+        return self._call("plan", lambda controller: controller.plan(view))
+
+    def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
+        return self._call("trim", lambda controller: controller.trim(view, plan, drafts))
+
+    def observe(self, outcome: StepOutcome) -> None:
+        self._call("observe", lambda controller: controller.observe(outcome))
+
+    def forget(self, ids: Sequence[str]) -> None:
+        self._call("forget", lambda controller: controller.forget(ids))
+
+    def estimates(self) -> Mapping[str, Any]:
+        """Those of the controller that decides."""
+        return self._call("estimates", lambda one: one.estimates() if isinstance(one, Explains) else {})
+
+    def _call(self, name: str, call: Callable[[Controller], _T]) -> _T:
+        try:
+            return call(self._inner)
+        except Exception:  # whatever it is, it must not cost the request
+            if self._inner is self._otherwise:
+                raise
+            logger.exception("the controller failed in %s; drafts have a constant length from now on", name)
+            self._inner = self._otherwise
+            return call(self._inner)
 
 
 class Session:
@@ -139,3 +184,48 @@ def _header(setup: Setup, costs: PassCosts) -> dict[str, object]:
         "seed": 0,
         "costs": asdict(costs),
     }
+
+
+class Sessions:
+    """Idle sessions by target model. Calls at the same time get sessions of their own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: weakref.WeakKeyDictionary[Any, list[_Kept]] = weakref.WeakKeyDictionary()
+
+    @contextmanager
+    def lend(self, model: Any, assistant: Any, setup: Setup) -> Iterator[Session]:
+        """The session for these models and this configuration that was used last, or a new one."""
+        kept = self._take(model, assistant, setup) or _Kept(assistant, setup)
+        try:
+            yield kept.session
+        finally:
+            with self._lock:
+                idle = self._idle.setdefault(model, [])
+                idle.append(kept)
+                del idle[:-_MOST_IDLE]
+
+    def _take(self, model: Any, assistant: Any, setup: Setup) -> _Kept | None:
+        with self._lock:
+            idle = self._idle.get(model, [])
+            found = next((kept for kept in reversed(idle) if kept.fits(assistant, setup)), None)
+            if found is not None:
+                idle.remove(found)
+            return found
+
+
+class _Kept:
+    """A session, and what it is for."""
+
+    def __init__(self, assistant: Any, setup: Setup) -> None:
+        self.session = Session()
+        self._assistant = None if assistant is None else weakref.ref(assistant)
+        self._setup = setup
+
+    def fits(self, assistant: Any, setup: Setup) -> bool:
+        mine = None if self._assistant is None else self._assistant()
+        return mine is assistant and self._setup == setup
+
+
+SESSIONS = Sessions()
+"""The one state that outlives calls: a function that is called for prompt after prompt has nowhere else to learn."""

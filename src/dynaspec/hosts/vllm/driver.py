@@ -1,4 +1,6 @@
-"""Puts a controller in charge of vLLM's draft lengths. Knows vLLM's order of events, but nothing of vLLM itself.
+"""A controller driven by vLLM's steps.
+
+Puts a controller in charge of vLLM's draft lengths. Knows vLLM's order of events, but nothing of vLLM itself.
 
 vLLM drafts at the end of a step and verifies in the next one::
 
@@ -15,19 +17,247 @@ tokens, and ``work`` is all the work of the step that took ``step_s`` seconds, s
 tokens and its drafting for plan i + 1. vLLM does not say how long each of them took, so ``draft_s`` and ``verify_s``
 are 0, and a controller learns its cost model from how the seconds of whole steps follow their work. Steps that change
 from plain decoding to drafting do the one's verification and the other's drafting; controllers tell them by their work.
+
+vLLM's objects as the driver's plain values. Attributes are read, nothing is imported and nothing changed.
+
+A step of vLLM in plain values: what was scheduled, what is decided about it, what came of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from dynaspec.contract.controller import Controller
-from dynaspec.contract.step import Limits, SpecPlan, StepOutcome, StepView, Work
+from dynaspec.contract.step import DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.observe.stats import SpecStats
 
-from .methods import Drafter
-from .step import Draft, Row, Step, Verified, draft_view, how_ended
+from .settings import KEY, Drafter, VllmSpeculation
+
+logger = logging.getLogger(__name__)
+
+_WISH = "num_speculative_tokens"
+
+
+def speculation_of(vllm_config: Any) -> VllmSpeculation:
+    """What vLLM's configuration says of speculation, which it must have."""
+    spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    return VllmSpeculation(
+        method=spec.method,
+        longest=spec.num_speculative_tokens,
+        model=spec.model,
+        target=vllm_config.model_config.model,
+        lookup=None if spec.prompt_lookup_max is None else (spec.prompt_lookup_min, spec.prompt_lookup_max),
+        table=tuple(tuple(entry) for entry in spec.num_speculative_tokens_per_batch_size or ()),
+        parallel=spec.parallel_drafting,
+        runner_v2=vllm_config.use_v2_model_runner,
+        on_cpu=vllm_config.device_config.device_type == "cpu",
+        asynchronous=bool(vllm_config.scheduler_config.async_scheduling),
+        ranks=parallel.data_parallel_size,
+        rank=parallel.data_parallel_rank,
+    )
+
+
+def drafter_length(vllm_config: Any) -> int | None:
+    """Tokens up to which the drafter runs for a batch; beyond, it drafts for nobody. None = each request by itself."""
+    if vllm_config.use_v2_model_runner:
+        return None
+    spec = vllm_config.speculative_config
+    draft = spec.draft_model_config
+    own = None if draft is None else draft.max_model_len
+    longest = vllm_config.model_config.max_model_len if own is None else own
+    return int(longest - spec.num_speculative_tokens - (spec.method == "dflash"))
+
+
+def rows_of(
+    requests: Mapping[str, Any], output: Any, max_model_len: int, wish: Callable[[Any], int | None]
+) -> list[Row]:
+    """The requests of a step that vLLM has just put together, before it counts the step's tokens as computed.
+
+    Args:
+        requests: vLLM's, by id.
+        output: ``SchedulerOutput``.
+        wish: most tokens that a request wants drafted; None = it does not say.
+    """
+    drafts = output.scheduled_spec_decode_tokens
+    return [
+        _row(requests[request], count, len(drafts.get(request, ())), max_model_len, wish(requests[request]))
+        for request, count in output.num_scheduled_tokens.items()
+    ]
+
+
+def _row(request: Any, count: int, drafts: int, max_model_len: int, wish: int | None) -> Row:
+    length = request.num_computed_tokens + count - drafts + 1
+    space = max_model_len - length
+    left = min(request.max_tokens - (length - request.num_prompt_tokens), space)
+    params = request.sampling_params
+    return Row(
+        id=request.request_id,
+        rows=count,
+        drafts=drafts,
+        computed=request.num_computed_tokens,
+        decoding=count == 1 + drafts and request.num_output_tokens + request.num_output_placeholders > 0,
+        goes_on=request.num_computed_tokens + count >= request.num_tokens + request.num_output_placeholders,
+        length=length,
+        room=max(0, left - 1),
+        max_draft=wish,
+        temperature=0.0 if params is None else params.temperature,
+        space=max(0, space - 1),
+    )
+
+
+def wish_of(extra_args: Mapping[str, Any] | None) -> int | None:
+    """How many tokens a request wants drafted at most: ``{"dynaspec": {"num_speculative_tokens": 2}}``, the inner part
+    as JSON text where only that can be sent. None = it does not say, or not so that it can be understood, which is
+    logged.
+    """
+    told = None if extra_args is None else extra_args.get(KEY)
+    if told is None:
+        return None
+    try:
+        wish = (json.loads(told) if isinstance(told, str) else told).get(_WISH)
+    except (AttributeError, json.JSONDecodeError):
+        logger.warning("a request's %s is %r; expected a mapping with %s", KEY, told, _WISH)
+        return None
+    if wish is None or (isinstance(wish, int) and not isinstance(wish, bool) and wish >= 0):
+        return None if wish is None else int(wish)
+    logger.warning("a request's %s is %r; expected an integer of at least 0", _WISH, wish)
+    return None
+
+
+def sampled_of(output: Any, ran: Any) -> dict[str, int]:
+    """Tokens that the target agreed to, by request, before vLLM cuts them at a stop.
+
+    Args:
+        output: ``SchedulerOutput``.
+        ran: ``ModelRunnerOutput``.
+    """
+    tokens, index = ran.sampled_token_ids, ran.req_id_to_index
+    if not tokens:
+        return {}
+    return {request: len(tokens[index[request]]) for request in output.num_scheduled_tokens if request in index}
+
+
+def verified_of(output: Any, sampled: Mapping[str, int], told: Mapping[int, Any]) -> dict[str, Verified]:
+    """What came of a step, of the requests that got something out of it.
+
+    Args:
+        output: ``SchedulerOutput``.
+        sampled: see ``sampled_of``.
+        told: ``EngineCoreOutputs`` by client.
+    """
+    invalid = output.num_invalid_spec_tokens or {}
+    return {
+        out.request_id: Verified(sampled[out.request_id], len(out.new_token_ids), invalid.get(out.request_id, 0))
+        for client in told.values()
+        for out in client.outputs
+        if out.new_token_ids and sampled.get(out.request_id)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part in a step that has been scheduled."""
+
+    id: str
+    rows: int
+    """Tokens scheduled."""
+    drafts: int
+    """Of these, drafted ones."""
+    computed: int
+    """Tokens with KV before the step; under asynchronous scheduling, if all drafts in flight are accepted."""
+    decoding: bool
+    """It has output already."""
+    goes_on: bool
+    """After the step its prompt is computed, so the step drafts for it."""
+    length: int
+    """Tokens it has after the step if none of its drafts is accepted."""
+    room: int
+    """Most draft tokens that it can use in its next step."""
+    max_draft: int | None = None
+    """What it asked for; None = no wish."""
+    temperature: float = 0.0
+    space: int = 0
+    """Most draft tokens that its next step can verify, of use or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What one decoding request got out of a step."""
+
+    sampled: int
+    """Tokens the target agreed to, its own included."""
+    emitted: int
+    """Of these, tokens that became output."""
+    invalid: int = 0
+    """Drafts in its rows that its grammar had refused, and that were not tested."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """What was drafted for one request, until it is verified."""
+
+    step: int
+    """Of the plan."""
+    granted: int
+    drafted: int
+    kept: int
+    """Tokens left after trimming."""
+    valid: int
+    """Tokens left after the request's grammar has looked."""
+
+
+@dataclass(slots=True)
+class Step:
+    """A scheduled step, until its output is there."""
+
+    started_s: float
+    rows: Sequence[Row]
+    k: int
+    """Draft length of the whole batch."""
+    view: StepView | None = None
+    """Of the requests that are drafted for; None = there are none, or nothing can be drafted."""
+    plan: SpecPlan | None = None
+    counts: bool = True
+    """Its work is that of a usual step: it teaches something about costs."""
+    tested: Mapping[str, Draft] = field(default_factory=dict)
+    """The drafts that its rows verify, by request."""
+
+    @property
+    def depths(self) -> Iterator[tuple[str, int]]:
+        """(request, length granted) of this step's plan."""
+        return iter(()) if self.plan is None or self.view is None else zip(self.view.ids, self.plan.depth, strict=True)
+
+
+def draft_view(view: StepView, lengths: Mapping[str, int]) -> DraftView:
+    """What was drafted; vLLM's runners tell no confidences."""
+    return DraftView(
+        length=tuple(lengths.get(request, 0) for request in view.ids),
+        confidence=((),) * len(view.ids),
+    )
+
+
+def how_ended(draft: Draft | None, tested: int, accepted: int, emitted: int, invalid: int) -> Ended:
+    """Why the accepted run of one request ended.
+
+    Args:
+        draft: None = there was none.
+        tested: drafted tokens that the target's pass tested.
+        accepted: those of them that it agreed to, before the request's end cut them.
+        invalid: see ``Verified``.
+    """
+    if draft is None or (tested == 0 and draft.valid == draft.kept and not invalid):
+        return "none"
+    if emitted <= accepted:
+        return "stopped"
+    if accepted < tested:
+        return "rejected"
+    refused = invalid > 0 or (draft.valid < draft.kept and tested == draft.valid)
+    return "invalid" if refused else "all_accepted"
 
 
 class Driver:

@@ -11,12 +11,20 @@ from dynaspec.contract.controller import Controller, Explains
 from dynaspec.control.registry import build_controller
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 
-from .driver import Driver, limits_for
-from .reading import drafter_length, rows_of, sampled_of, speculation_of, verified_of, wish_of
+from .driver import (
+    Driver,
+    Row,
+    Step,
+    drafter_length,
+    limits_for,
+    rows_of,
+    sampled_of,
+    speculation_of,
+    verified_of,
+    wish_of,
+)
 from .report import Report, put, shown
-from .settings import Settings
-from .step import Row, Step
-from .told import told_in
+from .settings import Settings, told_in
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from vllm.v1.outputs import DraftTokenIds
 
 from dynaspec.contract.errors import ConfigError
 
+from .driver import Step
 from .pilot import build_pilot
-from .step import Step
 
 logger = logging.getLogger(__name__)
 

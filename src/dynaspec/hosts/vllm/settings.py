@@ -1,11 +1,24 @@
-"""What the scheduler is told: its part of vLLM's ``additional_config``, beside vLLM's own ``speculative_config``."""
+"""dynaspec's settings within vLLM's configuration.
+
+What the scheduler is told: its part of vLLM's ``additional_config``, beside vLLM's own ``speculative_config``.
+
+dynaspec's part of vLLM's ``additional_config``.
+
+The draft lengths that vLLM can run.
+
+On a GPU vLLM captures CUDA graphs for those draft lengths that ``num_speculative_tokens_per_batch_size`` names, its own
+table of batch sizes; steps of other lengths run without. Here the table serves as the list of lengths alone: which of
+them a step has is for the controller to say.
+
+vLLM's drafting methods, as far as controllers must know them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import ProposerTraits
@@ -14,10 +27,22 @@ from dynaspec.control.keys import ALIASES
 from dynaspec.control.planner import MAX_DRAFT_TOKENS
 
 from .drafting.settings import DRAFTER, DrafterSettings
-from .menu import menu_of
-from .methods import Drafter, drafter_of
-from .told import as_keys, take_log_path
 
+KEY = "dynaspec"
+"""Of ``additional_config``, and of a request's ``extra_args``."""
+LOG_KEY = "decision_log"
+_EVERY_UP_TO = 8
+_LONGER = (10, 12, 16, 20, 24, 32, 48, 64)
+"""Beyond 8 a length more or less matters little, while each costs graphs and their memory."""
+Table = list[tuple[int, int, int]]
+"""vLLM's ``num_speculative_tokens_per_batch_size``: (first batch size, last one, draft length)."""
+LOOKUPS = ("ngram", "ngram_gpu", "suffix")
+"""Methods that look drafts up instead of running a model."""
+_PER_TOKEN = ("draft_model", "eagle", "eagle3", "mtp")
+_AT_ONCE = ("dflash", "dspark", "medusa", "mlp_speculator", "custom_class")
+_VARIES_V1 = ("ngram", "draft_model", "eagle", "eagle3", "mtp", "dflash")
+_VARIES_V2 = ("draft_model", "eagle", "eagle3", "mtp")
+_SHORTENS_V2 = ("eagle", "eagle3", "mtp")
 _VLLMS = frozenset(
     {
         *("method", "model", "revision", "max_model_len", "dtype", "quantization", "draft_sample_method"),
@@ -26,6 +51,118 @@ _VLLMS = frozenset(
     }
 )
 """Keys that say who drafts, or how drafts are tested: vLLM's own ``speculative_config`` has them."""
+
+
+def told_in(additional_config: Any) -> Any:
+    """What is said to dynaspec; None = nothing."""
+    return additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
+
+
+def as_keys(told: Any) -> dict[str, Any]:
+    """The same by keys with underscores.
+
+    Raises:
+        ConfigError: it is no mapping.
+    """
+    if told is None:
+        return {}
+    if not isinstance(told, Mapping):
+        raise ConfigError(f"additional_config has {KEY} = {told!r}; expected a mapping")
+    return {str(key).lstrip("-").replace("-", "_"): value for key, value in told.items()}
+
+
+def take_log_path(told: dict[str, Any]) -> str | None:
+    """The decision log's path, which is taken out.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    value = told.pop(LOG_KEY, None)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ConfigError(f"{LOG_KEY} is {value!r}; expected the path of a file")
+    return value
+
+
+def k_menu(longest: int) -> tuple[int, ...]:
+    """Draft lengths from 0 to ``longest`` that are worth graphs of their own, ascending, ``longest`` among them."""
+    if longest < 0:
+        raise ConfigError(f"the longest draft is {longest}; expected no less than 0")
+    dense = range(min(longest, _EVERY_UP_TO) + 1)
+    return tuple(sorted({*dense, *(k for k in _LONGER if k < longest), longest}))
+
+
+def table_of(menu: Sequence[int], max_num_seqs: int) -> Table:
+    """A table that names every length of ``menu`` within ``max_num_seqs`` batch sizes.
+
+    Where there are fewer batch sizes than lengths, the longest lengths and 0 are kept.
+    """
+    if max_num_seqs < 1:
+        raise ConfigError(f"max_num_seqs is {max_num_seqs}; expected at least 1")
+    kept = sorted(menu, reverse=True)
+    if len(kept) > max_num_seqs:
+        kept = [*kept[: max_num_seqs - 1], *kept[-1:]]
+    return [(size, size, k) for size, k in enumerate(kept, 1)]
+
+
+def menu_of(table: Iterable[Sequence[int]] | None, longest: int) -> tuple[int, ...]:
+    """The lengths that ``table`` names, ascending, with 0 and ``longest``; without a table every length up to that."""
+    if not table:
+        return tuple(range(longest + 1))
+    return tuple(sorted({0, longest, *(min(longest, k) for _, _, k in table)}))
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """The drafter that vLLM runs."""
+
+    traits: ProposerTraits
+    varies: bool
+    """Every step may have a draft length of its own; else all have the longest, and only rows can be saved."""
+
+    @property
+    def kind(self) -> Literal["ngram", "draft_model"]:
+        """Which of the methods that ``control`` knows has the same configuration keys."""
+        return "draft_model" if self.runs_model else "ngram"
+
+    @property
+    def runs_model(self) -> bool:
+        return self.traits.passes_per_draft != "none"
+
+    def rows_per_pass(self, k: int, rows: int, requests: int) -> tuple[int, ...]:
+        """Rows of each drafter pass in a step.
+
+        vLLM's drafters keep up with every step: the first pass has the target's rows, even at k = 0.
+
+        Args:
+            rows: of the target's pass.
+        """
+        if not self.runs_model or not rows:
+            return ()
+        return (rows, *(requests,) * (k - 1)) if self.traits.passes_per_draft == "per_token" else (rows,)
+
+
+def drafter_of(method: str, *, parallel: bool = False, runner_v2: bool = False, alike: bool = False) -> Drafter:
+    """
+    Args:
+        method: as in vLLM's ``speculative_config``.
+        parallel: ``parallel_drafting``: all tokens in one pass.
+        runner_v2: vLLM's second model runner, whose draft models make the longest draft and hide its end.
+        alike: every step must draft the same length, whatever the method.
+
+    Raises:
+        ConfigError: a method that drafts nothing, or is not known.
+    """
+    if method in LOOKUPS:
+        traits = ProposerTraits(method, passes_per_draft="none", has_confidence=False)
+        return Drafter(traits, varies=method == "ngram" and not runner_v2 and not alike)
+    if method not in (*_PER_TOKEN, *_AT_ONCE):
+        known = ", ".join(repr(name) for name in (*LOOKUPS, *_PER_TOKEN, *_AT_ONCE))
+        raise ConfigError(f"method is {method!r}, which dynaspec's scheduler does not know; expected one of {known}")
+    shortens = not alike and method in (_SHORTENS_V2 if runner_v2 else _VARIES_V1)
+    # Passes that run at any length are one that is always paid, however many they are.
+    passes: Literal["one", "per_token"] = "per_token" if method in _PER_TOKEN and shortens and not parallel else "one"
+    traits = ProposerTraits(method, passes_per_draft=passes, has_confidence=False, idle_pass=True)
+    return Drafter(traits, varies=not alike and method in (_VARIES_V2 if runner_v2 else _VARIES_V1))
 
 
 @dataclass(frozen=True, slots=True)

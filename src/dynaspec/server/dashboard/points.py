@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynaspec.observe.counts import SpecCounts
-from dynaspec.observe.histogram import HistogramCounts
+from dynaspec.observe.family import HistogramCounts
 from dynaspec.observe.snapshot import EngineSnapshot
 
 from .decision import explain

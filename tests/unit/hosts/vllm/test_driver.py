@@ -8,9 +8,8 @@ import pytest
 
 from dynaspec.contract.step import DraftView, Ended, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.control import SpeculativeConfig, build_controller
-from dynaspec.hosts.vllm.driver import Driver, limits_for
-from dynaspec.hosts.vllm.methods import drafter_of
-from dynaspec.hosts.vllm.step import Draft, Row, Verified, how_ended
+from dynaspec.hosts.vllm.driver import Draft, Driver, Row, Verified, how_ended, limits_for
+from dynaspec.hosts.vllm.settings import drafter_of
 from support.vllm_machine import Machine, Prices, Request
 
 

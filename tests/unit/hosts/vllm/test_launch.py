@@ -10,8 +10,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.keys import REFUSED
 from dynaspec.hosts.vllm import launch
-from dynaspec.hosts.vllm.launch import SCHEDULER, engine_arguments, require_vllm
-from dynaspec.hosts.vllm.launch_speculation import POLICY_KEYS, VLLM_KEYS, divide
+from dynaspec.hosts.vllm.launch import POLICY_KEYS, SCHEDULER, VLLM_KEYS, divide, engine_arguments, require_vllm
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from dynaspec.hosts.vllm.reading import drafter_length, rows_of, sampled_of, speculation_of, verified_of, wish_of
+from dynaspec.hosts.vllm.driver import (
+    Row,
+    Verified,
+    drafter_length,
+    rows_of,
+    sampled_of,
+    speculation_of,
+    verified_of,
+    wish_of,
+)
 from dynaspec.hosts.vllm.settings import VllmSpeculation
-from dynaspec.hosts.vllm.step import Row, Verified
 
 
 def request(name: str = "a", **other: Any) -> SimpleNamespace:

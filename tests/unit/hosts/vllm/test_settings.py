@@ -11,9 +11,7 @@ import pytest
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control import SpeculativeConfig, build_controller
 from dynaspec.hosts.vllm.driver import limits_for
-from dynaspec.hosts.vllm.menu import k_menu, menu_of, table_of
-from dynaspec.hosts.vllm.methods import drafter_of
-from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
+from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation, drafter_of, k_menu, menu_of, table_of
 
 MODEL = VllmSpeculation(method="draft_model", longest=5, model="drafter", target="target")
 NGRAM = VllmSpeculation(method="ngram", longest=4, target="target", lookup=(2, 3))

@@ -12,6 +12,7 @@ import torch
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import Limits, ProposerTraits
 from dynaspec.control.registry import build_controller
+from dynaspec.hosts.vllm.settings import told_in
 from dynaspec.kv.arena import Arena, blocks_within
 from dynaspec.kv.pool import BlockPool
 from dynaspec.kv.tables import BlockTables
@@ -19,15 +20,13 @@ from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 from dynaspec.observe.stats import SpecStats
-from dynaspec.propose.calibrate import measure_costs
-from dynaspec.propose.guard import Guard
-from dynaspec.propose.patience import TargetPace
+from dynaspec.propose.guard import Guard, TargetPace
+from dynaspec.propose.pass_timing import measure_costs
 from dynaspec.propose.registry import Source, Weights, build_proposers, load_drafter
 from dynaspec.propose.router import Router
 from dynaspec.propose.warm_up import load_kernels
 from dynaspec.sampling.state import SamplerState
 
-from ..told import told_in
 from .drafting import Drafting
 from .outcome import load_compiled
 from .settings import DrafterSettings

@@ -22,9 +22,9 @@ from dynaspec.contract.proposer import Drafts, Ints, NewText
 from dynaspec.contract.step import DraftView, Limits, Needs, SpecPlan, StepView
 from dynaspec.kv.tables import BlockTables
 from dynaspec.observe.decision_log import DecisionLog
-from dynaspec.propose.patience import TargetPace
+from dynaspec.propose.guard import TargetPace
 from dynaspec.propose.router import Part, Router
-from dynaspec.propose.view import draft_view
+from dynaspec.propose.watermark import draft_view
 
 from .outcome import Came, build_outcome, come_of
 from .texts import Int32, Met, Texts

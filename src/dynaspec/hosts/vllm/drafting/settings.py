@@ -11,8 +11,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.keys import canonical
 from dynaspec.control.planner import MAX_DRAFT_TOKENS
-
-from ..told import KEY, as_keys, take_log_path
+from dynaspec.hosts.vllm.settings import KEY, as_keys, take_log_path
 
 DRAFTER = "dynaspec.hosts.vllm.Drafter"
 """What vLLM imports as its ``custom_class``."""

@@ -24,10 +24,9 @@ from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.loader import load_model
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from dynaspec.propose.draft_model import DraftModel
-from dynaspec.propose.guard import Guard
+from dynaspec.propose.guard import Guard, TargetPace
+from dynaspec.propose.model_drafters import DraftModel
 from dynaspec.propose.ngram import NgramProposer
-from dynaspec.propose.patience import TargetPace
 from dynaspec.propose.router import Router
 from dynaspec.propose.suffix import SuffixProposer
 from dynaspec.sampling.state import SamplerState

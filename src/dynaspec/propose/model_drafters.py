@@ -1,5 +1,13 @@
-"""A model drafts: a small one (Leviathan et al., 2211.17192; Chen et al., 2302.01318), or the target's own first layers
-(LayerSkip: Elhoushi et al., 2404.16710)."""
+"""Drafters that are models with KV of their own.
+
+A head drafts from the target's hidden states (EAGLE, Li et al., 2401.15077; MTP, Gloeckle et al., 2404.19737).
+
+Committed tokens are read with the target's states, drafted ones with the head's own. So accepted drafts are read again,
+in the first pass of the next draft, beside the token that followed them.
+
+A model drafts: a small one (Leviathan et al., 2211.17192; Chen et al., 2302.01318), or the target's own first layers
+(LayerSkip: Elhoushi et al., 2404.16710).
+"""
 
 from __future__ import annotations
 
@@ -14,10 +22,12 @@ from dynaspec.contract.step import ProposerTraits
 from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
+from dynaspec.model.decoder_heads.head import Head, TimedHead
+from dynaspec.model.taps import Taps
 
-from .calibrate import Runner
 from .drafter import Chain, Tree
-from .shared_vocabulary import Translation
+from .own_vocabulary import Translation
+from .pass_timing import Runner
 
 
 class DraftModel:
@@ -61,7 +71,7 @@ class DraftModel:
         self.chain: Chain | None = None
         self.tree: Tree | None = None
         if model.compiled is not None:
-            from .chain import chain_of, tree_of  # they compile what they call
+            from .chain import chain_of, tree_of
 
             self.chain = chain_of(model.compiled, arena, shared=shared)
             self.tree = tree_of(model.compiled, arena) if self.traits.trees else None
@@ -77,3 +87,46 @@ class DraftModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._model.logits(hidden)
         return logits if self._columns is None else logits[:, self._columns]
+
+
+class DecoderHeadDrafter:
+    """See ``Drafter``."""
+
+    unread = 1
+    reads_again = True
+    targets_kv = False
+    translation: Translation | None = None
+
+    def __init__(self, head: Head, arena: Arena, taps: Taps, method: str) -> None:
+        """
+        Args:
+            taps: where the target keeps the states that the head reads, and no others.
+            method: that the head is for.
+        """
+        self.traits = METHODS[method].traits
+        self._head = head
+        self._arena = arena
+        self._states = taps.arena
+        self.taps = taps.states
+        self.vocab_size = head.config.vocab_size
+        self.vocabulary = head.vocabulary
+        self.max_position = head.config.max_position
+        self.device = head.device
+        self.runner = Runner(TimedHead(head), arena)
+        self.chain: Chain | None = None
+        self.tree: Tree | None = None
+        if head.compiled is not None:
+            from .chain import chain_of, tree_of
+
+            parts = head.compiled.decoder, arena, head.compiled, taps.arena.numpy()
+            self.chain, self.tree = chain_of(*parts), tree_of(*parts)
+
+    def read(self, rows: ForwardBatch, before: Ints) -> torch.Tensor:
+        states = self._states[torch.from_numpy(before).to(self.device)]
+        return self._head.forward(rows, self._head.fuse(states), self._arena.layers)
+
+    def extend(self, rows: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head.forward(rows, hidden, self._arena.layers)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head.logits(hidden)
