@@ -11,6 +11,7 @@ from dynaspec.api import LLM
 from dynaspec.contract.errors import ConfigError, RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from dynaspec.metrics import Counter, Gauge, Histogram, Vector
 from hosts.vllm.engines import MODELS, engine_options
 
 PROMPTS = ["The history of the city", "def main():\n    ", "Once upon a time there was a"]
@@ -136,3 +137,15 @@ def test_an_error_in_the_callback_aborts_the_rest(llm: LLM) -> None:
 def test_options_that_cannot_work(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         LLM(str(MODELS / "target"), backend="vllm", **{**options(), **given})
+
+
+def test_metrics_and_tokenizer_are_vllm_s(llm: LLM) -> None:
+    [output] = llm.generate(PROMPTS[0], GREEDY)
+    found = {metric.name: metric for metric in llm.get_metrics()}
+    tokens = found["vllm:generation_tokens"]
+    assert isinstance(tokens, Counter)
+    assert tokens.value >= len(output.outputs[0].token_ids)
+    assert isinstance(found["vllm:spec_decode_num_accepted_tokens_per_pos"], Vector)
+    assert isinstance(found["vllm:num_requests_running"], Gauge)
+    assert isinstance(found["vllm:e2e_request_latency_seconds"], Histogram)
+    assert llm.get_tokenizer().decode(list(output.prompt_token_ids)) == PROMPTS[0]
