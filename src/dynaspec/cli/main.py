@@ -17,6 +17,17 @@ from dynaspec.runtime import prepare_process
 BAD_INPUT = 2
 """Exit code where what was given cannot work; the shell's own for wrong usage."""
 
+EXTRAS = {
+    "fastapi": "serve",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+    "matplotlib": "bench",
+    "aiohttp": "bench",
+}
+"""The extra that brings a module which the package's core does without."""
+INSTALL = {extra: f"pip install 'dynaspec[{extra}]'" for extra in EXTRAS.values()}
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -59,6 +70,14 @@ def main() -> None:
         app()
     except DynaspecError as error:
         print_error(str(error))
+        sys.exit(BAD_INPUT)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRAS:
+            raise
+        print_error(
+            f"this command needs {missing}, which is not installed; install it with: {INSTALL[EXTRAS[missing]]}"
+        )
         sys.exit(BAD_INPUT)
 
 

@@ -8,11 +8,12 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
-
-from starlette.types import Scope
+from typing import TYPE_CHECKING, Any
 
 from .config import ServerConfig
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
 
 FIELDS = "dynaspec_fields"
 """Attribute of a log record: a mapping of values that JSON shows one by one."""
