@@ -16,7 +16,7 @@ import llvmlite.binding.ffi
 import pytest
 from vllm import LLM
 
-from dynaspec.hosts.vllm.drafting.settings import DRAFTER
+from dynaspec.hosts.vllm.settings import DRAFTER
 from hosts.vllm.engines import DRAFTERS, LONGEST, MODELS, SCHEDULER, Driven, OwnDriven, engine_options
 from hosts.vllm.requests import Outputs, mixed, tokens_of
 

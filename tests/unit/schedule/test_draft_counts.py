@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaspec.schedule.batch import DraftCounts
+from dynaspec.schedule.request import DraftCounts
 from unit.engine.fakes import prompt, request
 from unit.schedule.driver import Driver
 

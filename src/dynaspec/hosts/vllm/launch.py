@@ -29,9 +29,19 @@ from dynaspec.control.keys import SUFFIX_ONLY_HERE as SUFFIX_ONLY_HERE
 from dynaspec.control.registry import build_controller
 from dynaspec.control.resolve import DEFAULT_CAP, DEFAULT_HYBRID_LOOKUP, SCHEDULE_KEY, infer_method, infer_policy
 
-from .drafting.settings import DRAFTER, DrafterSettings
 from .driver import limits_for
-from .settings import KEY, LOG_KEY, Settings, Table, VllmSpeculation, drafter_of, k_menu, table_of
+from .settings import (
+    DRAFTER,
+    KEY,
+    LOG_KEY,
+    DrafterSettings,
+    Settings,
+    Table,
+    VllmSpeculation,
+    drafter_of,
+    k_menu,
+    table_of,
+)
 
 POLICY_KEYS = frozenset(
     {

@@ -10,10 +10,9 @@ import pytest
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control import SpeculativeConfig, build_controller
 from dynaspec.hosts.vllm import launch
-from dynaspec.hosts.vllm.drafting.settings import DRAFTER, DrafterSettings
 from dynaspec.hosts.vllm.driver import Driver, Row, limits_for
 from dynaspec.hosts.vllm.launch import SCHEDULER, engine_arguments
-from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
+from dynaspec.hosts.vllm.settings import DRAFTER, DrafterSettings, Settings, VllmSpeculation
 
 PROFILE = Path(__file__).resolve().parents[2] / "control" / "h100_profile.json"
 OWN = {"drafter_backend": "dynaspec"}

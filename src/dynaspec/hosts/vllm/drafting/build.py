@@ -12,7 +12,7 @@ import torch
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import Limits, ProposerTraits
 from dynaspec.control.registry import build_controller
-from dynaspec.hosts.vllm.settings import told_in
+from dynaspec.hosts.vllm.settings import DrafterSettings, told_in
 from dynaspec.kv.arena import Arena, blocks_within
 from dynaspec.kv.pool import BlockPool
 from dynaspec.kv.tables import BlockTables
@@ -29,7 +29,6 @@ from dynaspec.sampling.state import SamplerState
 
 from .drafting import Drafting
 from .outcome import load_compiled
-from .settings import DrafterSettings
 from .texts import Texts
 
 _KV_BYTES = 4 << 30
