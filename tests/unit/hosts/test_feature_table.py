@@ -27,7 +27,7 @@ from dynaspec.hosts.vllm import launch
 from dynaspec.hosts.vllm.drafting.build import limits_of as own_limits
 from dynaspec.hosts.vllm.driver import limits_for
 from dynaspec.hosts.vllm.launch import BACKEND_KEY
-from dynaspec.hosts.vllm.llm import vllm_params
+from dynaspec.hosts.vllm.llm_request import vllm_params
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
 
 ROOT = Path(__file__).parents[3]

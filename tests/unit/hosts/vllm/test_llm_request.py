@@ -11,7 +11,7 @@ import pytest
 from dynaspec.contract.errors import RequestError
 from dynaspec.contract.outputs import Logprob, RequestMetrics
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from dynaspec.hosts.vllm.llm import OURS, REFUSED, SAME, TRANSLATED, LiveRequest, vllm_params, with_drafts
+from dynaspec.hosts.vllm.llm_request import OURS, REFUSED, SAME, TRANSLATED, LiveRequest, vllm_params, with_drafts
 
 
 def test_every_parameter_is_accounted_for() -> None:

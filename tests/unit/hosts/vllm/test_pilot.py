@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from dynaspec.contract.step import StepView
 from dynaspec.control import SpeculativeConfig, build_controller
 from dynaspec.hosts.vllm.driver import limits_for
+from dynaspec.hosts.vllm.gauges import Gauges
 from dynaspec.hosts.vllm.pilot import Pilot, build_pilot
 from dynaspec.hosts.vllm.report import FIELD, Report, put, take
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
-from dynaspec.hosts.vllm.stat_logger import Gauges
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.decision_log import read_calls, read_header
 from dynaspec.simulate.recorded import replay
