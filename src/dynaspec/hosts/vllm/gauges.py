@@ -10,8 +10,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from dynaspec.observe.families import CONTROL, SPECULATION
 from dynaspec.observe.family import NumberFamily, gauge
+from dynaspec.observe.meters import StepMeter
 from dynaspec.observe.snapshot import EngineSnapshot
-from dynaspec.observe.step_meter import StepMeter
 
 from .report import Report
 
