@@ -268,9 +268,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     device = torch.device(options.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("PyTorch finds no CUDA device here; expected one, or the options --shape tiny --device cpu.")
     if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit(
+                "PyTorch finds no CUDA device here; expected one, or the options --shape tiny --device cpu."
+            )
+        device = torch.device("cuda", device.index or 0)  # PyTorch wants a number
         torch.cuda.set_device(device)
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dynaspec.contract.errors import ConfigError
@@ -76,6 +77,11 @@ class FrozenTarget:
         self._device = device
 
     @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._device
+
+    @property
     def embedding(self) -> Tensor:
         """[vocab, hidden]."""
         weight: Tensor = self._model.get_input_embeddings().weight
@@ -95,22 +101,33 @@ class FrozenTarget:
 
     @torch.no_grad()
     def hidden(self, tokens: Tensor, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """For ``tokens`` [length]: the states ``layers`` (see ``HeadShape``) side by side, and the final state."""
-        out = self._model.base_model(
-            input_ids=tokens[None].to(self._device), output_hidden_states=True, use_cache=False
-        )
+        """For ``tokens`` […, length]: the states ``layers`` (see ``HeadShape``) side by side, and the final state."""
+        texts = tokens.view(-1, tokens.shape[-1]).to(self._device)
+        out = self._model.base_model(input_ids=texts, output_hidden_states=True, use_cache=False)
         states = (*out.hidden_states, out.last_hidden_state)  # of n layers, the n-th is normed already and never read
-        return torch.cat([states[k][0] for k in layers], dim=-1), out.last_hidden_state[0]
+        aux = torch.cat([states[k] for k in layers], dim=-1)
+        return aux.view(*tokens.shape, -1), out.last_hidden_state.view(*tokens.shape, -1)
 
     @torch.no_grad()
-    def states(self, tokens: Tensor, chains: int, layers: tuple[int, ...], vocabulary: DraftVocabulary) -> States:
-        """States of a conversation ``tokens`` [length] whose last ``chains`` tokens are to be drafted."""
-        aux, last = self.hidden(tokens[:-1], layers)
-        last = last[len(last) - chains :]
+    def states(
+        self,
+        texts: Sequence[Tensor],
+        chains: Sequence[int],
+        layers: tuple[int, ...],
+        vocabulary: DraftVocabulary,
+    ) -> list[States]:
+        """States of conversations [length] each, of which the last ``chains`` tokens are to be drafted; one pass."""
+        padded = pad_sequence([tokens[:-1] for tokens in texts], batch_first=True)  # no text sees what comes after it
+        aux, last = self.hidden(padded, layers)
+        read = [last[i, len(t) - 1 - n : len(t) - 1] for i, (t, n) in enumerate(zip(texts, chains, strict=True))]
+        mass = self._mass(torch.cat(read), vocabulary).split_with_sizes(list(chains))
+        return [States(aux[i, : len(texts[i]) - 1], read[i], mass[i]) for i in range(len(texts))]
+
+    def _mass(self, last: Tensor, vocabulary: DraftVocabulary) -> Tensor:
         scores = last @ self.head.T
         everything = torch.logsumexp(scores.float(), dim=-1)
         inside = torch.logsumexp(scores[:, vocabulary.ids.to(scores.device)].float(), dim=-1)
-        return States(aux, last, (inside - everything).exp())
+        return (inside - everything).exp()
 
 
 def channel_scale(aux: Tensor) -> Tensor:

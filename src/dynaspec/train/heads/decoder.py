@@ -38,18 +38,82 @@ def attend(
     batch: Batch,
     alive: Tensor,
     queries: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
+    keys: Tensor,
+    values: Tensor,
     own_keys: Sequence[Tensor],
     own_values: Sequence[Tensor],
 ) -> Tensor:
-    """[alive, heads · head_dim]: every conversation by itself, as they differ in length.
+    """[alive, heads · head_dim]; ``keys`` and ``values`` are [rows, kv_heads, head_dim], the rest is by chain."""
+    # A GPU would wait for the launches of one conversation after the other, a CPU for the arithmetic on padding.
+    form = attend_padded if queries.is_cuda else attend_each
+    return form(batch, alive, queries, keys, values, own_keys, own_values)
 
-    ``keys`` and ``values`` come by conversation, [rows, kv_heads, head_dim] each; the rest by chain.
-    """
+
+def attend_padded(
+    batch: Batch,
+    alive: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    own_keys: Sequence[Tensor],
+    own_values: Sequence[Tensor],
+) -> Tensor:
+    """:func:`attend` for all conversations at once, padded to the longest."""
+    n, heads, width = queries.shape
+    kv_heads, device, count = keys.shape[1], queries.device, len(batch.row_spans)
+    begins = torch.tensor([begin for begin, _ in batch.row_spans], device=device)
+    most_rows = max(end - begin for begin, end in batch.row_spans)
+    most_chains = max(end - begin for begin, end in batch.chain_spans)
+    # A row's position is its number in the conversation.
+    of_row = torch.searchsorted(begins, torch.arange(len(keys), device=device), right=True) - 1
+    row_slots = of_row * most_rows + batch.positions
+    firsts = torch.tensor([begin for begin, _ in batch.chain_spans], device=device)
+    of_chain = torch.searchsorted(firsts, alive, right=True) - 1
+    slots = of_chain * most_chains + alive - firsts[of_chain]
+
+    def padded(x: Tensor, places: Tensor, size: int) -> Tensor:
+        out = x.new_zeros(count * size, *x.shape[1:]).index_copy(0, places, x)
+        return out.view(count, size, *x.shape[1:])
+
+    grouped = (queries * width**-0.5).view(n, kv_heads, heads // kv_heads, width)
+    by_head = padded(grouped, slots, most_chains).permute(0, 2, 3, 1, 4).reshape(count * kv_heads, -1, width)
+    keys_here = padded(keys, row_slots, most_rows).permute(0, 2, 3, 1).reshape(count * kv_heads, width, -1)
+    values_here = padded(values, row_slots, most_rows).transpose(1, 2).reshape(count * kv_heads, -1, width)
+    scores = torch.bmm(by_head, keys_here).view(count, kv_heads, -1, most_chains, most_rows)
+    starts = padded(batch.chain_rows[alive] - begins[of_chain], slots, most_chains)
+    unseen = torch.arange(most_rows, device=device) > starts[..., None]
+    scores = scores.masked_fill(unseen[:, None, None], float("-inf"))
+    depth = len(own_keys)
+    if depth:
+        own = (grouped[:, None] * torch.stack(list(own_keys), dim=1)[:, :, :, None]).sum(-1)  # [n, depth, kv, group]
+        own_padded = padded(own.to(scores.dtype), slots, most_chains)
+        scores = torch.cat([scores, own_padded.permute(0, 3, 4, 1, 2)], dim=-1)
+    weights = torch.softmax(scores, dim=-1)
+    on_rows, on_own = weights.split_with_sizes([most_rows, depth], dim=-1)
+    mixed = torch.bmm(on_rows.reshape(count * kv_heads, -1, most_rows).to(values.dtype), values_here)
+    mixed = mixed.view(count, kv_heads, -1, most_chains, width).permute(0, 3, 1, 2, 4)
+    mixed = mixed.reshape(count * most_chains, kv_heads, -1, width).index_select(0, slots)
+    if depth:
+        of_own = on_own.permute(0, 3, 4, 1, 2).reshape(count * most_chains, depth, kv_heads, -1).index_select(0, slots)
+        mixed = mixed + (of_own[..., None] * torch.stack(list(own_values), dim=1)[:, :, :, None]).sum(1)
+    return mixed.reshape(n, heads * width)
+
+
+def attend_each(
+    batch: Batch,
+    alive: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    own_keys: Sequence[Tensor],
+    own_values: Sequence[Tensor],
+) -> Tensor:
+    """:func:`attend` for one conversation after the other, as they differ in length."""
     edges = torch.tensor([end for _, end in batch.chain_spans], device=alive.device)
     counts = torch.searchsorted(alive, edges).diff(prepend=edges.new_zeros(1)).tolist()
+    lengths = [end - begin for begin, end in batch.row_spans]
     # Splits are undone by one concatenation in the backward pass; slices each by a tensor of zeros.
+    keys_of, values_of = keys.split_with_sizes(lengths), values.split_with_sizes(lengths)
     starts, by_query = batch.chain_rows[alive].split_with_sizes(counts), queries.split_with_sizes(counts)
     by_key, by_value = [k.split_with_sizes(counts) for k in own_keys], [v.split_with_sizes(counts) for v in own_values]
     mixed = []
@@ -57,7 +121,7 @@ def attend(
         if count:
             first = batch.row_spans[c][0]
             mine, theirs = [k[c] for k in by_key], [v[c] for v in by_value]
-            mixed.append(_attend_one(by_query[c], keys[c], values[c], mine, theirs, starts[c] - first))
+            mixed.append(_attend_one(by_query[c], keys_of[c], values_of[c], mine, theirs, starts[c] - first))
     return torch.cat(mixed)
 
 
@@ -213,8 +277,6 @@ class DecoderHead(TrainedHead):
         cos, sin = self.get_buffer("cos"), self.get_buffer("sin")
         keys = rotate(self._split(attention.k_proj(read)), cos[batch.positions], sin[batch.positions])
         values = self._split(attention.v_proj(read))
-        lengths = [end - begin for begin, end in batch.row_spans]
-        by_conversation = keys.split_with_sizes(lengths), values.split_with_sizes(lengths)
 
         rows, sampled = batch.chain_rows, sample_chains(batch, share, seed)
         read, residual = read[rows], residual[rows]
@@ -226,7 +288,7 @@ class DecoderHead(TrainedHead):
             if depth:
                 own_keys.append(rotate(self._split(attention.k_proj(read)), cos[at], sin[at]))
                 own_values.append(self._split(attention.v_proj(read)))
-            x = residual + attention.o_proj(attend(batch, alive, queries, *by_conversation, own_keys, own_values))
+            x = residual + attention.o_proj(attend(batch, alive, queries, keys, values, own_keys, own_values))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
             output, state = self.leave(x)
             yield Depth(alive, output)

@@ -25,7 +25,18 @@ from .loss import LossSettings
 from .measure import Acceptance, acceptance, answer_greedily, batches, by_category
 from .prompts import Chat, read_prompts
 from .shape import coverage
-from .states import Cache, StatesPlace, compute_states, held_out_indices, shard_path, write_shard
+from .states import (
+    Cache,
+    LiveStates,
+    StateSource,
+    StatesPlace,
+    compute_states,
+    held_out_indices,
+    held_out_prompts,
+    shard_path,
+    trainable,
+    write_shard,
+)
 from .trainer import BatchPlan, Bench, Gradients, HeadProgress, InProcess, PlanPosition, Trainer, TrainSettings, Workers
 
 STAGES = ("data", "states", "train", "export", "measure", "all")
@@ -81,17 +92,30 @@ def parse_stage(text: str) -> str:
     return text
 
 
+def data_facts(place: StatesPlace, basis: Basis) -> dict[str, Any]:
+    """What there is to train and to measure on."""
+    conversations = list(read_conversations(place.conversations))
+    held_out = list(read_conversations(place.folder / "held-out.jsonl"))
+    return {
+        "conversations": len(conversations),
+        "by_source": dict(Counter(c.source for c in conversations)),
+        "by_temperature": {str(t): n for t, n in sorted(Counter(c.temperature for c in conversations).items())},
+        "answer_tokens": sum(len(c.answer) for c in conversations),
+        "held_out_conversations": len(held_out),
+        "held_out_greedy": sum(c.temperature == 0.0 for c in held_out),
+        "held_out_coverage": round(coverage((torch.tensor(c.answer) for c in held_out), basis.vocabulary), 4),
+    }
+
+
 def training_facts(
     settings: HeadSettings,
     basis: Basis,
     head: TrainedHead,
     progress: HeadProgress,
-    place: StatesPlace,
+    data: dict[str, Any],
     device: torch.device,
 ) -> dict[str, Any]:
-    """Data, settings, and how training went."""
-    conversations = list(read_conversations(place.conversations))
-    held_out = list(read_conversations(place.folder / "held-out.jsonl"))
+    """Data (see :func:`data_facts`), settings, and how training went."""
     train = settings.train
     return {
         "provenance": provenance(device),
@@ -100,15 +124,7 @@ def training_facts(
         "shape": basis.shape.as_facts(),
         "options": settings.kind.options,
         "parameters": sum(p.numel() for p in head.parameters()),
-        "data": {
-            "conversations": len(conversations),
-            "by_source": dict(Counter(c.source for c in conversations)),
-            "by_temperature": {str(t): n for t, n in sorted(Counter(c.temperature for c in conversations).items())},
-            "answer_tokens": sum(len(c.answer) for c in conversations),
-            "held_out_conversations": len(held_out),
-            "held_out_greedy": sum(c.temperature == 0.0 for c in held_out),
-            "held_out_coverage": round(coverage((torch.tensor(c.answer) for c in held_out), basis.vocabulary), 4),
-        },
+        "data": data,
         "training": {
             "seed": train.seed,
             "start_from": settings.kind.start_from,
@@ -145,6 +161,7 @@ class HeadPipeline:
         self._place = StatesPlace(settings.work)
         self._checkpoints = Checkpoints(settings.work / settings.kind.method)
         self._config = read_config(settings.model)
+        self._counted: tuple[int, dict[str, Any]] | None = None
 
     def run(self, stage: str) -> None:
         """Run ``stage``, or for ``all`` data, states, train, which exports the best head as it goes, and measure.
@@ -195,16 +212,17 @@ class HeadPipeline:
         if load_basis(settings.work) is None:
             self._choose_basis()
         self._basis()
-        compute_states(
-            settings.model,
-            place,
-            self._dtype,
-            self._device,
-            settings.workers if self._device.type == "cpu" else 1,
-            settings.longest,
-            settings.states_gb,
-            self._say,
-        )
+        if self._device.type == "cpu":
+            compute_states(
+                settings.model,
+                place,
+                self._dtype,
+                self._device,
+                settings.workers,
+                settings.longest,
+                settings.states_gb,
+                self._say,
+            )
 
     def _choose_basis(self) -> None:
         settings, place = self._settings, self._place
@@ -250,10 +268,10 @@ class HeadPipeline:
         if self._device.type == "cpu" and settings.workers > 0:
             torch.set_num_threads(1)
         head = self._head(basis)
-        cache = Cache(self._place.shards)
-        gradients = self._gradients(head, basis, cache)
+        states = self._open_states(basis)
+        gradients = self._gradients(head, basis, states)
         try:
-            trainer = self._trainer(head, basis, cache, gradients)
+            trainer = self._trainer(head, basis, states, gradients)
             if settings.extend and not trainer.resume(self._checkpoints.stable):
                 raise ConfigError(
                     "extend: got no checkpoint from before a decay, expected stable.pt in the work folder"
@@ -273,13 +291,21 @@ class HeadPipeline:
         finally:
             gradients.close()
 
-    def _trainer(self, head: TrainedHead, basis: Basis, cache: Cache, gradients: Gradients) -> Trainer:
+    def _open_states(self, basis: Basis) -> StateSource:
+        if self._device.type == "cpu":
+            return Cache(self._place.shards)
+        held_out = set(held_out_prompts(self._place))
+        some = [c for c in read_conversations(self._place.conversations) if trainable(c, self._settings.longest)]
+        target = FrozenTarget(self._settings.model, self._dtype, self._device)
+        return LiveStates([c for c in some if c.tokens not in held_out], target, basis)
+
+    def _trainer(self, head: TrainedHead, basis: Basis, states: StateSource, gradients: Gradients) -> Trainer:
         settings = self._settings
         products = self._dtype if self._device.type == "cpu" else torch.float32
         shard = Cache(self._place.held_out).shards[0]
         held_out = batches(shard, range(len(shard)), self._device)
         plan = BatchPlan(
-            cache, PlanPosition(), settings.train.seed, settings.train.batch_tokens, settings.train.micro_tokens
+            states, PlanPosition(), settings.train.seed, settings.train.batch_tokens, settings.train.micro_tokens
         )
 
         def evaluate() -> Acceptance:
@@ -300,19 +326,26 @@ class HeadPipeline:
             {"shape": basis.shape.as_facts(), "options": settings.kind.options, "seed": settings.train.seed},
         )
 
-    def _gradients(self, head: TrainedHead, basis: Basis, cache: Cache) -> Gradients:
+    def _gradients(self, head: TrainedHead, basis: Basis, states: StateSource) -> Gradients:
         settings = self._settings
         target_head = basis.output[head.get_buffer("ids").cpu()].to(self._device, self._dtype)
         if self._device.type == "cpu" and settings.workers > 1:
             return Workers(head, target_head, self._place.shards, settings.loss, settings.workers)
-        return InProcess(Bench(head, target_head, cache, settings.loss))
+        return InProcess(Bench(head, target_head, states, settings.loss))
 
     def _write(self, head: TrainedHead, basis: Basis, progress: HeadProgress) -> None:
         settings = self._settings
         architectures = list(self._config.get("architectures") or [])
         config = settings.kind.config(basis, settings.verifier, architectures, settings.loss.depths)
-        facts = training_facts(settings, basis, head, progress, self._place, self._device)
+        facts = training_facts(settings, basis, head, progress, self._data_facts(basis), self._device)
         export_head(settings.out, head, config, facts, self._card(facts))
+
+    def _data_facts(self, basis: Basis) -> dict[str, Any]:
+        """Counted again only when conversations have come: reading many takes longer than many steps."""
+        size = self._place.conversations.stat().st_size
+        if self._counted is None or self._counted[0] != size:
+            self._counted = size, data_facts(self._place, basis)
+        return self._counted[1]
 
     def _card(self, facts: dict[str, Any]) -> str:
         kind = self._settings.kind

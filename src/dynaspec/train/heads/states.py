@@ -1,6 +1,7 @@
-"""The target's states along conversations, made by as many processes as are asked for, in shards that appear whole.
+"""The target's states along conversations.
 
-Training reads them through the page cache.
+On a CPU as many processes as are asked for make them once, in shards that appear whole, and training reads them through
+the page cache. A GPU makes them anew for every batch, faster than a disk would give them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.multiprocessing
@@ -22,10 +24,11 @@ from dynaspec.train.run import write_atomically
 
 from .basis import Basis, FrozenTarget, load_basis
 from .conversations import Conversation, read_conversations
-from .head import Example, chains_of
+from .head import Batch, Example, chains_of, join
 from .shape import DraftVocabulary
 
 SHARD_CONVERSATIONS = 128
+Ref = tuple[int, int]  # shard, conversation in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def write_shard(
     for conversation in conversations:
         tokens = torch.tensor(conversation.tokens)
         chains = chains_of(len(conversation.prompt), len(tokens))
-        states = target.states(tokens, chains, layers, vocabulary)
+        states = target.states([tokens], [chains], layers, vocabulary)[0]
         parts["tokens"].append(tokens.int())
         parts["aux"].append((states.aux / scale.to(states.aux.device)).to("cpu", torch.bfloat16))
         parts["last"].append(states.last.to("cpu", torch.bfloat16))
@@ -120,8 +123,77 @@ def shard_path(folder: Path, number: int) -> Path:
     return folder / f"states-{number:05d}.safetensors"
 
 
+class Counted(Protocol):
+    """Conversations whose chains can be counted without their states."""
+
+    def __len__(self) -> int: ...
+
+    def chains(self, index: int) -> int:
+        """Chains in a conversation."""
+        ...
+
+
+class StateSource(Protocol):
+    """What is trained on."""
+
+    @property
+    def shards(self) -> Sequence[Counted]:
+        """Those that are there."""
+        ...
+
+    def refresh(self) -> int:
+        """Take in shards that have appeared; returns how many there are."""
+        ...
+
+    def batch(self, refs: Sequence[Ref]) -> Batch:
+        """Conversations with their states."""
+        ...
+
+
+class Texts:
+    """Conversations of which nothing but the tokens is kept."""
+
+    def __init__(self, conversations: Sequence[Conversation]) -> None:
+        self._lengths = [(len(c.prompt), len(c.answer)) for c in conversations]
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def chains(self, index: int) -> int:
+        """See :class:`Counted`."""
+        prompt, answer = self._lengths[index]
+        return chains_of(prompt, prompt + answer)
+
+
+class LiveStates:
+    """States that ``target`` makes when they are asked for; see :class:`StateSource`."""
+
+    def __init__(self, conversations: Sequence[Conversation], target: FrozenTarget, basis: Basis) -> None:
+        self._conversations, self._target, self._basis = conversations, target, basis
+        self._scale = basis.scale.to(target.device)
+        self.shards = [Texts(conversations)]
+
+    def refresh(self) -> int:
+        """There is one shard."""
+        return 1
+
+    def batch(self, refs: Sequence[Ref]) -> Batch:
+        """See :class:`StateSource`."""
+        some = [self._conversations[i] for _, i in refs]
+        tokens = [torch.tensor(c.tokens) for c in some]
+        chains = [chains_of(len(c.prompt), len(c.tokens)) for c in some]
+        layers, vocabulary = self._basis.shape.aux_layers, self._basis.vocabulary
+        states = self._target.states(tokens, chains, layers, vocabulary)
+        return join(
+            [
+                Example(text, len(c.prompt), (state.aux / self._scale).to(torch.bfloat16), state.last, state.mass)
+                for c, text, state in zip(some, tokens, states, strict=True)
+            ]
+        )
+
+
 class Cache:
-    """All shards in ``folder``, in the order in which they came."""
+    """All shards in ``folder``, in the order in which they came; see :class:`StateSource`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -133,6 +205,12 @@ class Cache:
         while (path := shard_path(self._folder, len(self.shards))).is_file():
             self.shards.append(Shard(path))
         return len(self.shards)
+
+    def batch(self, refs: Sequence[Ref]) -> Batch:
+        """See :class:`StateSource`."""
+        if max(shard for shard, _ in refs) >= len(self.shards):  # another process has seen more of them
+            self.refresh()
+        return join([self.shards[shard].example(i) for shard, i in refs])
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,11 @@ from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.train.optimizer import Optimizers, RateSchedule
 from dynaspec.train.run import Checkpoints, Listener, WorkClock, precision, read_checkpoint, time_left, write_checkpoint
 
-from .head import TrainedHead, join
+from .head import TrainedHead
 from .loss import LossSettings, loss_of
 from .measure import Acceptance
-from .states import Cache
+from .states import Cache, Ref, StateSource
 
-Ref = tuple[int, int]  # shard, conversation in it
 # The large buffers of a step are kept between steps instead of being mapped and cleared anew; glibc reads these
 # when a process starts, other C libraries ignore them.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**31 - 1), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
@@ -54,8 +53,10 @@ class BatchStep:
 class BatchPlan:
     """Walks through the cache in a new random order each epoch; shards that have come since join at its end."""
 
-    def __init__(self, cache: Cache, place: PlanPosition, seed: int, batch_chains: int, micro_chains: int) -> None:
-        self._cache, self._seed = cache, seed
+    def __init__(
+        self, states: StateSource, place: PlanPosition, seed: int, batch_chains: int, micro_chains: int
+    ) -> None:
+        self._states, self._seed = states, seed
         self._batch_chains, self._micro_chains = batch_chains, micro_chains
         self.place = place
         self._order: list[Ref] = []
@@ -79,7 +80,7 @@ class BatchPlan:
         place = self.place
         if place.shards == 0 or place.index >= len(self._ordered()):
             place.epoch += 1 if place.shards else 0
-            place.index, place.shards = 0, self._cache.refresh()
+            place.index, place.shards = 0, self._states.refresh()
             if not self._ordered():
                 raise ConfigError("conversations: got none with an answer of two tokens or more, expected some")
         ref = self._ordered()[place.index]
@@ -89,7 +90,7 @@ class BatchPlan:
     def _ordered(self) -> Sequence[Ref]:
         key = (self.place.epoch, self.place.shards)
         if self._drawn != key:
-            shards = self._cache.shards[: self.place.shards]
+            shards = self._states.shards[: self.place.shards]
             refs = [(s, i) for s, shard in enumerate(shards) for i in range(len(shard))]
             order = np.random.default_rng((self._seed, self.place.epoch)).permutation(len(refs))
             self._order, self._drawn = [refs[i] for i in order], key
@@ -108,7 +109,7 @@ class BatchPlan:
         return tuple(tuple(part) for part in parts)
 
     def _chains(self, ref: Ref) -> int:
-        return self._cache.shards[ref[0]].chains(ref[1])
+        return self._states.shards[ref[0]].chains(ref[1])
 
 
 class WorkerLost(DynaspecError):
@@ -151,15 +152,13 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 class Bench:
     """A head with all that a micro-batch needs; gradients add up in its parameters' ``.grad``."""
 
-    def __init__(self, head: TrainedHead, target_head: Tensor, cache: Cache, settings: LossSettings) -> None:
-        self._head, self._target_head, self._cache, self._settings = head, target_head, cache, settings
+    def __init__(self, head: TrainedHead, target_head: Tensor, states: StateSource, settings: LossSettings) -> None:
+        self._head, self._target_head, self._states, self._settings = head, target_head, states, settings
         self._device = target_head.device
 
     def run(self, job: Job) -> Tensor:
         """Backward pass of a micro-batch; sums for the log as in :class:`Gradients`."""
-        if max(shard for shard, _ in job.refs) >= len(self._cache.shards):
-            self._cache.refresh()
-        batch = join([self._cache.shards[shard].example(i) for shard, i in job.refs]).to(self._device)
+        batch = self._states.batch(job.refs).to(self._device)
         with precision(self._device):
             loss, sums = loss_of(self._head, self._target_head, batch, self._settings, job.chains, job.seed)
         torch.autograd.backward(loss)
