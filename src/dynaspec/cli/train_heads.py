@@ -156,7 +156,14 @@ def _train(
         typer.Option(help="Prompts to measure the finished head on, by their category, for the model card."),
     ] = None,
     longest: Annotated[int, typer.Option(min=2, help="Conversations with more tokens are passed over.")] = 2048,
-    states_gb: Annotated[float, typer.Option(min=0, help="Disk space for hidden states, at most.")] = 50.0,
+    states_gb: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Disk space for hidden states, at most; 0: none, one process makes them for every batch. "
+            "Default: 50 on a CPU, 0 on a GPU.",
+        ),
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes on a CPU; default: one a core.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Name of the model in the head's config; default: --model.")] = (
         None

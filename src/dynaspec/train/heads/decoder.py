@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,31 +35,32 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos[:, None], turned, sin[:, None]).to(x.dtype)
 
 
-def attend(
-    batch: Batch,
-    alive: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    own_keys: Sequence[Tensor],
-    own_values: Sequence[Tensor],
-) -> Tensor:
-    """[alive, heads · head_dim]; ``keys`` and ``values`` are [rows, kv_heads, head_dim], the rest is by chain."""
-    # A GPU would wait for the launches of one conversation after the other, a CPU for the arithmetic on padding.
-    form = attend_padded if queries.is_cuda else attend_each
-    return form(batch, alive, queries, keys, values, own_keys, own_values)
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """What the chains ``alive`` [n] of ``batch`` attend with.
+
+    ``queries`` [n, heads, head_dim]; ``keys`` and ``values`` [rows, kv_heads, head_dim] are of the texts, ``own_keys``
+    and ``own_values``, [n, kv_heads, head_dim] for each depth, of the chains' own earlier drafts.
+    """
+
+    batch: Batch
+    alive: Tensor
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    own_keys: Sequence[Tensor]
+    own_values: Sequence[Tensor]
 
 
-def attend_padded(
-    batch: Batch,
-    alive: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    own_keys: Sequence[Tensor],
-    own_values: Sequence[Tensor],
-) -> Tensor:
+def attend(given: AttentionInputs) -> Tensor:
+    """[n, heads · head_dim]."""
+    # Padding costs a CPU arithmetic; a GPU does all conversations in as few kernels as one.
+    return attend_padded(given) if given.queries.is_cuda else attend_each(given)
+
+
+def attend_padded(given: AttentionInputs) -> Tensor:
     """:func:`attend` for all conversations at once, padded to the longest."""
+    batch, alive, queries, keys, values = given.batch, given.alive, given.queries, given.keys, given.values
     n, heads, width = queries.shape
     kv_heads, device, count = keys.shape[1], queries.device, len(batch.row_spans)
     begins = torch.tensor([begin for begin, _ in batch.row_spans], device=device)
@@ -83,9 +85,10 @@ def attend_padded(
     starts = padded(batch.chain_rows[alive] - begins[of_chain], slots, most_chains)
     unseen = torch.arange(most_rows, device=device) > starts[..., None]
     scores = scores.masked_fill(unseen[:, None, None], float("-inf"))
-    depth = len(own_keys)
+    depth = len(given.own_keys)
     if depth:
-        own = (grouped[:, None] * torch.stack(list(own_keys), dim=1)[:, :, :, None]).sum(-1)  # [n, depth, kv, group]
+        own_keys = torch.stack(list(given.own_keys), dim=1)  # [n, depth, kv, d]
+        own = (grouped[:, None] * own_keys[:, :, :, None]).sum(-1)  # [n, depth, kv, group]
         own_padded = padded(own.to(scores.dtype), slots, most_chains)
         scores = torch.cat([scores, own_padded.permute(0, 3, 4, 1, 2)], dim=-1)
     weights = torch.softmax(scores, dim=-1)
@@ -95,27 +98,21 @@ def attend_padded(
     mixed = mixed.reshape(count * most_chains, kv_heads, -1, width).index_select(0, slots)
     if depth:
         of_own = on_own.permute(0, 3, 4, 1, 2).reshape(count * most_chains, depth, kv_heads, -1).index_select(0, slots)
-        mixed = mixed + (of_own[..., None] * torch.stack(list(own_values), dim=1)[:, :, :, None]).sum(1)
+        mixed = mixed + (of_own[..., None] * torch.stack(list(given.own_values), dim=1)[:, :, :, None]).sum(1)
     return mixed.reshape(n, heads * width)
 
 
-def attend_each(
-    batch: Batch,
-    alive: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    own_keys: Sequence[Tensor],
-    own_values: Sequence[Tensor],
-) -> Tensor:
+def attend_each(given: AttentionInputs) -> Tensor:
     """:func:`attend` for one conversation after the other, as they differ in length."""
+    batch, alive = given.batch, given.alive
     edges = torch.tensor([end for _, end in batch.chain_spans], device=alive.device)
     counts = torch.searchsorted(alive, edges).diff(prepend=edges.new_zeros(1)).tolist()
     lengths = [end - begin for begin, end in batch.row_spans]
     # Splits are undone by one concatenation in the backward pass; slices each by a tensor of zeros.
-    keys_of, values_of = keys.split_with_sizes(lengths), values.split_with_sizes(lengths)
-    starts, by_query = batch.chain_rows[alive].split_with_sizes(counts), queries.split_with_sizes(counts)
-    by_key, by_value = [k.split_with_sizes(counts) for k in own_keys], [v.split_with_sizes(counts) for v in own_values]
+    keys_of, values_of = given.keys.split_with_sizes(lengths), given.values.split_with_sizes(lengths)
+    starts, by_query = batch.chain_rows[alive].split_with_sizes(counts), given.queries.split_with_sizes(counts)
+    by_key = [k.split_with_sizes(counts) for k in given.own_keys]
+    by_value = [v.split_with_sizes(counts) for v in given.own_values]
     mixed = []
     for c, count in enumerate(counts):
         if count:
@@ -288,7 +285,8 @@ class DecoderHead(TrainedHead):
             if depth:
                 own_keys.append(rotate(self._split(attention.k_proj(read)), cos[at], sin[at]))
                 own_values.append(self._split(attention.v_proj(read)))
-            x = residual + attention.o_proj(attend(batch, alive, queries, keys, values, own_keys, own_values))
+            given = AttentionInputs(batch, alive, queries, keys, values, own_keys, own_values)
+            x = residual + attention.o_proj(attend(given))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
             output, state = self.leave(x)
             yield Depth(alive, output)

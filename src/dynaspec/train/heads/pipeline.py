@@ -27,18 +27,17 @@ from .prompts import Chat, read_prompts
 from .shape import coverage
 from .states import (
     Cache,
-    LiveStates,
+    StatesOnDemand,
     StateSource,
     StatesPlace,
     compute_states,
     held_out_indices,
-    held_out_prompts,
     shard_path,
-    trainable,
     write_shard,
 )
 from .trainer import BatchPlan, Bench, Gradients, HeadProgress, InProcess, PlanPosition, Trainer, TrainSettings, Workers
 
+CACHE_GB = 50.0
 STAGES = ("data", "states", "train", "export", "measure", "all")
 
 
@@ -58,7 +57,11 @@ class DataSettings:
 
 @dataclass(frozen=True, slots=True)
 class HeadSettings:
-    """A whole run."""
+    """A whole run.
+
+    ``states_gb`` bounds the cache of hidden states on disk; 0 = none, they are made for every batch in one process;
+    None = ``CACHE_GB`` on a CPU, 0 on a GPU. ``workers`` are processes on a CPU.
+    """
 
     kind: Kind
     model: str
@@ -73,7 +76,7 @@ class HeadSettings:
     measure: Path | None = None
     held_out: int = 48
     longest: int = 2048
-    states_gb: float = 50.0
+    states_gb: float | None = None
     workers: int = 1
     device: str = "auto"
     resume: bool = True
@@ -92,30 +95,17 @@ def parse_stage(text: str) -> str:
     return text
 
 
-def data_facts(place: StatesPlace, basis: Basis) -> dict[str, Any]:
-    """What there is to train and to measure on."""
-    conversations = list(read_conversations(place.conversations))
-    held_out = list(read_conversations(place.folder / "held-out.jsonl"))
-    return {
-        "conversations": len(conversations),
-        "by_source": dict(Counter(c.source for c in conversations)),
-        "by_temperature": {str(t): n for t, n in sorted(Counter(c.temperature for c in conversations).items())},
-        "answer_tokens": sum(len(c.answer) for c in conversations),
-        "held_out_conversations": len(held_out),
-        "held_out_greedy": sum(c.temperature == 0.0 for c in held_out),
-        "held_out_coverage": round(coverage((torch.tensor(c.answer) for c in held_out), basis.vocabulary), 4),
-    }
-
-
 def training_facts(
     settings: HeadSettings,
     basis: Basis,
     head: TrainedHead,
     progress: HeadProgress,
-    data: dict[str, Any],
+    place: StatesPlace,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Data (see :func:`data_facts`), settings, and how training went."""
+    """Data, settings, and how training went."""
+    conversations = list(read_conversations(place.conversations))
+    held_out = list(read_conversations(place.folder / "held-out.jsonl"))
     train = settings.train
     return {
         "provenance": provenance(device),
@@ -124,7 +114,15 @@ def training_facts(
         "shape": basis.shape.as_facts(),
         "options": settings.kind.options,
         "parameters": sum(p.numel() for p in head.parameters()),
-        "data": data,
+        "data": {
+            "conversations": len(conversations),
+            "by_source": dict(Counter(c.source for c in conversations)),
+            "by_temperature": {str(t): n for t, n in sorted(Counter(c.temperature for c in conversations).items())},
+            "answer_tokens": sum(len(c.answer) for c in conversations),
+            "held_out_conversations": len(held_out),
+            "held_out_greedy": sum(c.temperature == 0.0 for c in held_out),
+            "held_out_coverage": round(coverage((torch.tensor(c.answer) for c in held_out), basis.vocabulary), 4),
+        },
         "training": {
             "seed": train.seed,
             "start_from": settings.kind.start_from,
@@ -161,7 +159,8 @@ class HeadPipeline:
         self._place = StatesPlace(settings.work)
         self._checkpoints = Checkpoints(settings.work / settings.kind.method)
         self._config = read_config(settings.model)
-        self._counted: tuple[int, dict[str, Any]] | None = None
+        on_demand = self._device.type == "cuda"
+        self._states_gb = settings.states_gb if settings.states_gb is not None else 0.0 if on_demand else CACHE_GB
 
     def run(self, stage: str) -> None:
         """Run ``stage``, or for ``all`` data, states, train, which exports the best head as it goes, and measure.
@@ -212,15 +211,15 @@ class HeadPipeline:
         if load_basis(settings.work) is None:
             self._choose_basis()
         self._basis()
-        if self._device.type == "cpu":
+        if self._states_gb:
             compute_states(
                 settings.model,
                 place,
                 self._dtype,
                 self._device,
-                settings.workers,
+                settings.workers if self._device.type == "cpu" else 1,
                 settings.longest,
-                settings.states_gb,
+                self._states_gb,
                 self._say,
             )
 
@@ -292,12 +291,10 @@ class HeadPipeline:
             gradients.close()
 
     def _open_states(self, basis: Basis) -> StateSource:
-        if self._device.type == "cpu":
+        if self._states_gb:
             return Cache(self._place.shards)
-        held_out = set(held_out_prompts(self._place))
-        some = [c for c in read_conversations(self._place.conversations) if trainable(c, self._settings.longest)]
         target = FrozenTarget(self._settings.model, self._dtype, self._device)
-        return LiveStates([c for c in some if c.tokens not in held_out], target, basis)
+        return StatesOnDemand(self._place, target, basis, self._settings.longest)
 
     def _trainer(self, head: TrainedHead, basis: Basis, states: StateSource, gradients: Gradients) -> Trainer:
         settings = self._settings
@@ -329,7 +326,7 @@ class HeadPipeline:
     def _gradients(self, head: TrainedHead, basis: Basis, states: StateSource) -> Gradients:
         settings = self._settings
         target_head = basis.output[head.get_buffer("ids").cpu()].to(self._device, self._dtype)
-        if self._device.type == "cpu" and settings.workers > 1:
+        if self._device.type == "cpu" and settings.workers > 1 and self._states_gb:
             return Workers(head, target_head, self._place.shards, settings.loss, settings.workers)
         return InProcess(Bench(head, target_head, states, settings.loss))
 
@@ -337,15 +334,8 @@ class HeadPipeline:
         settings = self._settings
         architectures = list(self._config.get("architectures") or [])
         config = settings.kind.config(basis, settings.verifier, architectures, settings.loss.depths)
-        facts = training_facts(settings, basis, head, progress, self._data_facts(basis), self._device)
+        facts = training_facts(settings, basis, head, progress, self._place, self._device)
         export_head(settings.out, head, config, facts, self._card(facts))
-
-    def _data_facts(self, basis: Basis) -> dict[str, Any]:
-        """Counted again only when conversations have come: reading many takes longer than many steps."""
-        size = self._place.conversations.stat().st_size
-        if self._counted is None or self._counted[0] != size:
-            self._counted = size, data_facts(self._place, basis)
-        return self._counted[1]
 
     def _card(self, facts: dict[str, Any]) -> str:
         kind = self._settings.kind

@@ -1,14 +1,14 @@
 """The target's states along conversations.
 
-On a CPU as many processes as are asked for make them once, in shards that appear whole, and training reads them through
-the page cache. A GPU makes them anew for every batch, faster than a disk would give them.
+Either as many processes as are asked for make them once, in shards that appear whole, and training reads them through
+the page cache; or they are made anew for every batch, which takes no disk.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -150,44 +150,55 @@ class StateSource(Protocol):
         ...
 
 
-class Texts:
-    """Conversations of which nothing but the tokens is kept."""
+class TextShard:
+    """Conversations of which the tokens alone are kept."""
 
     def __init__(self, conversations: Sequence[Conversation]) -> None:
-        self._lengths = [(len(c.prompt), len(c.answer)) for c in conversations]
+        self._prompts = [len(c.prompt) for c in conversations]
+        self._tokens = [torch.tensor(c.tokens) for c in conversations]
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        return len(self._tokens)
 
     def chains(self, index: int) -> int:
         """See :class:`Counted`."""
-        prompt, answer = self._lengths[index]
-        return chains_of(prompt, prompt + answer)
+        return chains_of(self._prompts[index], len(self._tokens[index]))
+
+    def text(self, index: int) -> tuple[Tensor, int]:
+        """Tokens [length] int64 of a conversation, and how many of them are the prompt's."""
+        return self._tokens[index], self._prompts[index]
 
 
-class LiveStates:
-    """States that ``target`` makes when they are asked for; see :class:`StateSource`."""
+class StatesOnDemand:
+    """States that ``target`` makes for every batch; see :class:`StateSource`. What has come meanwhile is a shard."""
 
-    def __init__(self, conversations: Sequence[Conversation], target: FrozenTarget, basis: Basis) -> None:
-        self._conversations, self._target, self._basis = conversations, target, basis
+    def __init__(self, place: StatesPlace, target: FrozenTarget, basis: Basis, longest: int) -> None:
+        """``longest``: conversations with more tokens are passed over."""
+        self._place, self._target, self._basis, self._longest = place, target, basis, longest
         self._scale = basis.scale.to(target.device)
-        self.shards = [Texts(conversations)]
+        self._read = 0  # conversations of the file that the shards cover
+        self.shards: list[TextShard] = []
+        self.refresh()
 
     def refresh(self) -> int:
-        """There is one shard."""
-        return 1
+        """See :class:`StateSource`."""
+        conversations = list(read_conversations(self._place.conversations))
+        new = trained_on(conversations[self._read :], self._longest, set(held_out_prompts(self._place)))
+        self._read = len(conversations)
+        if new:
+            self.shards.append(TextShard(new))
+        return len(self.shards)
 
     def batch(self, refs: Sequence[Ref]) -> Batch:
         """See :class:`StateSource`."""
-        some = [self._conversations[i] for _, i in refs]
-        tokens = [torch.tensor(c.tokens) for c in some]
-        chains = [chains_of(len(c.prompt), len(c.tokens)) for c in some]
+        texts = [self.shards[shard].text(i) for shard, i in refs]
+        chains = [self.shards[shard].chains(i) for shard, i in refs]
         layers, vocabulary = self._basis.shape.aux_layers, self._basis.vocabulary
-        states = self._target.states(tokens, chains, layers, vocabulary)
+        states = self._target.states([tokens for tokens, _ in texts], chains, layers, vocabulary)
         return join(
             [
-                Example(text, len(c.prompt), (state.aux / self._scale).to(torch.bfloat16), state.last, state.mass)
-                for c, text, state in zip(some, tokens, states, strict=True)
+                Example(tokens, prompt, (state.aux / self._scale).to(torch.bfloat16), state.last, state.mass)
+                for (tokens, prompt), state in zip(texts, states, strict=True)
             ]
         )
 
@@ -327,7 +338,7 @@ def _compute(model: str, folder: str, dtype: torch.dtype, device: str, longest: 
     for job in jobs:
         if parent is not None and not parent.is_alive():
             return  # it was killed, and another run may be at the same shards
-        some = [c for c in conversations[job.begin : job.end] if trainable(c, longest) and c.tokens not in held_out]
+        some = trained_on(conversations[job.begin : job.end], longest, held_out)
         if some:
             write_shard(
                 shard_path(place.shards, job.number),
@@ -338,6 +349,13 @@ def _compute(model: str, folder: str, dtype: torch.dtype, device: str, longest: 
                 basis.scale,
                 job.end,
             )
+
+
+def trained_on(
+    conversations: Sequence[Conversation], longest: int, held_out: Collection[tuple[int, ...]]
+) -> list[Conversation]:
+    """Those of ``conversations`` that can be trained on and are not ``held_out``."""
+    return [c for c in conversations if trainable(c, longest) and c.tokens not in held_out]
 
 
 def held_out_prompts(place: StatesPlace) -> list[tuple[int, ...]]:

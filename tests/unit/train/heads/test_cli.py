@@ -92,6 +92,22 @@ def test_two_workers_learn_what_one_process_learns(options, tmp_path: Path) -> N
         torch.testing.assert_close(together[name], tensor, rtol=0.02, atol=2e-3)
 
 
+def test_without_a_cache_a_head_learns_what_it_learns_with_one(options, tmp_path: Path) -> None:
+    assert eagle3(*options, "--stage", "data").exit_code == 0
+    assert eagle3(*options, "--stage", "states", "--states-gb", 0).exit_code == 0
+    assert not list((tmp_path / "work").glob("states/*"))
+    train = (*options, "--stage", "train", "--no-resume", "--tokens", 64, "--workers", 1)
+    result = eagle3(*train, "--states-gb", 0)
+    assert result.exit_code == 0, result.output
+    on_demand = torch.load(tmp_path / "work" / "eagle3" / "latest.pt", weights_only=True)
+    assert eagle3(*options, "--stage", "states").exit_code == 0
+    assert eagle3(*train).exit_code == 0
+    cached = torch.load(tmp_path / "work" / "eagle3" / "latest.pt", weights_only=True)
+    assert on_demand["place"] == cached["place"]
+    for name, tensor in cached["head"].items():
+        torch.testing.assert_close(on_demand["head"][name], tensor, rtol=0.02, atol=2e-3)
+
+
 def test_a_finished_head_is_measured_by_category_and_trained_on_from(options, tmp_path: Path) -> None:
     lines = [{"turns": [f"def g{i}(b):"], "category": "code" if i % 2 else "prose"} for i in range(6)]
     (tmp_path / "measure.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
