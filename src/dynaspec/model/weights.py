@@ -11,6 +11,8 @@ import torch
 
 from dynaspec.contract.errors import CheckpointError
 
+from .quantization import Quantization
+
 _FILES = ("*.safetensors", "*.json", "tokenizer*", "*.txt", "*.model")
 HEADS_BESIDE = "medusa_head."
 """Beginning of the names of tensors that draft, in a checkpoint that holds the target and its heads."""
@@ -112,10 +114,10 @@ class TensorSource(Protocol):
 
 @runtime_checkable
 class BlockSource(Protocol):
-    """A source that may have matrices in blocks of int8 weights, see ``kernels.int8``."""
+    """A source that may have quantised matrices already."""
 
-    def blocks(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """[out, bytes] the blocks of a matrix [out, in], as they are stored; None: it is stored otherwise.
+    def blocks(self, name: str, shape: Sequence[int], form: Quantization) -> torch.Tensor | None:
+        """[out, groups, bytes] the blocks of a matrix [out, in] in a form, without loss; None: it is stored otherwise.
 
         Raises:
             CheckpointError: it is not there or has another shape.

@@ -22,7 +22,7 @@ from dynaspec.model.quantization import check_quantization
 from dynaspec.model.reader import Reader
 from parity.paging import in_passes
 from support.checkpoints import FAMILIES, save_pair
-from support.int8 import rounded
+from support.quantised import rounded
 
 from . import tiny
 from .gguf_files import files
@@ -80,7 +80,7 @@ def test_every_family(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(packed(found)) == 2 * 4 + 1
     assert {one.form for one in packed(found)} == {gemm.INT8}
     # The same in float32; a matrix that is rounded a second time stays as it is.
-    monkeypatch.setattr(Reader, "_quantised", lambda self, weight, name: rounded(weight))
+    monkeypatch.setattr(Reader, "_quantised", lambda self, weight, name, form: rounded(weight))
     widened = load_model(path, quantization="int8")
     assert gemm.INT8 not in {one.form for one in packed(widened)}
     assert torch.equal(logits(found, 5, 11), logits(widened, 5, 11))
@@ -105,7 +105,7 @@ def test_blocks_of_a_gguf_file_are_taken_as_they_are(tmp_path: Path, monkeypatch
     found = weights_of(load_model(str(path), quantization="int8"))
     file = GgufFile(path)
     for layer, number in zip(found.layers, range(2), strict=True):
-        raw = file.data(file.tensors[f"blk.{number}.ffn_down.weight"]).reshape(64, -1)
+        raw = file.data(file.tensors[f"blk.{number}.ffn_down.weight"]).reshape(64, -1, 34)
         assert isinstance(layer.down, PackedLinear)
         np.testing.assert_array_equal(layer.down.packed, int8.pack(raw.copy()))
 
