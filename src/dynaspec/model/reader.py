@@ -87,14 +87,14 @@ class Reader:
         Args:
             tied: the embedding's name in the checkpoint, which may have blocks of it.
         """
-        form = of_head(self._quantization)
+        form, (out, width) = of_head(self._quantization), embedding.shape
         if self._config.tied_embeddings:
             self._checkpoint.ignore([f"{name}.weight"])
-            stored = None if tied is None else self._blocks(f"{tied}.weight", *embedding.shape, form)
+            stored = None if tied is None else self._blocks(f"{tied}.weight", out, width, form)
             weight = self._quantised(embedding, name, form) if stored is None else stored
         else:
-            weight = self._matrix(f"{name}.weight", *embedding.shape, form)
-        return self.build(weight, self.tensor(f"{name}.bias", embedding.shape[0]) if bias else None)
+            weight = self._matrix(f"{name}.weight", out, width, form)
+        return self.build(weight, self.tensor(f"{name}.bias", out) if bias else None)
 
     def _matrix(self, name: str, out: int, width: int, form: Quantization | None) -> torch.Tensor:
         """A weight as ``build`` takes it."""
