@@ -90,7 +90,9 @@ class ReportFile:
         except FileNotFoundError:
             return None
         self._read = found.st_ino, found.st_mtime_ns
-        counts = {key: tuple(value) if isinstance(value, list) else value for key, value in values["counts"].items()}
+        counts: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values["counts"].items()
+        }
         return Report(**{**values, "counts": SpecCounts(**counts)})
 
     def remove(self) -> None:

@@ -163,7 +163,7 @@ def _against(estimates: Estimates, mode: StepMode) -> bool:
 
 
 def _reasons(estimates: Estimates, mode: StepMode) -> list[str]:
-    said = []
+    said: list[str | None] = []
     if _against(estimates, mode) and estimates.change_steps is not None:
         cost = _steps(estimates.change_steps)
         said.append(f"Changing over costs about {cost}: it waits until the advantage is confirmed and large enough.")
