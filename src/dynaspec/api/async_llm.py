@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from dynaspec.api.options import check_adapters, note_priority
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.config import EngineConfig
@@ -20,7 +21,6 @@ from .backend import open_embedded
 from .engine_thread import EngineThread
 from .options import EngineOptions, Speculation
 from .stream import Stream
-from .vllm_arguments import check_adapters, note_priority
 
 
 class AsyncLLM:

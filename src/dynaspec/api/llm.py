@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, Unpack, cast, overload
 import numpy as np
 from tqdm import tqdm
 
+from dynaspec.api.options import check_adapters, check_empty, note_priority
 from dynaspec.contract.errors import ConfigError, RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
@@ -24,7 +25,6 @@ from dynaspec.observe.estimates import Metric
 
 from .backend import SteppedEngine, open_engine
 from .options import EngineOptions, Speculation
-from .vllm_arguments import check_adapters, check_empty, note_priority
 
 Progress = bool | Callable[..., Any]
 """Whether a bar is shown, or what makes it of (iterable, total=…, desc=…), such as ``partial(tqdm, leave=False)``."""

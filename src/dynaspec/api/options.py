@@ -1,12 +1,19 @@
-"""The options of ``LLM`` and ``AsyncLLM``, for editors and type checkers. What they mean: ``engine.config`` and
-``engine.vllm_options``."""
+"""The options of ``LLM`` and ``AsyncLLM``, for editors and type checkers, and checks of arguments that only vLLM uses.
+
+What options mean: ``engine.config`` and ``engine.vllm_options``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from dynaspec.contract.errors import RequestError
 from dynaspec.control.config import SpeculativeConfig
+
+logger = logging.getLogger(__name__)
+
 
 Speculation = SpeculativeConfig | Mapping[str, Any] | str
 """How to speculate: an object, a mapping or JSON text."""
@@ -52,3 +59,29 @@ class EngineOptions(TypedDict, total=False):
     spec_model: str | None
     spec_tokens: int | None
     swap_space: float
+
+
+def check_adapters(lora_request: object) -> None:
+    """
+    Raises:
+        RequestError: an adapter is asked for.
+    """
+    given = lora_request if isinstance(lora_request, Sequence) else [lora_request]
+    if any(one is not None for one in given):
+        raise RequestError("lora_request is given; expected None, as adapters are not available in this version")
+
+
+def check_empty(name: str, value: object, why: str) -> None:
+    """
+    Raises:
+        RequestError: something is asked for.
+    """
+    if value:
+        raise RequestError(f"{name} is {value!r}; expected None: {why}")
+
+
+def note_priority(priority: int | Sequence[int] | None) -> None:
+    """Warns where requests are to be served in another order than that of their arrival: no answer depends on it."""
+    given = priority if isinstance(priority, Sequence) else [priority]
+    if any(one for one in given):
+        logger.warning("priority is ignored: requests are served in order of arrival")

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from dynaspec.bench.oracle import HINDSIGHT
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.control.profile import Profile
@@ -18,7 +19,6 @@ from .demo import Summary, name_of
 from .methods import with_total
 from .offline import Session
 from .oracle import ORACLE, TaskResult
-from .oracle_report import HINDSIGHT
 from .profiling import best_length, goodput
 from .serving.sweep import LoadPoint, SweepRow
 

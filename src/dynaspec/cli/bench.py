@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dynaspec.cli import bench_compare, bench_methods, bench_perplexity, bench_serve, bench_sweep
+from dynaspec.cli import bench_methods, bench_perplexity, bench_serve, bench_sweep
 from dynaspec.cli import comparison_options as c
 from dynaspec.cli import options as o
-from dynaspec.cli.bench_console import result_console
 from dynaspec.cli.bench_options import SpacedValues, json_object
-from dynaspec.cli.console import note, status
+from dynaspec.cli.console import note, result_console, status
 from dynaspec.cli.spawnable import become_spawnable
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
@@ -26,7 +25,7 @@ app.command("methods")(bench_methods.methods)
 app.command("perplexity")(bench_perplexity.perplexity)
 app.command("serve", cls=SpacedValues)(bench_serve.serve)
 app.command("sweep", cls=SpacedValues)(bench_sweep.sweep)
-app.command("compare")(bench_compare.compare)
+app.command("compare")(bench_serve.compare)
 
 
 _DEFAULT_POLICIES = {
@@ -186,7 +185,7 @@ def oracle(
 
 
 def _show_study(study: Study, results: list[TaskResult], options: dict[str, Any], output_dir: Path) -> None:
-    from dynaspec.bench import oracle_report as report
+    from dynaspec.bench import oracle as report
     from dynaspec.bench.offline import write_json
     from dynaspec.bench.plots import plot_iterations, plot_speeds
 

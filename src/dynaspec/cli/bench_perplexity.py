@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from dynaspec.cli import options as o
-from dynaspec.cli.bench_console import result_console
-from dynaspec.cli.console import status
+from dynaspec.cli.console import result_console, status
 
 
 def perplexity(

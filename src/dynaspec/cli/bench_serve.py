@@ -1,4 +1,4 @@
-"""``dynaspec bench serve``: put load on a running server and measure."""
+"""``dynaspec bench serve``, and ``bench compare``, which puts its results side by side."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dynaspec.cli import bench_options as o
-from dynaspec.cli.bench_console import progress, result_console
-from dynaspec.cli.console import note
+from dynaspec.cli.console import note, progress, result_console
 
 if TYPE_CHECKING:
     from dynaspec.bench.serving.load import FinishedLoad
@@ -137,3 +136,19 @@ class _Saving:
         path = self.folder / (self.name or result_name(finished, self.label))
         write_json(path, document | (details(finished) if self.detailed else {}))
         note(f"written to {path}")
+
+
+def compare(
+    files: Annotated[list[Path], typer.Argument(help="Results of bench serve, or of bench offline.", metavar="FILES…")],
+) -> None:
+    """Compare results: every figure of each, and its ratio to the first one's.
+
+    Results of vllm bench serve can be compared too. Says in which settings the results differ.
+    """
+    from dynaspec.bench.serving.compare import as_table, load_results, warnings
+    from dynaspec.bench.serving.compare import compare as compare_results
+
+    comparison = compare_results(load_results(files))
+    result_console().print(as_table(comparison))
+    for warning in warnings(comparison):
+        note(f"note: {warning}")

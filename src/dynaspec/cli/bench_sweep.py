@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynaspec.cli import bench_options as o
-from dynaspec.cli.bench_console import progress, result_console
-from dynaspec.cli.console import note
+from dynaspec.cli.console import note, progress, result_console
 from dynaspec.contract.errors import ConfigError
 
 if TYPE_CHECKING:

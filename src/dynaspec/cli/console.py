@@ -1,13 +1,26 @@
-"""What the commands say beside their results: on stderr, so that stdout can be piped and compared."""
+"""What the commands print: results on stdout, so that they can be piped and compared, and all else on stderr."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
+
+import dynaspec
+from dynaspec.engine.config import EngineConfig
+from dynaspec.server.config import ServerConfig
+from dynaspec.server.logs import FIELDS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dynaspec.server.state import ServerState
 
 
 def stderr_console() -> Console:
@@ -34,3 +47,77 @@ def status(first: str, *, hidden: bool = False) -> Iterator[Callable[[str], None
         return
     with console.status(Text(first)) as spinner:
         yield lambda message: spinner.update(Text(message))
+
+
+logger = logging.getLogger(__name__)
+
+
+def announce(engine: EngineConfig, state: ServerState, url: str) -> None:
+    """What is served, where, and how to stop it: on stderr, or as a line of a JSON log."""
+    if state.config.log_format == "json":
+        fields = {"model": engine.model, "served_as": state.served_names, "url": url, "drafts": drafting(engine)}
+        logger.info("listening", extra={FIELDS: fields})
+        return
+    console = stderr_console()
+    console.print(Text.assemble("dynaspec ", dynaspec.__version__, " serves ", (engine.model, "bold"), *_alias(state)))
+    for name, value in [("drafts", drafting(engine)), *addresses(state.config, url), ("stop", stopping(state.config))]:
+        console.print(Text.assemble((f"  {name:<9}  ", "dim"), value))
+
+
+def drafting(engine: EngineConfig, *, short: bool = False) -> str:
+    """Who drafts, and which policy decides how much.
+
+    Args:
+        short: a checkpoint's name without the folders that it is in.
+    """
+    config = engine.speculative_config
+    if config is None:
+        return "none: plain decoding"
+    drafter = config.model or config.method
+    if short:
+        drafter = Path(drafter).name
+    lookup = " and lookup" if config.hybrid_lookup else ""
+    return f"{drafter}{lookup}, policy {config.policy}"
+
+
+def addresses(config: ServerConfig, url: str) -> list[tuple[str, str]]:
+    """The pages that there are, with their names."""
+    pages = [("API", f"{url}/v1")]
+    if not config.disable_docs:
+        pages.append(("docs", f"{url}/openapi.json"))
+    if config.enable_dashboard:
+        pages.append(("dashboard", f"{url}/dashboard"))
+    return [*pages, ("metrics", f"{url}/metrics")]
+
+
+def stopping(config: ServerConfig) -> str:
+    """How to end it."""
+    return f"Ctrl-C: running requests get {config.drain_timeout_s:g} s to finish; again: at once"
+
+
+def _alias(state: ServerState) -> tuple[str, ...]:
+    return (" as ", ", ".join(state.served_names)) if state.config.served_model_name else ()
+
+
+_FILE_WIDTH = 120
+"""Columns of the tables where there is no terminal to fit them into."""
+
+
+def result_console() -> Console:
+    """A console on stdout, wide enough for the tables where it is no terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
+
+
+@contextmanager
+def progress(*, hidden: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Progress on stderr, told as (stage, done, in all); or none."""
+    from dynaspec.bench.console import stages
+
+    if hidden:
+        yield lambda stage, done, total: None
+        return
+    with stages() as tell:
+        yield tell

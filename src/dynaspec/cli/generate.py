@@ -1,10 +1,10 @@
-"""``dynaspec generate``: continue prompts."""
+"""``dynaspec generate``: one answer for every prompt that is given, piped or in a file."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -13,13 +13,44 @@ import typer
 
 from dynaspec.cli import options as o
 from dynaspec.cli.console import status, stderr_console
-from dynaspec.cli.prompts import collect_prompts
 from dynaspec.cli.results import Writer, make_writer
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.config import EngineConfig
 from dynaspec.observe.format import format_table
+
+STDIN = "-"
+
+
+def collect_prompts(arguments: Sequence[str], file: Path | None) -> list[str]:
+    """Prompts of the arguments (``-`` is what stdin holds), then of the file; stdin alone if it is piped.
+
+    Raises:
+        ConfigError: no prompt at all, or a file that cannot be read.
+    """
+    if not arguments and file is None:
+        if sys.stdin.isatty():
+            raise ConfigError("no prompt was given; expected prompts as arguments, --prompt-file, or text on stdin")
+        arguments = [STDIN]
+    if list(arguments).count(STDIN) > 1:
+        raise ConfigError("'-' is given more than once; expected it once, as stdin can be read once")
+    prompts = [_stdin() if argument == STDIN else argument for argument in arguments]
+    return prompts + (_file(file) if file is not None else [])
+
+
+def _stdin() -> str:
+    """All of stdin as one prompt, without the newline that ends a piped line."""
+    text = sys.stdin.read().removesuffix("\n")
+    if not text:
+        raise ConfigError("stdin is empty; expected a prompt")
+    return text
+
+
+def _file(path: Path) -> list[str]:
+    from dynaspec.bench.datasets import load_prompts
+
+    return [prompt.text for prompt in load_prompts(path)]
 
 
 def generate(

@@ -13,13 +13,11 @@ import typer
 from typer.core import TyperCommand
 
 from dynaspec.cli import options as o
-from dynaspec.cli.banner import announce
-from dynaspec.cli.config_file import read_config_file
-from dynaspec.cli.console import note
+from dynaspec.cli.console import announce, note
 from dynaspec.cli.demo_model import DEMO_NAME, with_demo_model
-from dynaspec.cli.fields import with_fields
+from dynaspec.cli.options import with_fields
 from dynaspec.cli.vllm_backend import backend_of
-from dynaspec.cli.vllm_flags import translate_arguments
+from dynaspec.cli.vllm_flags import read_config_file, translate_arguments
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.config import EngineConfig
 from dynaspec.server.config import ServerConfig
@@ -49,7 +47,7 @@ class ServeCommand(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         if _ON_VLLM not in ctx.meta:
             return super().invoke(ctx)
-        from dynaspec.cli.serve_on_vllm import serve_on_vllm
+        from dynaspec.cli.vllm_backend import serve_on_vllm
 
         return serve_on_vllm(ctx.args)
 

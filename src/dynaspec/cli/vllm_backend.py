@@ -1,24 +1,26 @@
-"""``dynaspec serve --backend vllm``: which flags are dynaspec's, and what they are called under vLLM.
-
-Whatever is not named here goes to vLLM's own parser as it was given, in its order, with the model's name.
-"""
+"""The commands on vLLM's engine: what their options come to there, and ``serve``, which is handed over."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dynaspec.cli.config_file import read_pairs
-from dynaspec.cli.vllm_flags import settle
+from rich.text import Text
+
+import dynaspec
+from dynaspec.cli.console import stderr_console
+from dynaspec.cli.vllm_flags import read_pairs, settle
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.config import parse_bytes
 from dynaspec.engine.vllm_options import Foreign
+from dynaspec.hosts.vllm.launch import require_vllm, speculation_arguments
 from dynaspec.server.config import API_KEY_VARIABLE
 
 _KEY = "speculation."
@@ -282,3 +284,68 @@ def _with_dashes(argument: str) -> str:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def serve_on_vllm(arguments: Sequence[str]) -> NoReturn:
+    """Replaces this process by vLLM's server, which serves until a signal.
+
+    Args:
+        arguments: as after ``dynaspec serve``.
+
+    Raises:
+        ConfigError: an option that neither has, or that cannot work under vLLM.
+    """
+    request = read(arguments, os.environ)
+    require_vllm()
+    from dynaspec.hosts.vllm.serve import VllmServer, become_server  # imports vLLM, which takes seconds
+
+    server = VllmServer()
+    told = handed_over(request, server.parse(request.passed))
+    server.check(server.parse(told))
+    command = request.shown(["vllm", "serve", *told])
+    stderr_console().print(Text.assemble(f"dynaspec {dynaspec.__version__} hands over to vLLM:\n  ", (command, "bold")))
+    become_server(told)
+
+
+def handed_over(request: Request, seen: Any) -> list[str]:
+    """The arguments of ``vllm serve``.
+
+    Args:
+        seen: what vLLM's parser made of those that are passed.
+
+    Raises:
+        ConfigError: see ``serve_on_vllm``.
+    """
+    for name in ("speculative_config", "additional_config"):
+        if getattr(seen, name):  # else it would have been taken out
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} was given in parts (--{flag}.key); expected it as one JSON object")
+    speculation = speculation_arguments(
+        request.speculative_config,
+        os.environ,
+        decision_log=request.decision_log,
+        additional_config=request.additional_config,
+        scheduler_cls=seen.scheduler_cls if request.speculative_config is not None else None,  # else it is passed
+        data_parallel_size=seen.data_parallel_size,
+        tensor_parallel_size=seen.tensor_parallel_size,
+        pipeline_parallel_size=seen.pipeline_parallel_size,
+    )
+    flags = [part for name, value in speculation.items() for part in _as_flag(name, value)]
+    return [*_model(request, seen.model_tag), *request.passed, *request.translated, *flags]
+
+
+def _model(request: Request, passed: str | None) -> list[str]:
+    """The model, unless it is among the arguments that are passed."""
+    if passed is None:
+        if request.model is None:
+            raise ConfigError(
+                "no model was given; expected 'dynaspec serve MODEL', a key 'model' in --config, or --demo"
+            )
+        return [request.model]
+    if request.model not in (None, passed) and not request.may_differ:
+        raise ConfigError(f"the model is {passed!r} and --model is {request.model!r}; expected one of the two")
+    return []
+
+
+def _as_flag(name: str, value: object) -> list[str]:
+    return ["--" + name.replace("_", "-"), value if isinstance(value, str) else json.dumps(value)]

@@ -1,23 +1,28 @@
-"""The layers of a decoder on CPU in float32, all in one compiled call."""
+"""The layers of a decoder on CPU, and whole passes of it, each in one compiled call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from .attention.base import KV, AttentionSpec
 from .attention.cpu import CpuMeta, attention_work
+from .batch import ForwardBatch
 from .compiled import NO_TAPS, CacheAddresses, CompiledDecoder
 from .config import DecoderConfig, MlpKind
 from .kernels import elementwise
 from .kernels import layers as kernels
+from .kernels.decode import PassRows, decode, repeat
+from .kernels.layers import move
 from .kernels.team import team_size
 from .layer import Layer
 from .linear import Linear
 from .ops import Norm, RopeTable
 from .packed import PackedLinear
+from .taps import Taps
 
 _ACTIVATIONS: dict[MlpKind, int] = {
     "gated_silu": elementwise.SILU,
@@ -122,3 +127,31 @@ def norm_row(norm: Norm | None) -> tuple[int, int]:
     if norm is None:
         return 0, 0
     return norm.weight.data_ptr(), 0 if norm.bias is None else norm.bias.data_ptr()
+
+
+class CompiledPasses:
+    """What a pass from Python does. The same bits."""
+
+    def __init__(self, decoder: CompiledDecoder) -> None:
+        self.decoder = decoder
+        self._caches = CacheAddresses()
+
+    def of_first_layers(self, count: int) -> CompiledPasses:
+        """See ``Passes``."""
+        return CompiledPasses(self.decoder._replace(layers=self.decoder.layers[:count]))
+
+    def run(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None = None) -> torch.Tensor:
+        """[R, hidden] after the final norm; writes the rows' KV and the hidden states that ``taps`` wants."""
+        return torch.from_numpy(decode(*self._arguments(batch, kv, taps)))
+
+    def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
+        """The same pass, with its logits, so many times in one call."""
+        repeat(*self._arguments(batch, kv, None), passes)
+
+    def move(self, kv: Sequence[KV], source: torch.Tensor, target: torch.Tensor) -> None:
+        """See ``Model.move_kv``."""
+        move(self.decoder, self._caches.of(kv), len(kv[0][0]), source.numpy(), target.numpy())
+
+    def _arguments(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None) -> tuple[Any, ...]:
+        kept = NO_TAPS if taps is None else (taps.arena.numpy(), taps.columns)
+        return self.decoder, *kept, self._caches.of(kv), len(kv[0][0]), PassRows.of(batch)

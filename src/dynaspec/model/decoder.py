@@ -21,7 +21,7 @@ from .taps import Taps
 
 
 class Passes(Protocol):
-    """Whole passes, see ``cpu_passes``."""
+    """Whole passes, see ``cpu_stack``."""
 
     decoder: CompiledDecoder
 

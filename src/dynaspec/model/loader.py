@@ -151,8 +151,7 @@ def assemble(
     attention = attention_backend(spec, device, dtype)
     if device.type == "cpu" and dtype == torch.float32:
         from .cpu_ops import CpuOps  # these compile their kernels when imported
-        from .cpu_passes import CompiledPasses
-        from .cpu_stack import CpuStack
+        from .cpu_stack import CompiledPasses, CpuStack
 
         cpu_stack = CpuStack(config, weights.layers, spec, torch.get_num_threads())
         ends = weights.embedding, weights.head, weights.final_norm, weights.position_embedding

@@ -1,4 +1,6 @@
-"""Row kernels on CPU: softmax, exponential race, and cutting the tail. Compiled by numba, one thread, no GIL.
+"""Row kernels on CPU: softmax, exponential race, cutting the tail, a grammar's masks.
+
+Compiled by numba, one thread, no GIL.
 
 exp and log are written out here. A library's vectorised and scalar versions differ in the last bit, and which of
 them an element meets depends on where in memory its row lies; these give the same bits for a row alone as in any
@@ -29,6 +31,7 @@ _ROUND_SINGLE = 1.5 * 2.0**23
 _MANTISSA = 2**52 - 1
 _ONE_BITS = 1023 << 52
 _INF_BITS = 0x7FF << 52
+_WORD, _ALL = 32, np.int32(-1)
 
 
 @inlined
@@ -323,3 +326,42 @@ def exponentials(keys: UInt64, count: int) -> Float64:
         for i in range(count):
             out[r, i] = _exponential(nth(keys[r], i))
     return out
+
+
+@kernel
+def keep_set(scores: Float32, index: Int64, bits: npt.NDArray[np.int32]) -> None:
+    """Sets scores[index[r], i] to −inf where bit i % 32 of bits[r, i // 32] is 0, and behind the last bit.
+
+    Args:
+        scores: [R, V], changed in place
+        index: [r] rows of ``scores``
+        bits: [r, W]
+    """
+    vocab = scores.shape[1]
+    for r in range(index.size):
+        row = scores[index[r]]
+        for w in range(bits.shape[1]):
+            word = bits[r, w]
+            if word != _ALL:
+                for i in range(_WORD * w, min(_WORD * (w + 1), vocab)):
+                    if not (word >> (i - _WORD * w)) & 1:
+                        row[i] = -np.inf
+        for i in range(_WORD * bits.shape[1], vocab):
+            row[i] = -np.inf
+
+
+@kernel
+def empty(scores: Float32, index: Int64, out: npt.NDArray[np.bool_]) -> None:
+    """out[r] = whether no score of the row ``index[r]`` is above −inf.
+
+    Args:
+        scores: [R, V]
+        index: [r] rows of ``scores``
+        out: [r]
+    """
+    for r in range(index.size):
+        row = scores[index[r]]
+        i = 0
+        while i < row.size and not row[i] > -np.inf:
+            i += 1
+        out[r] = i == row.size

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from . import accelerator, cpu, masks
+from . import accelerator, cpu
 from .rng import Int64, UInt64
 from .truncate import truncate as truncate_on_cpu
 
@@ -115,7 +115,7 @@ def truncate(
 def keep_set(scores: torch.Tensor, index: Int64, bits: npt.NDArray[np.int32]) -> None:
     """Sets what is 0 in bits [r, ⌈V / 32⌉] to −inf in the rows ``index`` [r] of scores [R, V], in place."""
     if _on_cpu(scores):
-        masks.keep_set(scores.numpy(), index, bits)
+        cpu.keep_set(scores.numpy(), index, bits)
         return
     where = _to_device(index, scores)
     scores[where] = accelerator.keep_set(scores[where], _to_device(bits, scores))
@@ -126,7 +126,7 @@ def empty(scores: torch.Tensor, index: Int64) -> npt.NDArray[np.bool_]:
     if not _on_cpu(scores):
         return ~(take(scores, index) > -torch.inf).any(-1).cpu().numpy()
     out = np.empty(index.size, np.bool_)
-    masks.empty(scores.numpy(), index, out)
+    cpu.empty(scores.numpy(), index, out)
     return out
 
 

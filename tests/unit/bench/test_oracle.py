@@ -6,8 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
+from dynaspec.bench import oracle as report
 from dynaspec.bench import oracle as study_module
-from dynaspec.bench import oracle_report as report
 from dynaspec.bench.datasets import BenchPrompt
 from dynaspec.bench.oracle import ORACLE, run_study, summarise
 from dynaspec.bench.oracle_steps import Iteration, fixed, stopped, walk

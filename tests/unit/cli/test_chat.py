@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from dynaspec.cli import chat
-from dynaspec.cli.chat_stats import describe
+from dynaspec.cli.chat import describe
 from dynaspec.cli.conversation import Answer, Conversation
 from dynaspec.contract.outputs import CompletionOutput, RequestMetrics
 from dynaspec.contract.sampling_params import SamplingParams

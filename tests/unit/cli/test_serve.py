@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from dynaspec.cli.banner import announce
+from dynaspec.cli.console import announce
 from dynaspec.cli.vllm_flags import FOREIGN, RENAMED
 from dynaspec.engine.config import EngineConfig
 from dynaspec.server.config import ServerConfig

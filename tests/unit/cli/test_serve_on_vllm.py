@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynaspec.cli.serve_on_vllm import handed_over
-from dynaspec.cli.vllm_backend import CONVERTED, LISTS, NEGATED, REFUSED, RENAMED, SAME, backend_of, read
+from dynaspec.cli.vllm_backend import CONVERTED, LISTS, NEGATED, REFUSED, RENAMED, SAME, backend_of, handed_over, read
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.config import EngineConfig
 from dynaspec.server.config import ServerConfig
@@ -174,7 +173,7 @@ def test_objects_in_parts_are_refused(name):
 
 def test_the_command_line_reaches_it(dynaspec, monkeypatch):
     given = []
-    monkeypatch.setattr("dynaspec.cli.serve_on_vllm.serve_on_vllm", given.append)
+    monkeypatch.setattr("dynaspec.cli.vllm_backend.serve_on_vllm", given.append)
     assert dynaspec("serve", "m", "--backend", "vllm", "--quantization", "awq").code == 0
     assert given == [["m", "--backend", "vllm", "--quantization", "awq"]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynaspec.cli.config_file import read_config_file
+from dynaspec.cli.vllm_flags import read_config_file
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.engine.config import EngineConfig
 from dynaspec.server.config import ServerConfig

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import ValidationError
 
-from dynaspec.cli.banner import stopping
+from dynaspec.cli.console import stopping
 from dynaspec.cli.main import BAD_INPUT
 from dynaspec.observe.families import ENGINE_FAMILIES
 from dynaspec.server import middleware

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from dynaspec.engine.byte_level import bytes_of_token, longest_token, speller
+from dynaspec.engine.tokenizer import bytes_of_token, longest_token, speller
 from unit.engine.texts import backend, byte_symbols
 
 

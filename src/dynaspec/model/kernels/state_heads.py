@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.compiled import njit
-from dynaspec.model.state_heads.compiled import CompiledMedusa, CompiledMlp
+from dynaspec.model.state_heads.base import CompiledMedusa, CompiledMlp
 
 from .elementwise import GELU, SILU, activate
 from .layers import MATRIX, NORM, norm, product

@@ -22,10 +22,10 @@ from dynaspec.model.head_tensors import PICKLED, HeadTensors, open_tensors
 from dynaspec.model.linear import Linear
 from dynaspec.model.quantization import Quantization
 from dynaspec.model.reader import Reader
+from dynaspec.model.state_heads.base import CompiledHeads, CompiledMedusa
 from dynaspec.model.weights import HEADS_BESIDE, find_checkpoint, read_json
 
 from .base import kernels, on_cpu, reader_of
-from .compiled import CompiledHeads, CompiledMedusa
 
 _FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _WHAT = "a Medusa checkpoint"

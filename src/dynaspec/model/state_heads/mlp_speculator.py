@@ -27,10 +27,10 @@ from dynaspec.model.head_tensors import PICKLED, HeadTensors, open_tensors
 from dynaspec.model.linear import Linear
 from dynaspec.model.ops import Norm, Ops, ops_for
 from dynaspec.model.quantization import Quantization
+from dynaspec.model.state_heads.base import CompiledHeads, CompiledMlp
 from dynaspec.model.weights import find_checkpoint, read_json
 
 from .base import kernels, on_cpu, reader_of
-from .compiled import CompiledHeads, CompiledMlp
 
 _WHAT = "an MLP speculator"
 _EPS = 1e-6
