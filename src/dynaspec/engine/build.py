@@ -40,6 +40,7 @@ from .engine import Engine
 from .intake import Intake
 from .loop import OverlappedLoop, SerialLoop
 from .memory import default_kv_memory
+from .sampling_defaults import sampling_defaults
 from .step import Step
 from .target import TargetVerifier
 from .tokenizer import Tokenizer
@@ -64,6 +65,7 @@ def build_engine(
     """
     device = _device(config.device)
     speculation = config.speculative_config
+    defaults = sampling_defaults(config)
     target = load(
         config.model,
         revision=config.revision,
@@ -125,7 +127,13 @@ def build_engine(
     return Engine(
         config=config,
         tokenizer=tokenizer,
-        intake=Intake(tokenizer, target.config.vocab_size, target.config.eos_token_ids, max_model_len, config.seed),
+        intake=Intake(
+            tokenizer,
+            target.config.vocab_size,
+            tuple(dict.fromkeys(target.config.eos_token_ids + defaults.end_tokens)),
+            max_model_len,
+            config.seed,
+        ),
         scheduler=scheduler,
         controller=controller,
         proposers=router,
@@ -133,6 +141,7 @@ def build_engine(
         stats=stats,
         max_model_len=max_model_len,
         decision_log=log,
+        sampling_defaults=defaults,
     )
 
 
