@@ -25,7 +25,7 @@ from dynaspec.model.taps import Taps
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.drafter import Drafter
-from dynaspec.propose.guard import Guard, NoProposer, TargetPace
+from dynaspec.propose.guard import FaultBarrier, NoProposer, TargetPassTimer
 from dynaspec.propose.pass_timing import Runner, measure_costs
 from dynaspec.propose.registry import Loaded, Source, Weights, build_proposers, load_drafter
 from dynaspec.propose.router import Router
@@ -96,9 +96,9 @@ def build_engine(
     log = _decision_log(config, costs)
     if log is not None:
         controller = LoggedController(controller, log)
-    pace = TargetPace()
+    pace = TargetPassTimer()
     vocab_size = target.config.vocab_size
-    router = Router([Guard(p, vocab_size, stats.proposer_fault, pace, time.monotonic) for p in proposers])
+    router = Router([FaultBarrier(p, vocab_size, stats.proposer_fault, pace, time.monotonic) for p in proposers])
     scheduler = Scheduler(
         Lanes(config.max_num_seqs, max_model_len), tables, config.max_num_batched_tokens, time.monotonic
     )
