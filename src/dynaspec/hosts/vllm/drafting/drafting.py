@@ -4,9 +4,9 @@ vLLM calls at the end of every step, when the target has answered and before any
 
     the step that ends:  what came of the last drafts → observe     │ propose: plan → draft → trim → lists of tokens
 
-So unlike vLLM's scheduler, which has to decide a step ahead (``..driver``), this host knows what was accepted when it
-plans, and how long drafting took apart from the rest. Drafts are the drafter's most probable tokens, which vLLM's
-verification takes for certain: its output is exact for every request.
+So unlike vLLM's scheduler, which has to decide a step ahead (``..step_tracker``), this host knows what was accepted
+when it plans, and how long drafting took apart from the rest. Drafts are the drafter's most probable tokens, which
+vLLM's verification takes for certain: its output is exact for every request.
 """
 
 from __future__ import annotations
