@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from dynaspec.hosts.vllm.driver import Driver, Row, Step, Verified
+from dynaspec.hosts.vllm.step_tracker import Row, Step, StepTracker, Verified
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Prices:
 class Machine:
     """Steps are scheduled one ahead under ``asynchronous``, as vLLM does."""
 
-    driver: Driver
+    tracker: StepTracker
     prices: Prices = field(default_factory=Prices)
     runs_model: bool = True
     asynchronous: bool = False
@@ -62,7 +62,7 @@ class Machine:
         for pair in flying:
             emitted += self._finish(*pair)
         ended = [r.id for r in requests if r.left <= 0]
-        self.driver.forget(ended)
+        self.tracker.forget(ended)
         return emitted
 
     def _schedule(self, running: list[Request]) -> Step:
@@ -80,7 +80,7 @@ class Machine:
             )
             for r in running
         ]
-        step = self.driver.schedule(rows, 0, self.now)
+        step = self.tracker.schedule(rows, 0, self.now)
         self.lengths.append(step.k)
         depths = dict(step.depths)
         for r in running:
@@ -100,9 +100,9 @@ class Machine:
             request.left -= count
             request.length += count
             verified[row.id] = Verified(accepted + 1, count)
-        self.driver.commit(step, verified, self.now)
+        self.tracker.commit(step, verified, self.now)
         if not self.asynchronous:
-            kept = self.driver.drafted(step, {row.id: step.k for row in step.rows}, self.now)
+            kept = self.tracker.drafted(step, {row.id: step.k for row in step.rows}, self.now)
             for request in running:
                 request.drafts = min(request.drafts, kept.get(request.id, 0))
         return sum(v.emitted for v in verified.values())

@@ -12,6 +12,7 @@ from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.intake import Prompt
+from dynaspec.engine.sampling_defaults import SamplingDefaults
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.estimates import Metric
@@ -58,6 +59,11 @@ class AsyncLLM:
         return self._engine.max_model_len
 
     @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """How requests without sampling parameters are sampled: see the option ``generation_config``."""
+        return self._engine.sampling_defaults
+
+    @property
     def healthy(self) -> bool:
         """The engine is running: it has neither failed nor been closed."""
         return self._thread.running
@@ -86,7 +92,7 @@ class AsyncLLM:
         """
         check_adapters(lora_request)
         note_priority(priority)
-        params = sampling_params or SamplingParams()
+        params = sampling_params or self.sampling_defaults.params()
         if params.structured_outputs is not None:  # to compile it can take long, and the engine has others to serve
             await asyncio.to_thread(self._engine.prepare, params)
         stream = Stream(asyncio.get_running_loop())

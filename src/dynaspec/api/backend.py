@@ -13,6 +13,7 @@ from dynaspec.engine.build import build_engine
 from dynaspec.engine.config import EngineConfig, parse_bytes
 from dynaspec.engine.engine import Engine
 from dynaspec.engine.intake import Prompt
+from dynaspec.engine.sampling_defaults import SamplingDefaults
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.engine.vllm_options import translated
 from dynaspec.hosts.vllm.launch import engine_arguments, require_vllm
@@ -33,6 +34,11 @@ class SteppedEngine(Protocol):
 
     @property
     def max_model_len(self) -> int: ...
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """How requests without sampling parameters are sampled."""
+        ...
 
     @property
     def unfinished(self) -> bool:

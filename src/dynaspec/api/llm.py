@@ -122,8 +122,8 @@ class LLM:
         return self._engine.max_model_len
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What ``generate`` and ``chat`` use without any; never the checkpoint's ``generation_config.json``."""
-        return SamplingParams()
+        """What ``generate`` and ``chat`` use without any: see the option ``generation_config``."""
+        return self._engine.sampling_defaults.params()
 
     def generate(
         self,
@@ -154,7 +154,7 @@ class LLM:
         check_empty("tokenization_kwargs", tokenization_kwargs, "prompts are encoded in one way")
         note_priority(priority)
         many = _as_list(prompts)
-        params = _params_for(many, sampling_params)
+        params = _params_for(many, self.get_default_sampling_params() if sampling_params is None else sampling_params)
         return self._run(many, params, use_tqdm, on_output)
 
     def chat(
@@ -298,11 +298,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return cast(list[Prompt], [prompts] if one else list(prompts))
 
 
-def _params_for(
-    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
+def _params_for(prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams]) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * len(prompts)
     wrong = next((one for one in params if not isinstance(one, SamplingParams)), None)

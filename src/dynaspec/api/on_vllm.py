@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from dynaspec.engine.sampling_defaults import SamplingDefaults
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.hosts.vllm.llm import VllmEngine
 from dynaspec.observe.estimates import Counter, Gauge, Histogram, Metric, Vector
@@ -30,6 +31,11 @@ class EngineOnVllm(VllmEngine):
             revision=given.get("tokenizer_revision") if own else given.get("revision"),
             trust_remote_code=given.get("trust_remote_code", False),
         )
+
+    @cached_property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """Those that vLLM makes of its ``generation_config`` and ``override_generation_config``."""
+        return SamplingDefaults(self._engine.model_config.get_diff_sampling_param())
 
     def metrics(self) -> list[Metric]:
         """vLLM's own; none where it keeps none."""

@@ -41,6 +41,8 @@ class EngineOptions(TypedDict, total=False):
     enable_prefix_caching: bool | None
     async_scheduling: bool | None
     stream_interval_s: float
+    generation_config: str | None
+    override_generation_config: Mapping[str, Any] | str | None
     decision_log: str | None
     tensor_parallel_size: int
 

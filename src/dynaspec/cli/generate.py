@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -92,24 +93,24 @@ def generate(
     enable_prefix_caching: o.EnablePrefixCaching = None,
     async_scheduling: o.AsyncScheduling = None,
     tensor_parallel_size: o.TensorParallelSize = None,
+    generation_config: o.GenerationConfig = None,
     decision_log: o.DecisionLog = None,
 ) -> None:
     """Continue prompts. Stdout carries the continuations, without the prompts, and nothing else."""
     texts = collect_prompts(prompts or (), prompt_file)
-    params = SamplingParams(
-        **o.given(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            max_tokens=max_tokens,
-            seed=seed,
-            stop=stop or None,
-            ignore_eos=ignore_eos,
-            n=n,
-        )
+    sampling = o.given(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        max_tokens=max_tokens,
+        seed=seed,
+        stop=stop or None,
+        ignore_eos=ignore_eos,
+        n=n,
     )
+    params = SamplingParams(**sampling)  # before the model is loaded, so that what is wrong is said at once
     engine = o.given(
         tokenizer=tokenizer,
         revision=revision,
@@ -124,6 +125,7 @@ def generate(
         enable_prefix_caching=enable_prefix_caching,
         async_scheduling=async_scheduling,
         tensor_parallel_size=tensor_parallel_size,
+        generation_config=generation_config,
         decision_log=decision_log,
     )
     speculation = o.speculation(
@@ -140,6 +142,7 @@ def generate(
             from dynaspec.api import LLM  # brings torch, which takes seconds to import
 
             llm = stack.enter_context(closing(LLM(model, speculative_config=speculation, **engine)))
+        params = replace(llm.get_default_sampling_params(), **sampling)
         started = time.perf_counter()
         # Two things moving on one terminal would spoil each other.
         with status("decoding", hidden=file.isatty()) as tell:

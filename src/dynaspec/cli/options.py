@@ -113,6 +113,7 @@ MaxNumBatchedTokens = Annotated[int | None, _engine("max_num_batched_tokens")]
 KvCacheMemory = Annotated[str | None, _engine("kv_cache_memory")]
 EnablePrefixCaching = Annotated[bool | None, _engine("enable_prefix_caching")]
 AsyncScheduling = Annotated[bool | None, _engine("async_scheduling")]
+GenerationConfig = Annotated[str | None, _engine("generation_config")]
 DecisionLog = Annotated[str | None, _engine("decision_log")]
 TensorParallelSize = Annotated[int | None, _engine("tensor_parallel_size")]
 

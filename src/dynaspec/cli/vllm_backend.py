@@ -41,6 +41,8 @@ SAME = frozenset(
         *("tokenizer", "revision", "trust_remote_code", "dtype", "seed", "max_model_len", "max_num_seqs"),
         *(
             "quantization",
+            "generation_config",
+            "override_generation_config",
             "max_num_batched_tokens",
             "enable_prefix_caching",
             "async_scheduling",

@@ -12,7 +12,7 @@ from .target import Verified
 
 
 @dataclass(slots=True)
-class Scheduled:
+class ScheduledStep:
     """A step that has been planned."""
 
     batch: StepBatch
@@ -25,10 +25,10 @@ class Scheduled:
 
 
 @dataclass(slots=True)
-class Ran:
+class ExecutedStep:
     """A step that has been run, but not committed."""
 
-    scheduled: Scheduled
+    scheduled: ScheduledStep
     drafts: Drafts
     drafted: DraftView
     """The controller's view of them."""

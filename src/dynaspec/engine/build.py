@@ -26,7 +26,7 @@ from dynaspec.model.taps import Taps
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.drafter import Drafter
-from dynaspec.propose.guard import Guard, NoProposer, TargetPace
+from dynaspec.propose.guard import FaultBarrier, NoProposer, TargetPassTimer
 from dynaspec.propose.pass_timing import Runner, measure_costs
 from dynaspec.propose.registry import Loaded, Source, Weights, build_proposers, load_drafter
 from dynaspec.propose.router import Router
@@ -40,6 +40,7 @@ from .config import EngineConfig
 from .engine import Engine
 from .intake import Intake
 from .loop import OverlappedLoop, SerialLoop
+from .sampling_defaults import sampling_defaults
 from .step import Step
 from .target import TargetVerifier
 from .tokenizer import Tokenizer
@@ -76,6 +77,7 @@ def build_engine(
     """
     device = _device(config.device)
     speculation = config.speculative_config
+    defaults = sampling_defaults(config)
     target = load(
         config.model,
         revision=config.revision,
@@ -106,9 +108,9 @@ def build_engine(
     log = _decision_log(config, costs)
     if log is not None:
         controller = LoggedController(controller, log)
-    pace = TargetPace()
+    pace = TargetPassTimer()
     vocab_size = target.config.vocab_size
-    router = Router([Guard(p, vocab_size, stats.proposer_fault, pace, time.monotonic) for p in proposers])
+    router = Router([FaultBarrier(p, vocab_size, stats.proposer_fault, pace, time.monotonic) for p in proposers])
     scheduler = Scheduler(
         Lanes(config.max_num_seqs, max_model_len), tables, config.max_num_batched_tokens, time.monotonic
     )
@@ -137,7 +139,13 @@ def build_engine(
     return Engine(
         config=config,
         tokenizer=tokenizer,
-        intake=Intake(tokenizer, target.config.vocab_size, target.config.eos_token_ids, max_model_len, config.seed),
+        intake=Intake(
+            tokenizer,
+            target.config.vocab_size,
+            tuple(dict.fromkeys(target.config.eos_token_ids + defaults.end_tokens)),
+            max_model_len,
+            config.seed,
+        ),
         scheduler=scheduler,
         controller=controller,
         proposers=router,
@@ -145,6 +153,7 @@ def build_engine(
         stats=stats,
         max_model_len=max_model_len,
         decision_log=log,
+        sampling_defaults=defaults,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -51,6 +52,15 @@ class EngineConfig(BaseModel):
         description="Least seconds between two pieces of a streamed answer, but for its first and last; 0 = a piece "
         "a step. For AsyncLLM and servers.",
     )
+    generation_config: str = Field(
+        "auto",
+        min_length=1,
+        description="Where requests get the sampling that they leave out: auto = the checkpoint's "
+        "generation_config.json, vllm = neutral values, or a folder with such a file.",
+    )
+    override_generation_config: Mapping[str, Any] | None = Field(
+        None, description='Such values themselves, over those of the file: {"temperature": 0.5}, as JSON.'
+    )
     decision_log: str | None = Field(None, min_length=1, description="Write every decision to this file, JSON lines.")
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs a model is split over; 1 is what this engine has.")
     speculative_config: SpeculativeConfig | None = Field(None, description="How to speculate; None = plain decoding.")
@@ -96,6 +106,16 @@ class EngineConfig(BaseModel):
     @classmethod
     def _bytes(cls, value: object) -> object:
         return parse_bytes(value) if isinstance(value, str) else value
+
+    @field_validator("override_generation_config", mode="before")
+    @classmethod
+    def _object(cls, value: object) -> object:
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                raise ValueError(f"{value!r} is not JSON; expected an object") from None
+        return value
 
     @field_validator("quantization", mode="before")
     @classmethod

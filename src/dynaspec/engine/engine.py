@@ -24,6 +24,7 @@ from .config import EngineConfig
 from .intake import Group, Intake, Prompt
 from .loop import Loop
 from .outputs import OutputBuilder
+from .sampling_defaults import NEUTRAL, SamplingDefaults
 from .tokenizer import Tokenizer
 
 
@@ -50,8 +51,10 @@ class Engine:
         stats: SpecStats,
         max_model_len: int,
         decision_log: DecisionLog | None = None,
+        sampling_defaults: SamplingDefaults = NEUTRAL,
     ) -> None:
         self.config = config
+        self.sampling_defaults = sampling_defaults
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self._intake = intake

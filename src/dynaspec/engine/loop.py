@@ -7,7 +7,7 @@ from typing import Protocol
 
 from dynaspec.schedule.request import Request
 
-from .acts import Ran, Scheduled
+from .acts import ExecutedStep, ScheduledStep
 from .step import Step
 
 
@@ -54,7 +54,7 @@ class OverlappedLoop:
     def __init__(self, step: Step) -> None:
         self._step = step
         self._runner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dynaspec-step")
-        self._in_flight: tuple[Scheduled, Future[Ran]] | None = None
+        self._in_flight: tuple[ScheduledStep, Future[ExecutedStep]] | None = None
 
     def advance(self) -> list[Request]:
         if self._in_flight is None:
@@ -73,11 +73,13 @@ class OverlappedLoop:
         self._runner.shutdown(wait=True, cancel_futures=True)
         self._in_flight = None
 
-    def _submit(self, scheduled: Scheduled | None) -> None:
+    def _submit(self, scheduled: ScheduledStep | None) -> None:
         if scheduled is not None:
             self._in_flight = scheduled, self._runner.submit(self._step.run, scheduled)
 
-    def _finish(self, scheduled: Scheduled, future: Future[Ran], ahead: Scheduled | None) -> Ran:
+    def _finish(
+        self, scheduled: ScheduledStep, future: Future[ExecutedStep], ahead: ScheduledStep | None
+    ) -> ExecutedStep:
         """Waits for the step in flight; if it fails, it and the one planned on top of it are given up."""
         try:
             return future.result()

@@ -11,7 +11,7 @@ from dynaspec.contract.step import Ended, Limits, SpecPlan, StepOutcome, StepVie
 from dynaspec.contract.tree import MAX_NODES
 from dynaspec.schedule.batch import Committed, StepBatch, StepResult
 
-from .acts import Ran
+from .acts import ExecutedStep
 
 
 def build_view(
@@ -60,7 +60,7 @@ def why_off(view: StepView, plan: SpecPlan) -> dict[str, int]:
     )
 
 
-def build_outcome(ran: Ran, committed: Committed, step_s: float, plan_s: float = 0.0) -> StepOutcome:
+def build_outcome(ran: ExecutedStep, committed: Committed, step_s: float, plan_s: float = 0.0) -> StepOutcome:
     batch, result = ran.scheduled.batch, ran.verified.result
     return StepOutcome(
         plan_step=batch.step,

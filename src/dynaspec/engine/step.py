@@ -16,7 +16,7 @@ from dynaspec.contract.controller import Controller
 from dynaspec.contract.proposer import NewText
 from dynaspec.contract.step import Limits, Needs
 from dynaspec.observe.stats import SpecStats
-from dynaspec.propose.guard import TargetPace
+from dynaspec.propose.guard import TargetPassTimer
 from dynaspec.propose.router import Router
 from dynaspec.propose.watermark import draft_view
 from dynaspec.sampling.state import SamplerState
@@ -24,7 +24,7 @@ from dynaspec.schedule.batch import Committed, StepBatch
 from dynaspec.schedule.request import Request
 from dynaspec.schedule.scheduler import Scheduler
 
-from .acts import Ran, Scheduled
+from .acts import ExecutedStep, ScheduledStep
 from .outcome import build_outcome, build_view, why_off
 from .target import TargetVerifier
 
@@ -41,7 +41,7 @@ class Step:
         sampler: SamplerState,
         limits: Limits,
         stats: SpecStats,
-        pace: TargetPace,
+        pace: TargetPassTimer,
         clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
@@ -57,7 +57,7 @@ class Step:
         self._needs: Needs = "all"
         self._no_offers = (None,) * len(limits.proposers)
 
-    def schedule(self) -> Scheduled | None:
+    def schedule(self) -> ScheduledStep | None:
         """Plans the next step; None if nobody could run."""
         began = self._clock()
         batch = self._scheduler.next_batch()
@@ -72,9 +72,9 @@ class Step:
         self._needs = plan.next_needs
         batch.skipped = why_off(view, plan)
         plan = self._scheduler.reserve(batch, plan)
-        return Scheduled(batch, view, plan, began, plan_s)
+        return ScheduledStep(batch, view, plan, began, plan_s)
 
-    def settle(self, scheduled: Scheduled) -> Scheduled | None:
+    def settle(self, scheduled: ScheduledStep) -> ScheduledStep | None:
         """Brings a step that was planned ahead up to date; None if all its requests have left."""
         keep = self._scheduler.settle(scheduled.batch)
         if scheduled.batch.empty:
@@ -84,11 +84,11 @@ class Step:
             scheduled.view, scheduled.plan = scheduled.view.select(keep), scheduled.plan.select(keep)
         return scheduled
 
-    def discard(self, scheduled: Scheduled) -> None:
+    def discard(self, scheduled: ScheduledStep) -> None:
         """Gives up a step that was not committed; its requests stay, and are recomputed."""
         self._scheduler.discard(scheduled.batch)
 
-    def run(self, scheduled: Scheduled) -> Ran:
+    def run(self, scheduled: ScheduledStep) -> ExecutedStep:
         """Drafts and verifies. Touches tensors, but no queue and no request."""
         batch, started = scheduled.batch, self._clock()
         self._take_lanes(batch)
@@ -101,9 +101,9 @@ class Step:
         ended = self._clock()
         if not verified.prefill_rows:
             self._pace.record(ended - between)
-        return Ran(scheduled, drafts, drafted, plan, verified, between - started, ended - between)
+        return ExecutedStep(scheduled, drafts, drafted, plan, verified, between - started, ended - between)
 
-    def commit(self, ran: Ran) -> list[Request]:
+    def commit(self, ran: ExecutedStep) -> list[Request]:
         """Makes the tokens output; returns the requests that got any, or ended."""
         batch = ran.scheduled.batch
         committed = self._scheduler.commit(batch, ran.verified.result)

@@ -17,7 +17,8 @@ from .base import Model
 from .config import DecoderConfig
 from .decoder import Decoder
 from .families import FAMILIES, Family
-from .families.common import UnsupportedVariantError, special_tokens, token_ids
+from .families.common import UnsupportedVariantError, special_tokens
+from .generation_config import read_generation_config
 from .layer import Weights
 from .ops import ops_for
 from .quantization import Quantization, check_not_quantised, check_quantization
@@ -217,6 +218,4 @@ def _architecture(hf: Any, directory: Path) -> str:
 
 def _end_tokens(known: tuple[int, ...], directory: Path) -> tuple[int, ...]:
     """The config's end-of-sequence tokens and those that generation_config.json adds."""
-    path = directory / "generation_config.json"
-    more = token_ids(read_json(path).get("eos_token_id")) if path.is_file() else ()
-    return tuple(dict.fromkeys(known + more))
+    return tuple(dict.fromkeys(known + read_generation_config(directory).end_tokens))

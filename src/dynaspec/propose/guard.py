@@ -91,7 +91,7 @@ class NoProposer:
         """Nothing to keep."""
 
 
-class TargetPace:
+class TargetPassTimer:
     """Seconds of a target pass over decoding requests: the running median of the latest ones.
 
     Where drafts are verified in every pass, it is a little more than a plain pass takes, which errs towards patience.
@@ -110,7 +110,7 @@ class TargetPace:
         return median(self._latest) if len(self._latest) >= _LEAST_PASSES else None
 
 
-class Lateness:
+class TimeoutDetector:
     """Whether drafts are late as a rule. Single ones are where the machine is busy, or compiles what is used first."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Lateness:
         return late and 2 * sum(self._latest) > _DRAFTS
 
 
-class Strikes:
+class FaultCounter:
     """Faults that add up, unless there are good drafts enough between them: those of hours ago do not count."""
 
     def __init__(self, most: int, forgotten_after: int) -> None:
@@ -258,7 +258,7 @@ def _check_form(drafts: Drafts, depth: npt.NDArray[np.int64], vocab_size: int) -
             raise ProposerFault(f"drafts have {name} {tuple(column.shape)}; expected {shape}")
 
 
-class Guard:
+class FaultBarrier:
     """A proposer's calls, with what they return checked."""
 
     def __init__(
@@ -266,7 +266,7 @@ class Guard:
         proposer: Proposer,
         vocab_size: int,
         on_fault: Callable[[Fault], None],
-        pace: TargetPace,
+        pace: TargetPassTimer,
         clock: Callable[[], float],
         *,
         max_faults: int = 3,
@@ -284,8 +284,8 @@ class Guard:
         self._on_fault = on_fault
         self._pace = pace
         self._clock = clock
-        self._faults = Strikes(max_faults, _FAULTS_FORGOTTEN_AFTER)
-        self._lateness = Lateness()
+        self._faults = FaultCounter(max_faults, _FAULTS_FORGOTTEN_AFTER)
+        self._lateness = TimeoutDetector()
         self._untimed = _FIRST_DRAFTS
         self._off: set[int] = set()
         """Lanes whose request is not drafted for any more."""

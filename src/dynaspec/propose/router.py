@@ -16,7 +16,7 @@ import torch
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, KeepsText, KeptText, NewText, TargetStep
 from dynaspec.contract.step import SpecPlan
 
-from .guard import Guard, no_drafts
+from .guard import FaultBarrier, no_drafts
 
 Floats = npt.NDArray[np.float32]
 
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float32]
 class Router:
     """The proposers of an engine, in the order of ``Limits.proposers``."""
 
-    def __init__(self, proposers: Sequence[Guard]) -> None:
+    def __init__(self, proposers: Sequence[FaultBarrier]) -> None:
         self._proposers = tuple(proposers)
         self._readers = [guard for guard in proposers if guard.proposer.needs.text]
 

@@ -12,6 +12,7 @@ from dynaspec.contract.sampling_params import (
     SpeculationMetrics,
     StructuredOutputsParams,
 )
+from dynaspec.engine.sampling_defaults import NEUTRAL, SamplingDefaults
 
 from .errors import bad_request
 from .protocol.chat import ChatRequest
@@ -87,8 +88,11 @@ def _options(given: StructuredOutputs) -> dict[str, Any]:
     }
 
 
-def completion_params(body: CompletionRequest) -> SamplingParams:
+def completion_params(body: CompletionRequest, defaults: SamplingDefaults = NEUTRAL) -> SamplingParams:
     """
+    Args:
+        defaults: of what the request leaves out, but for ``max_tokens``, which is then 16 as everywhere.
+
     Raises:
         ApiError: values that contradict each other.
     """
@@ -106,17 +110,26 @@ def completion_params(body: CompletionRequest) -> SamplingParams:
     # A prompt cannot be read without a token being generated; what was not asked for is left out of the answer.
     return _params(
         body,
+        defaults,
         form_of(body),
-        max_tokens=max(max_tokens, 1),
+        max_tokens=_limited(max(max_tokens, 1), defaults),
         logprobs=body.logprobs,
         prompt_logprobs=of_prompt,
     )
 
 
-def chat_params(body: ChatRequest, calls: StructuredOutputsParams | None) -> SamplingParams:
+def asked_tokens(body: ChatRequest) -> int | None:
+    """Most output tokens, if the request says it."""
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def chat_params(
+    body: ChatRequest, calls: StructuredOutputsParams | None, defaults: SamplingDefaults = NEUTRAL
+) -> SamplingParams:
     """
     Args:
         calls: the form of the tool calls that must be made, if any must.
+        defaults: of what the request leaves out.
 
     Raises:
         ApiError: values that contradict each other.
@@ -128,16 +141,19 @@ def chat_params(body: ChatRequest, calls: StructuredOutputsParams | None) -> Sam
     form = form_of(body)
     if form is not None and calls is not None:
         raise bad_request("a form of output is given beside tools that must be called; expected one of the two")
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    max_tokens = asked_tokens(body)
     if body.max_tokens not in (None, max_tokens):
         raise bad_request(
             f"max_completion_tokens is {max_tokens} but max_tokens is {body.max_tokens}; expected one of them",
             param="max_tokens",
         )
+    if max_tokens is None:
+        max_tokens = defaults.values.get("max_tokens")
     return _params(
         body,
+        defaults,
         calls or form,
-        max_tokens=max_tokens,
+        max_tokens=_limited(max_tokens, defaults),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
@@ -148,11 +164,18 @@ def reported_speculation(body: GenerationRequest) -> SpeculationMetrics:
     return (body.speculation and body.speculation.metrics) or "off"
 
 
-def _params(body: GenerationRequest, form: StructuredOutputsParams | None, **others: Any) -> SamplingParams:
+def _limited(max_tokens: int | None, defaults: SamplingDefaults) -> int | None:
+    return min((limit for limit in (max_tokens, defaults.most_tokens) if limit is not None), default=None)
+
+
+def _params(
+    body: GenerationRequest, defaults: SamplingDefaults, form: StructuredOutputsParams | None, **others: Any
+) -> SamplingParams:
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options is given without stream; expected stream to be true", param="stream_options")
     given = {name: getattr(body, name) for name in SamplingFields.model_fields}
     values = {
+        **defaults.values,
         **{name: value for name, value in given.items() if value is not None},
         "output_kind": RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
         "structured_outputs": form,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaspec.control import SpeculativeConfig, build_controller
-from dynaspec.hosts.vllm.pilot import Pilot, build_pilot
+from dynaspec.hosts.vllm.scheduler_adapter import SchedulerAdapter, build_adapter
 from dynaspec.observe.decision_log import ObserveCall, PlanCall, read_calls, read_header
 from dynaspec.simulate.recorded import ReplayResult, replay
 
@@ -68,7 +68,7 @@ class Recorded:
 
 
 class Driven:
-    """An engine; its scheduler gets another pilot for every policy, as loading models again would take minutes."""
+    """An engine; its scheduler gets another adapter for every policy, as loading models again would take minutes."""
 
     def __init__(self, method: str, llm: Any, folder: Path) -> None:
         self.method = method
@@ -77,20 +77,20 @@ class Driven:
         self._folder = folder
         self._runs = 0
 
-    def under(self, **settings: Any) -> Pilot:
-        """A new pilot; ``settings`` are dynaspec's."""
+    def under(self, **settings: Any) -> SchedulerAdapter:
+        """A new adapter; ``settings`` are dynaspec's."""
         config = self.scheduler.vllm_config
         config.additional_config = {"dynaspec": settings}
-        self.scheduler._pilot = build_pilot(config, time.perf_counter)
-        return self.scheduler._pilot
+        self.scheduler._adapter = build_adapter(config, time.perf_counter)
+        return self.scheduler._adapter
 
     def generate(self, prompts: Any, params: Any, **settings: Any) -> tuple[list[tuple[int, ...]], Recorded]:
         """Generates under a policy; the tokens, and the decisions."""
         self._runs += 1
         log = self._folder / f"{self._runs}.jsonl"
-        pilot = self.under(**settings, decision_log=str(log))
+        adapter = self.under(**settings, decision_log=str(log))
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
-        pilot.close()
+        adapter.close()
         return [tuple(output.outputs[0].token_ids) for output in outputs], Recorded(log)
 
 
@@ -101,8 +101,8 @@ class OwnDriven(Driven):
         super().__init__("custom_class", llm, folder)
         self.drafter = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
 
-    def under(self, **settings: Any) -> Pilot:
+    def under(self, **settings: Any) -> SchedulerAdapter:
         model = {} if "method" in settings else {"method": "draft_model", "model": str(MODELS / "draft")}
-        pilot = super().under(**model, **settings)
+        adapter = super().under(**model, **settings)
         self.drafter.load_model(None)
-        return pilot
+        return adapter

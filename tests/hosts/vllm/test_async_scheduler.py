@@ -91,13 +91,13 @@ def test_preempted_and_aborted_requests_leave_no_trace(tmp_path: Path, monkeypat
     engine.finish_requests(["r1"], RequestStatus.FINISHED_ABORTED)
     runner.run()
     engine.shutdown()
-    assert engine._pilot.deciding
+    assert engine._adapter.deciding
     assert {name: n for name, n in runner.tokens.items() if name != "r1"} == {
         f"r{i}": 30 + i for i in range(6) if i != 1
     }
     assert preempted
-    assert engine._pilot._steps == {}
-    assert engine._pilot._driver._drafts == {}
+    assert engine._adapter._steps == {}
+    assert engine._adapter._tracker._drafts == {}
     assert decided.replayed().identical
 
 
@@ -107,7 +107,7 @@ def test_after_a_fault_every_step_drafts_the_longest(
     engine, runner, _ = started(tmp_path, policy="heuristic", num_speculative_tokens=1)
     for _ in range(5):
         runner.step()
-    monkeypatch.setattr(engine._pilot._driver, "schedule", None)
+    monkeypatch.setattr(engine._adapter._tracker, "schedule", None)
     runner.run()
     assert runner.tokens == {f"r{i}": 30 + i for i in range(6)}
     assert max(max(drafts.values(), default=0) for drafts in runner.scheduled[8:]) == LONGEST
@@ -142,7 +142,7 @@ def test_data_parallel_ranks_draft_alike(tmp_path: Path, caplog: pytest.LogCaptu
     runner = Runner(engine, ahead=1)
     drafted = []
     for _ in range(8):
-        drafted.append(engine._pilot._driver.k)
+        drafted.append(engine._adapter._tracker.k)
         runner.step()
     assert set(drafted[1:]) == {LONGEST}
     said = [r.getMessage() for r in caplog.records if r.name.startswith("dynaspec")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import dynaspec.hosts.vllm.pilot as pilot_module
+import dynaspec.hosts.vllm.scheduler_adapter as adapter_module
 from dynaspec.contract.errors import ConfigError
 from hosts.vllm.engines import LONGEST, Driven
 from hosts.vllm.requests import Outputs, mixed
@@ -37,7 +37,7 @@ def test_64_mixed_requests_in_tight_memory(driven: Driven, plain: Outputs, monke
     outputs, decided = driven.generate(*mixed(driven.llm.get_tokenizer()), policy="auto")
     assert outputs == plain
     assert preempted
-    assert scheduler._pilot.deciding
+    assert scheduler._adapter.deciding
     assert len(set(decided.lengths)) > 2  # k varies
     for call in decided.plans:
         wishes = zip(call.view.max_draft, call.plan.depth, strict=True)
@@ -93,11 +93,11 @@ class Failing:
 def test_a_fault_costs_the_decisions_alone(
     driven: Driven, plain: Outputs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    build = pilot_module.build_controller
-    monkeypatch.setattr(pilot_module, "build_controller", lambda *given, **named: Failing(build(*given, **named)))
+    build = adapter_module.build_controller
+    monkeypatch.setattr(adapter_module, "build_controller", lambda *given, **named: Failing(build(*given, **named)))
     outputs, _ = driven.generate(*mixed(driven.llm.get_tokenizer(), FEW), policy="elastic")
     assert outputs == plain[:FEW]
-    assert not driven.scheduler._pilot.deciding
+    assert not driven.scheduler._adapter.deciding
     errors = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR and r.name.startswith("dynaspec")]
     assert errors == [f"dynaspec has failed; from now on vLLM drafts {LONGEST} tokens in every step"]
 

@@ -43,7 +43,7 @@ def test_64_mixed_requests_in_tight_memory(own: OwnDriven, plain: Outputs, monke
     outputs, decided = own.generate(*mixed(own.llm.get_tokenizer()), policy="auto")
     assert outputs == plain
     assert preempted
-    assert scheduler._pilot.deciding
+    assert scheduler._adapter.deciding
     assert len(set(decided.lengths)) > 2  # k varies
     outcomes = decided.outcomes
     assert {"rejected", "all_accepted"} <= {end for o in outcomes for end in o.ended}
@@ -82,7 +82,7 @@ def test_requests_that_wish_for_less_get_less(own: OwnDriven, plain: Outputs) ->
     prompts, params = mixed(own.llm.get_tokenizer(), FEW)
     outputs, decided = own.generate(prompts, params, policy="constant")
     assert outputs == plain[:FEW]
-    stats = own.scheduler._pilot._driver.stats.snapshot()
+    stats = own.scheduler._adapter._tracker.stats.snapshot()
     drafted = sum(sum(outcome.drafted) for outcome in decided.outcomes)
     assert 0 < stats.draft_tokens < drafted
 

@@ -111,6 +111,16 @@ def test_a_missing_model(dynaspec):
     assert result.err.startswith("error: there is no directory /nowhere/target")
 
 
+def test_what_is_not_given_is_as_the_checkpoint_recommends(dynaspec, pair, tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.0, "max_new_tokens": 5}', "utf-8")
+    options = ("generate", "--model", pair.target, PROMPT)
+    recommended = dynaspec(*options, "--generation-config", tmp_path)
+    assert recommended.code == 0, recommended.err
+    assert recommended.out == dynaspec(*options, "--temperature", 0, "--max-tokens", 5).out
+    longer = dynaspec(*options, "--generation-config", tmp_path, "--max-tokens", 12)
+    assert longer.out == dynaspec(*options, *SHORT).out
+
+
 def test_no_prompt_on_a_terminal(dynaspec, pair, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)

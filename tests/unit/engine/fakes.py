@@ -30,7 +30,7 @@ from dynaspec.model.config import DecoderConfig
 from dynaspec.model.taps import Taps
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from dynaspec.propose.guard import Guard, NoProposer, TargetPace
+from dynaspec.propose.guard import FaultBarrier, NoProposer, TargetPassTimer
 from dynaspec.propose.model_drafters import DraftModel
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.router import Router
@@ -216,8 +216,10 @@ class Rig:
         self.controller = ScriptedController(
             self.lengths, self.stop, self.keep, self.gate, tuple(range(len(self.proposers)))
         )
-        pace = TargetPace()
-        self.guards = [Guard(p, self.vocab, self.stats.proposer_fault, pace, lambda: 0.0) for p in self.proposers]
+        pace = TargetPassTimer()
+        self.guards = [
+            FaultBarrier(p, self.vocab, self.stats.proposer_fault, pace, lambda: 0.0) for p in self.proposers
+        ]
         self.router = Router(self.guards)
         self.step = Step(
             scheduler=self.scheduler,

@@ -25,10 +25,10 @@ from dynaspec.hosts.transformers import Session
 from dynaspec.hosts.transformers.setup import Setup, resolve_setup
 from dynaspec.hosts.vllm import launch
 from dynaspec.hosts.vllm.drafting.build import limits_of as own_limits
-from dynaspec.hosts.vllm.driver import limits_for
 from dynaspec.hosts.vllm.launch import BACKEND_KEY
 from dynaspec.hosts.vllm.llm_request import vllm_params
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
+from dynaspec.hosts.vllm.step_tracker import limits_for
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "scale-out.md").read_text("utf-8")

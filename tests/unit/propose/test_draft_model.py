@@ -12,7 +12,7 @@ from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import LOGIT_RANGE, StopRule
 from dynaspec.kv.arena import Arena
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from dynaspec.propose.guard import Guard, TargetPace
+from dynaspec.propose.guard import FaultBarrier, TargetPassTimer
 from dynaspec.propose.model_drafters import DraftModel
 from dynaspec.sampling.state import SamplerState
 from unit.engine.fakes import VOCAB, FakeModel, Read, plain_decode, prompt, text_hash
@@ -306,7 +306,7 @@ def test_greedy_rows_of_a_mixed_batch_are_no_nonsense(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch, "empty_like", lambda like: torch.full_like(like, float("nan")))
     desk = Desk(20, 5)
     desk.seat(1, SamplingParams(temperature=0.8))
-    guard = Guard(desk.proposer, VOCAB, lambda kind: None, TargetPace(), lambda: 0.0, max_faults=1)
+    guard = FaultBarrier(desk.proposer, VOCAB, lambda kind: None, TargetPassTimer(), lambda: 0.0, max_faults=1)
     for lane in (0, 1):
         assert desk.tables.try_grow(lane, 30)
     drafts = guard.propose(desk.batch(), plan(3, 3))

@@ -10,7 +10,7 @@ import torch
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, ProposerNeeds
 from dynaspec.contract.step import ProposerTraits, SpecPlan
-from dynaspec.propose.guard import Guard, TargetPace
+from dynaspec.propose.guard import FaultBarrier, TargetPassTimer
 from unit.propose.batches import batch, plan, target
 
 VOCAB = 8
@@ -71,8 +71,10 @@ class Desk:
         self.proposer = Faulty(spoil)
         self.kinds: list[str] = []
         self.now = 100.0
-        self.pace = TargetPace()
-        self.guard = Guard(self.proposer, VOCAB, self.kinds.append, self.pace, lambda: self.now, max_faults=max_faults)
+        self.pace = TargetPassTimer()
+        self.guard = FaultBarrier(
+            self.proposer, VOCAB, self.kinds.append, self.pace, lambda: self.now, max_faults=max_faults
+        )
         self.batch = batch([1, 2], [3, 4], [5, 6])
 
     @property

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from dynaspec.propose.guard import Lateness, Strikes, TargetPace
+from dynaspec.propose.guard import FaultCounter, TargetPassTimer, TimeoutDetector
 
 
 def test_the_pace_is_a_median_of_the_latest_passes() -> None:
-    pace = TargetPace()
+    pace = TargetPassTimer()
     for _ in range(7):
         pace.record(9.0)
     assert pace.seconds is None
@@ -19,16 +19,16 @@ def test_the_pace_is_a_median_of_the_latest_passes() -> None:
 
 
 def test_strikes_in_a_row() -> None:
-    strikes = Strikes(3, forgotten_after=2)
+    strikes = FaultCounter(3, forgotten_after=2)
     assert [strikes.fault() for _ in range(4)] == [False, False, True, True]
 
 
 def test_good_drafts_make_strikes_forgotten_only_in_a_row() -> None:
-    strikes = Strikes(2, forgotten_after=2)
+    strikes = FaultCounter(2, forgotten_after=2)
     assert not strikes.fault()
     strikes.good()
     assert strikes.fault()
-    strikes = Strikes(2, forgotten_after=2)
+    strikes = FaultCounter(2, forgotten_after=2)
     strikes.fault()
     strikes.good()
     strikes.good()
@@ -36,7 +36,7 @@ def test_good_drafts_make_strikes_forgotten_only_in_a_row() -> None:
 
 
 def test_late_as_a_rule_is_most_of_the_latest_drafts() -> None:
-    lateness = Lateness()
+    lateness = TimeoutDetector()
     assert [lateness.add(True) for _ in range(9)] == [False] * 7 + [True] * 2
     assert not any(lateness.add(False) for _ in range(15))
     assert not any(lateness.add(late) for late in [True, False, False] * 30)

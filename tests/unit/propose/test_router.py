@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dynaspec.contract.proposer import DecodeBatch, Drafts, ProposerNeeds
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule, TreeRule
-from dynaspec.propose.guard import Guard, TargetPace, nonsense
+from dynaspec.propose.guard import FaultBarrier, TargetPassTimer, nonsense
 from dynaspec.propose.router import Router, merge
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
@@ -75,7 +75,7 @@ class Stub:
 
 
 def router(*stubs: Stub) -> Router:
-    return Router([Guard(stub, VOCAB, lambda kind: None, TargetPace(), lambda: 0.0) for stub in stubs])
+    return Router([FaultBarrier(stub, VOCAB, lambda kind: None, TargetPassTimer(), lambda: 0.0) for stub in stubs])
 
 
 def test_each_request_is_drafted_for_by_the_one_named() -> None:

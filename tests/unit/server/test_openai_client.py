@@ -6,11 +6,12 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -23,6 +24,10 @@ from unit.server.serving import MODEL, make_app
 HI: Any = [{"role": "user", "content": "hi"}]
 
 
+class Chosen(pydantic.BaseModel):
+    x: Literal["a", "b"]
+
+
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
     """Runs a server in a thread; the base of its API."""
@@ -32,9 +37,11 @@ def serving(app: FastAPI) -> Iterator[str]:
     while not server.started:
         time.sleep(0.01)
     [socket] = server.servers[0].sockets
-    yield f"http://127.0.0.1:{socket.getsockname()[1]}/v1"
-    server.should_exit = True
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{socket.getsockname()[1]}/v1"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -244,3 +251,31 @@ async def test_a_tool_that_must_be_called(url: str, llm: AsyncLLM) -> None:
                     streamed = await stream.get_final_completion()
                 [again] = streamed.choices[0].message.tool_calls
                 assert again.function.arguments == call.function.arguments
+
+
+def _streamed(client: openai.AsyncOpenAI) -> Callable[..., Awaitable[Any]]:
+    async def send(**fields: Any) -> Any:
+        async with client.chat.completions.stream(**fields) as stream:
+            return await stream.get_final_completion()
+
+    return send
+
+
+async def test_a_conversation_with_tools_by_the_clients_own_helpers(llm: AsyncLLM) -> None:
+    """Its helpers put what they have parsed into the messages that they send back."""
+    tool: Any = openai.pydantic_function_tool(Chosen, name="choose")
+    template = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}{% if tools %}T{% endif %}"
+    with serving(make_app(llm, chat_template=template, strict=True)) as base:
+        async with openai.AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as client:
+            for send in (client.chat.completions.parse, _streamed(client)):
+                asked: dict[str, Any] = {"model": MODEL, "seed": 1, "tools": [tool]}
+                answer = await send(**asked, messages=HI, tool_choice="required", parallel_tool_calls=False)
+                message = answer.choices[0].message
+                [call] = message.tool_calls
+                assert isinstance(call.function.parsed_arguments, Chosen)
+                told = {"role": "tool", "tool_call_id": call.id, "content": "done"}
+                for said in (message, message.model_dump(), message.to_dict()):
+                    again = await client.chat.completions.create(
+                        **asked, messages=[*HI, said, told], max_tokens=4, tool_choice="none"
+                    )
+                    assert again.choices[0].message.content is not None

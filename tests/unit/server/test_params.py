@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from dynaspec.engine.sampling_defaults import SamplingDefaults
 from dynaspec.server.errors import ApiError
 from dynaspec.server.params import chat_params, completion_params, form_of, reported_speculation
 from dynaspec.server.protocol.chat import ChatRequest
@@ -25,6 +27,20 @@ def test_without_wishes_the_defaults_are_the_engines() -> None:
     final = RequestOutputKind.FINAL_ONLY
     assert completion_params(completion()) == SamplingParams(output_kind=final)
     assert chat_params(chat(), None) == SamplingParams(max_tokens=None, output_kind=final)
+
+
+def test_what_is_left_out_is_as_the_operator_says() -> None:
+    own = SamplingDefaults({"temperature": 0.3, "top_k": 7, "max_tokens": 40})
+    final: Any = {"output_kind": RequestOutputKind.FINAL_ONLY}
+    known = SamplingParams(temperature=0.3, top_k=7, max_tokens=40, **final)
+    assert chat_params(chat(), None, own) == known
+    assert completion_params(completion(), own) == replace(known, max_tokens=16)
+    asked = {"temperature": 1, "top_k": 0, "max_tokens": 90}
+    assert chat_params(chat(**asked), None, own) == replace(known, temperature=1, top_k=0, max_tokens=90)
+    limited = SamplingDefaults({}, most_tokens=12)
+    for given, got in ((90, 12), (5, 5), (None, 12)):
+        assert chat_params(chat(max_tokens=given), None, limited).max_tokens == got
+        assert completion_params(completion(max_tokens=given), limited).max_tokens == got
 
 
 def test_null_stands_for_the_default() -> None:

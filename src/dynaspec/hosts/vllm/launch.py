@@ -29,7 +29,6 @@ from dynaspec.control.keys import SUFFIX_ONLY_HERE as SUFFIX_ONLY_HERE
 from dynaspec.control.registry import build_controller
 from dynaspec.control.resolve import DEFAULT_CAP, DEFAULT_HYBRID_LOOKUP, SCHEDULE_KEY, infer_method, infer_policy
 
-from .driver import limits_for
 from .settings import (
     DRAFTER,
     KEY,
@@ -42,6 +41,7 @@ from .settings import (
     k_menu,
     table_of,
 )
+from .step_tracker import limits_for
 
 POLICY_KEYS = frozenset(
     {

@@ -15,8 +15,8 @@ from vllm.v1.outputs import DraftTokenIds
 
 from dynaspec.contract.errors import ConfigError
 
-from .driver import Step
-from .pilot import build_pilot
+from .scheduler_adapter import build_adapter
+from .step_tracker import Step
 
 logger = logging.getLogger(__name__)
 
@@ -45,16 +45,16 @@ class Driven(_Base):  # type: ignore[misc]  # vLLM's class is not known where vL
         super().__init__(*args, **kwargs)
         if not hasattr(self, "dynamic_sd_lookup"):
             raise ConfigError("vLLM's scheduler has no dynamic_sd_lookup; expected one, which sets the draft length")
-        self._pilot = build_pilot(self.vllm_config, time.perf_counter)
-        self.dynamic_sd_lookup = FixedLength(self._pilot.longest)
+        self._adapter = build_adapter(self.vllm_config, time.perf_counter)
+        self.dynamic_sd_lookup = FixedLength(self._adapter.longest)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self._pilot.begin()
+        self._adapter.begin()
         return super().schedule(*args, **kwargs)
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         _, waiting = self.get_request_counts()
-        step = self._pilot.schedule(self.requests, waiting, scheduler_output)
+        step = self._adapter.schedule(self.requests, waiting, scheduler_output)
         if step is not None:
             scheduler_output.num_spec_tokens_to_schedule = step.k
         super()._update_after_schedule(scheduler_output)
@@ -65,13 +65,13 @@ class Driven(_Base):  # type: ignore[misc]  # vLLM's class is not known where vL
         """vLLM has taken note of a step."""
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        sampled = self._pilot.sampled(scheduler_output, model_runner_output)
+        sampled = self._adapter.sampled(scheduler_output, model_runner_output)
         told = super().update_from_output(scheduler_output, model_runner_output)
-        self._pilot.commit(scheduler_output, sampled, told, len(self.running))
+        self._adapter.commit(scheduler_output, sampled, told, len(self.running))
         return told
 
     def shutdown(self) -> None:
-        self._pilot.close()
+        self._adapter.close()
         super().shutdown()
 
 
@@ -80,9 +80,9 @@ class SyncScheduler(Driven, VllmScheduler):  # type: ignore[misc]  # see Driven
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         ids = draft_token_ids.req_ids
-        kept = self._pilot.keep(ids, draft_token_ids.draft_token_ids)
+        kept = self._adapter.keep(ids, draft_token_ids.draft_token_ids)
         super().update_draft_token_ids(DraftTokenIds(ids, kept))
-        self._pilot.checked(self.requests, ids)
+        self._adapter.checked(self.requests, ids)
 
 
 class AsyncScheduler(Driven, VllmAsyncScheduler):  # type: ignore[misc]  # see Driven

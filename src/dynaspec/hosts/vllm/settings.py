@@ -201,7 +201,7 @@ class Settings:
     fixed: str | None
     """Why every step drafts the longest length; None = steps have lengths of their own."""
     alike: bool
-    """All requests of a step verify as many tokens, see ``driver``."""
+    """All requests of a step verify as many tokens, see ``tracker``."""
     decision_log: Path | None
     policy: str
     """The name of what decides how much is drafted, here or in dynaspec's drafter."""

@@ -33,6 +33,7 @@ class FunctionCall(RequestModel):
 
     name: FunctionName
     arguments: str = Field(description="A JSON object, as text.")
+    parsed_arguments: Any = Field(None, description="Of no effect; helpers of OpenAI's clients bring it.")
 
 
 class ToolCall(RequestModel):
@@ -78,6 +79,7 @@ class AssistantMessage(RequestModel):
     reasoning_content: str | None = Field(None, description="Given to the template.")
     refusal: str | None = Field(None, description="Of no effect.")
     annotations: list[Any] | None = Field(None, description="Of no effect.")
+    parsed: Any = Field(None, description="Of no effect; helpers of OpenAI's clients bring it.")
     audio: Annotated[None, Unsupported("the model has no voice; expected null")] = None
     function_call: Annotated[None, Unsupported("function calls are tool calls now; expected tool_calls")] = None
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from dynaspec.server.chat_input import render
 from dynaspec.server.chat_replies import ChatReplies
 from dynaspec.server.generation import Job
-from dynaspec.server.params import chat_params
+from dynaspec.server.params import asked_tokens, chat_params
 from dynaspec.server.prompts import check_length, encode_text, in_thread
 from dynaspec.server.protocol.chat import ChatReply, ChatRequest
 from dynaspec.server.protocol.errors import EVENTS, GENERATION_ERRORS
@@ -27,7 +27,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
     check_model(body.model, state)
     check_fields(body, request, state)
     use = tool_use(body, state.tool_format)
-    params = chat_params(body, use.form())
+    params = chat_params(body, use.form(), state.llm.sampling_defaults)
     reports = Reports(body, state, continuations=params.n)
     params = reports.counted(params)
     if use.needs_special_tokens:
@@ -50,7 +50,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
         prompt = await encode_text(
             llm, text, special_tokens=body.add_special_tokens, truncated=truncated, param="messages"
         )
-        check_length(prompt, params, llm.max_model_len, asked=params.max_tokens, param="messages")
+        check_length(prompt, params, llm.max_model_len, asked=asked_tokens(body), param="messages")
         trace = state.tracing.trace("chat", body.model or state.served_names[0], request.headers)
         job = Job(
             answer_id("chatcmpl", body, request),

@@ -24,7 +24,7 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
     """Continue one prompt, or several."""
     check_model(body.model, state)
     check_fields(body, request, state)
-    params = completion_params(body)
+    params = completion_params(body, state.llm.sampling_defaults)
     given = _prompts(body)
     reports = Reports(body, state, continuations=len(given) * params.n)
     params = reports.counted(params)

@@ -10,9 +10,9 @@ import pytest
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control import SpeculativeConfig, build_controller
 from dynaspec.hosts.vllm import launch
-from dynaspec.hosts.vllm.driver import Driver, Row, limits_for
 from dynaspec.hosts.vllm.launch import SCHEDULER, engine_arguments
 from dynaspec.hosts.vllm.settings import DRAFTER, DrafterSettings, Settings, VllmSpeculation
+from dynaspec.hosts.vllm.step_tracker import Row, StepTracker, limits_for
 
 PROFILE = Path(__file__).resolve().parents[2] / "control" / "h100_profile.json"
 OWN = {"drafter_backend": "dynaspec"}
@@ -170,7 +170,7 @@ def test_the_scheduler_plans_the_longest_draft_but_for_wishes_and_the_model_s_en
     host = VllmSpeculation("custom_class", longest=5, model=DRAFTER, on_cpu=True)
     settings = Settings.read({"model": "d", "policy": "auto"}, host, {})
     limits = limits_for(settings.drafter, settings.menu, asynchronous=False, alike=settings.alike)
-    driver = Driver(build_controller(settings.config, limits), settings.drafter, limits, fixed=True)
+    tracker = StepTracker(build_controller(settings.config, limits), settings.drafter, limits, fixed=True)
     rows = [
         Row("a", 1, 0, 20, True, True, 22, room=50),
         Row("b", 1, 0, 20, True, True, 22, room=50, max_draft=2),
@@ -178,5 +178,5 @@ def test_the_scheduler_plans_the_longest_draft_but_for_wishes_and_the_model_s_en
         Row("d", 1, 0, 20, True, True, 22, room=50, max_draft=0),
     ]
     for _ in range(20):
-        step = driver.schedule(rows, 0, 0.0)
+        step = tracker.schedule(rows, 0, 0.0)
         assert dict(step.depths) == {"a": 5, "b": 2, "c": 3, "d": 0}

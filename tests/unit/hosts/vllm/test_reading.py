@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dynaspec.hosts.vllm.driver import (
+from dynaspec.hosts.vllm.settings import VllmSpeculation
+from dynaspec.hosts.vllm.step_tracker import (
     Row,
     Verified,
     drafter_length,
@@ -18,7 +19,6 @@ from dynaspec.hosts.vllm.driver import (
     verified_of,
     wish_of,
 )
-from dynaspec.hosts.vllm.settings import VllmSpeculation
 
 
 def request(name: str = "a", **other: Any) -> SimpleNamespace:

@@ -10,8 +10,8 @@ import pytest
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control import SpeculativeConfig, build_controller
-from dynaspec.hosts.vllm.driver import limits_for
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation, drafter_of, k_menu, menu_of, table_of
+from dynaspec.hosts.vllm.step_tracker import limits_for
 
 MODEL = VllmSpeculation(method="draft_model", longest=5, model="drafter", target="target")
 NGRAM = VllmSpeculation(method="ngram", longest=4, target="target", lookup=(2, 3))

@@ -20,7 +20,7 @@ from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 from dynaspec.observe.stats import SpecStats
-from dynaspec.propose.guard import Guard, TargetPace
+from dynaspec.propose.guard import FaultBarrier, TargetPassTimer
 from dynaspec.propose.pass_timing import measure_costs
 from dynaspec.propose.registry import Source, Weights, build_proposers, load_drafter
 from dynaspec.propose.router import Router
@@ -67,11 +67,11 @@ def build_drafting(vllm_config: Any, clock: Callable[[], float]) -> Drafting:
         controller = LoggedController(controller, log)
     load_kernels()
     load_compiled()
-    pace, stats = TargetPace(), SpecStats()
+    pace, stats = TargetPassTimer(), SpecStats()
     return Drafting(
         Texts(max_requests, max_length),
         tables,
-        Router([Guard(proposer, vocab_size, stats.proposer_fault, pace, clock) for proposer in proposers]),
+        Router([FaultBarrier(proposer, vocab_size, stats.proposer_fault, pace, clock) for proposer in proposers]),
         controller,
         limits,
         pace,

@@ -4,9 +4,9 @@ vLLM calls at the end of every step, when the target has answered and before any
 
     the step that ends:  what came of the last drafts → observe     │ propose: plan → draft → trim → lists of tokens
 
-So unlike vLLM's scheduler, which has to decide a step ahead (``..driver``), this host knows what was accepted when it
-plans, and how long drafting took apart from the rest. Drafts are the drafter's most probable tokens, which vLLM's
-verification takes for certain: its output is exact for every request.
+So unlike vLLM's scheduler, which has to decide a step ahead (``..step_tracker``), this host knows what was accepted
+when it plans, and how long drafting took apart from the rest. Drafts are the drafter's most probable tokens, which
+vLLM's verification takes for certain: its output is exact for every request.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dynaspec.contract.proposer import Drafts, Ints, NewText
 from dynaspec.contract.step import DraftView, Limits, Needs, SpecPlan, StepView
 from dynaspec.kv.tables import BlockTables
 from dynaspec.observe.decision_log import DecisionLog
-from dynaspec.propose.guard import TargetPace
+from dynaspec.propose.guard import TargetPassTimer
 from dynaspec.propose.router import Part, Router
 from dynaspec.propose.watermark import draft_view
 
-from .outcome import Came, build_outcome, come_of
-from .texts import Int32, Met, Texts
+from .outcome import DraftResult, build_outcome, draft_result
+from .texts import Int32, MatchedBatch, Texts
 
 
 @dataclass(slots=True)
-class Open:
+class PendingStep:
     """What was drafted, until the next step has verified it."""
 
     view: StepView
@@ -65,7 +65,7 @@ class Drafting:
         proposers: Router,
         controller: Controller,
         limits: Limits,
-        pace: TargetPace,
+        pace: TargetPassTimer,
         *,
         max_model_len: int,
         clock: Callable[[], float],
@@ -88,7 +88,7 @@ class Drafting:
         self._max_model_len = max_model_len
         self._clock = clock
         self._log = log
-        self._open: Open | None = None
+        self._open: PendingStep | None = None
         self._next_step = 0
         self._needs: Needs = "all"
 
@@ -119,13 +119,13 @@ class Drafting:
 
     # --- the step that has ended --------------------------------------------------------------------------------
 
-    def _settle(self, met: Met, pass_rows: int | None, ended_s: float, *, reading: int) -> None:
+    def _settle(self, met: MatchedBatch, pass_rows: int | None, ended_s: float, *, reading: int) -> None:
         """Tells everybody what came of the drafts that the step has verified, and who has left or come."""
         opened, self._open = self._open, None
         new = met.before == 0
         came = None
         if opened is not None:
-            came = come_of(met, self._texts.tokens, opened.lanes, opened.drafts.tokens, opened.plan.depth)
+            came = draft_result(met, self._texts.tokens, opened.lanes, opened.drafts.tokens, opened.plan.depth)
         self._proposers.advance(Committed(met.lanes, met.before, _accepted(met, came)))
         if opened is not None and came is not None and came.places.size:
             prefill = bool(new.any()) or reading > 0
@@ -146,7 +146,7 @@ class Drafting:
 
     # --- the step to come ---------------------------------------------------------------------------------------
 
-    def _draft(self, met: Met, began_s: float) -> Open:
+    def _draft(self, met: MatchedBatch, began_s: float) -> PendingStep:
         ids = self._texts.names(met.lanes.tolist())
         batch = Part(ids, met.lanes, met.lengths, self._texts.tokens, self._tables.array)
         view = self._view(batch)
@@ -157,7 +157,7 @@ class Drafting:
         drafted = draft_view(drafts)
         trimmed = self._controller.trim(view, plan, drafted)
         kept = tuple(map(min, trimmed.depth, drafted.length))
-        return Open(
+        return PendingStep(
             view, met.lanes, plan, trimmed.with_depth(kept), drafts, drafted, began_s=began_s, ended_s=self._clock()
         )
 
@@ -181,14 +181,14 @@ class Drafting:
             limits=self._limits,
         )
 
-    def _reserve(self, met: Met, plan: SpecPlan) -> SpecPlan:
+    def _reserve(self, met: MatchedBatch, plan: SpecPlan) -> SpecPlan:
         """The plan without those for whom the drafter's KV has no room."""
         columns = zip(met.lanes.tolist(), met.lengths.tolist(), plan.depth, strict=True)
         depth = tuple([k if k and self._tables.try_grow(lane, length + k) else 0 for lane, length, k in columns])
         return plan if depth == plan.depth else plan.with_depth(depth)
 
 
-def _accepted(met: Met, came: Came | None) -> Ints:
+def _accepted(met: MatchedBatch, came: DraftResult | None) -> Ints:
     """[B] drafted tokens that have become text."""
     accepted = np.zeros(met.lanes.size, dtype=np.int64)
     if came is not None:

@@ -13,16 +13,16 @@ from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import Ints
 from dynaspec.contract.step import Ended, StepOutcome, Work
 
-from .texts import Int32, Met, Texts
+from .texts import Int32, MatchedBatch, Texts
 
 if TYPE_CHECKING:
-    from .drafting import Open
+    from .drafting import PendingStep
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class DraftResult:
     """Of the requests that were drafted for, or planned, in the step before, those that are still there [N]."""
 
     places: Ints
@@ -39,7 +39,7 @@ class Came:
     verified it: its scheduler may cut drafts."""
 
 
-def come_of(met: Met, texts: Int32, lanes: Ints, drafts: Ints, depth: Sequence[int]) -> Came:
+def draft_result(met: MatchedBatch, texts: Int32, lanes: Ints, drafts: Ints, depth: Sequence[int]) -> DraftResult:
     """
     Args:
         texts: [lanes, max tokens] of all lanes, as they are now.
@@ -47,7 +47,7 @@ def come_of(met: Met, texts: Int32, lanes: Ints, drafts: Ints, depth: Sequence[i
         drafts, depth: [P, max depth] tokens, and how many of them were handed over [P].
     """
     handed = np.array(depth, dtype=np.int64)
-    return Came(*compared(met.lanes, met.before, met.lengths, met.brought, texts, lanes, drafts, handed))
+    return DraftResult(*compared(met.lanes, met.before, met.lengths, met.brought, texts, lanes, drafts, handed))
 
 
 @kernel
@@ -61,11 +61,11 @@ def compared(
     drafts: Ints,
     depth: Ints,
 ) -> tuple[Ints, Ints, Ints, Ints, Ints, npt.NDArray[np.bool_]]:
-    """The fields of ``Came``.
+    """The fields of ``DraftResult``.
 
     Args:
-        lanes, before, lengths, brought: [B] of the step that has ended, see ``Met``.
-        drafted, drafts, depth: lanes of the step before, and the rest as in ``come_of``.
+        lanes, before, lengths, brought: [B] of the step that has ended, see ``MatchedBatch``.
+        drafted, drafts, depth: lanes of the step before, and the rest as in ``draft_result``.
     """
     place_of = np.full(texts.shape[0], -1, np.int64)
     for p in range(drafted.size):
@@ -92,10 +92,12 @@ def load_compiled() -> None:
     lane, text = np.zeros(1, dtype=np.int64), np.zeros((1, 4), dtype=np.int32)
     texts = Texts(1, 3)
     met = texts.meet([[0]], lane + 2, text)
-    come_of(met, texts.tokens, lane, text.astype(np.int64), (0,))
+    draft_result(met, texts.tokens, lane, text.astype(np.int64), (0,))
 
 
-def build_outcome(opened: Open, came: Came, pass_rows: int | None, ended_s: float, *, prefill: bool) -> StepOutcome:
+def build_outcome(
+    opened: PendingStep, came: DraftResult, pass_rows: int | None, ended_s: float, *, prefill: bool
+) -> StepOutcome:
     """
     Args:
         pass_rows: of the target's pass; None = not known: as many as are known of.

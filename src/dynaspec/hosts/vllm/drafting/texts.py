@@ -24,7 +24,7 @@ _COMPARED = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class MatchedBatch:
     """The requests that a step has brought tokens, in vLLM's order; without those that still read their prompts."""
 
     rows: Ints
@@ -59,7 +59,7 @@ class Texts:
         """Names that no two requests share."""
         return tuple([self._names[lane] for lane in lanes])
 
-    def meet(self, sampled: Sequence[Sequence[int]], lengths: npt.NDArray[np.integer], tokens: Int32) -> Met:
+    def meet(self, sampled: Sequence[Sequence[int]], lengths: npt.NDArray[np.integer], tokens: Int32) -> MatchedBatch:
         """Recognises the rows of a step.
 
         Args:
@@ -83,7 +83,7 @@ class Texts:
         self._lengths[lanes] = now
         self._lane_of_row[:] = -1
         self._lane_of_row[rows] = lanes
-        return Met(rows, lanes, before, now, brought[rows], gone, tuple(vacated))
+        return MatchedBatch(rows, lanes, before, now, brought[rows], gone, tuple(vacated))
 
 
 @kernel

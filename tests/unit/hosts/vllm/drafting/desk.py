@@ -24,7 +24,7 @@ from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.loader import load_model
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from dynaspec.propose.guard import Guard, TargetPace
+from dynaspec.propose.guard import FaultBarrier, TargetPassTimer
 from dynaspec.propose.model_drafters import DraftModel
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.router import Router
@@ -149,8 +149,8 @@ class Desk:
             self.proposers.append(SuffixProposer(config.suffix, config.longest_draft))
         limits = limits_of(*(proposer.traits for proposer in self.proposers), longest=2 * LONGEST)
         self.recorded = Recorded(build_controller(config, limits) if controller is None else controller)
-        self.pace = TargetPace()
-        guards = [Guard(one, VOCAB, self.faults.append, self.pace, self.clock) for one in self.proposers]
+        self.pace = TargetPassTimer()
+        guards = [FaultBarrier(one, VOCAB, self.faults.append, self.pace, self.clock) for one in self.proposers]
         self.drafting = Drafting(
             Texts(MAX_NUM_SEQS, MAX_MODEL_LEN),
             self.tables,

@@ -10,9 +10,9 @@ import pytest
 
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
-from dynaspec.hosts.vllm.drafting.drafting import Open
-from dynaspec.hosts.vllm.drafting.outcome import Came, build_outcome, come_of
-from dynaspec.hosts.vllm.drafting.texts import Met, Texts
+from dynaspec.hosts.vllm.drafting.drafting import PendingStep
+from dynaspec.hosts.vllm.drafting.outcome import DraftResult, build_outcome, draft_result
+from dynaspec.hosts.vllm.drafting.texts import MatchedBatch, Texts
 
 TEXT = [5, 6, 7, 8]
 DRAFT = [11, 12, 13, 14]
@@ -30,8 +30,8 @@ class Case:
     drawn: Sequence[int] | None = None
     """Tokens that were drafted, before the trim; as many as were handed over unless told otherwise."""
     granted: Sequence[int] | None = None
-    met: Met = field(init=False)
-    came: Came = field(init=False)
+    met: MatchedBatch = field(init=False)
+    came: DraftResult = field(init=False)
 
     def __post_init__(self) -> None:
         self.known = Texts(4, 300)
@@ -41,7 +41,7 @@ class Case:
         for place, tokens in enumerate(self.drafts):
             self.tokens[place, : len(tokens)] = tokens
 
-    def bring(self, *rows: tuple[int, Sequence[int]] | None, unseen: int = 0) -> Came:
+    def bring(self, *rows: tuple[int, Sequence[int]] | None, unseen: int = 0) -> DraftResult:
         """Rows of the next step: whose text it goes on from, and the tokens that it brings. None: still reads.
 
         Args:
@@ -49,7 +49,7 @@ class Case:
         """
         texts = [[99] if row is None else [*self.texts[row[0]], *row[1]] for row in rows]
         self.met = self.meet(texts, [0 if row is None else len(row[1]) - unseen for row in rows])
-        self.came = come_of(self.met, self.known.tokens, self.planned.lanes, self.tokens, self.handed)
+        self.came = draft_result(self.met, self.known.tokens, self.planned.lanes, self.tokens, self.handed)
         return self.came
 
     def outcome(self, pass_rows: int | None = None, *, prefill: bool = False, early: bool = False) -> StepOutcome:
@@ -62,7 +62,7 @@ class Case:
         made = Drafts(self.tokens, np.array(drawn), rows_per_pass=(9, 2), kv_skipped=3, kv_redone=4)
         made.early_exit = np.array([early] * len(ids)) if early else None
         confidence = tuple((0.5 + i / 8,) * n for i, n in enumerate(drawn))
-        opened = Open(
+        opened = PendingStep(
             view,
             self.planned.lanes,
             SpecPlan(7, granted, nobody, granted),
@@ -74,7 +74,7 @@ class Case:
         )
         return build_outcome(opened, self.came, pass_rows, 12.5, prefill=prefill)
 
-    def meet(self, texts: Sequence[Sequence[int]], brought: Sequence[int]) -> Met:
+    def meet(self, texts: Sequence[Sequence[int]], brought: Sequence[int]) -> MatchedBatch:
         tokens = np.zeros((4, 300), dtype=np.int32)
         for row, text in enumerate(texts):
             tokens[row, : len(text)] = text
@@ -148,7 +148,7 @@ def test_a_new_request_on_the_lane_of_another_says_nothing() -> None:
     case = Case([TEXT, [9, 9], [1], [2]], [DRAFT, [21], [22], [23]])
     new_texts = [[60, 61], [9, 9, 21, OTHER], [1, OTHER], [2, OTHER]]
     met = case.meet(new_texts, [2, 2, 1, 1])
-    came = come_of(met, case.known.tokens, case.planned.lanes, case.tokens, case.handed)
+    came = draft_result(met, case.known.tokens, case.planned.lanes, case.tokens, case.handed)
     assert met.lanes[0] == case.planned.lanes[0]
     assert came.places.tolist() == [1, 2, 3]
 

@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaspec.hosts.vllm.drafting.texts import Met, Texts
+from dynaspec.hosts.vllm.drafting.texts import MatchedBatch, Texts
 
 LANES, LONGEST = 4, 24
 
 
-def meet(texts: Texts, *rows: Sequence[int], brought: Sequence[int] | None = None) -> Met:
+def meet(texts: Texts, *rows: Sequence[int], brought: Sequence[int] | None = None) -> MatchedBatch:
     """A step of vLLM's.
 
     Args:
@@ -28,7 +28,7 @@ def meet(texts: Texts, *rows: Sequence[int], brought: Sequence[int] | None = Non
     return texts.meet([list(row[len(row) - n :]) for row, n in zip(rows, counts, strict=True)], lengths, tokens)
 
 
-def names(texts: Texts, met: Met) -> list[str]:
+def names(texts: Texts, met: MatchedBatch) -> list[str]:
     return list(texts.names(met.lanes.tolist()))
 
 

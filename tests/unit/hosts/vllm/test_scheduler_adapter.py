@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry
 
 from dynaspec.contract.step import StepView
 from dynaspec.control import SpeculativeConfig, build_controller
-from dynaspec.hosts.vllm.driver import limits_for
 from dynaspec.hosts.vllm.gauges import Gauges
-from dynaspec.hosts.vllm.pilot import Pilot, build_pilot
 from dynaspec.hosts.vllm.report import Report, ReportFile
+from dynaspec.hosts.vllm.scheduler_adapter import SchedulerAdapter, build_adapter
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
+from dynaspec.hosts.vllm.step_tracker import limits_for
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.decision_log import read_calls, read_header
 from dynaspec.simulate.recorded import replay
@@ -42,7 +42,7 @@ class Failing:
 
 
 class Engine:
-    """vLLM's events around a pilot, for one request whose drafts are all accepted."""
+    """vLLM's events around a adapter, for one request whose drafts are all accepted."""
 
     def __init__(self, folder: Path, call: str | None = None) -> None:
         settings = Settings.read({"policy": "constant"}, NGRAM, {})
@@ -52,7 +52,7 @@ class Engine:
         if call is not None:
             controller = Failing(call, controller)
         self.now = 0.0
-        self.pilot = Pilot(
+        self.adapter = SchedulerAdapter(
             settings,
             controller,
             None,
@@ -81,20 +81,20 @@ class Engine:
             finished_req_ids=set(finished),
             preempted_req_ids=None,
         )
-        self.pilot.begin()
-        step = self.pilot.schedule({"a": r}, 0, output)
+        self.adapter.begin()
+        step = self.adapter.schedule({"a": r}, 0, output)
         r.num_computed_tokens += 1 + drafts
         ran = SimpleNamespace(req_id_to_index={"a": 0}, sampled_token_ids=[[1] * (1 + drafts)])
-        sampled = self.pilot.sampled(output, ran)
+        sampled = self.adapter.sampled(output, ran)
         r.num_tokens += 1 + drafts
         r.num_output_tokens += 1 + drafts
         out = SimpleNamespace(request_id="a", new_token_ids=[1] * (1 + drafts))
-        self.pilot.commit(output, sampled, {0: SimpleNamespace(outputs=[out], scheduler_stats=object())}, running=1)
+        self.adapter.commit(output, sampled, {0: SimpleNamespace(outputs=[out], scheduler_stats=object())}, running=1)
         self.reports.append(self.reader.read())
-        k = self.pilot.longest if step is None else step.k
-        (self.kept,) = self.pilot.keep(["a"], [[7] * k])
+        k = self.adapter.longest if step is None else step.k
+        (self.kept,) = self.adapter.keep(["a"], [[7] * k])
         r.spec_token_ids = self.kept
-        self.pilot.checked({"a": r}, ["a"])
+        self.adapter.checked({"a": r}, ["a"])
         return None if step is None else step.k
 
 
@@ -109,7 +109,7 @@ def test_after_a_fault_vllm_goes_on_alone(tmp_path: Path, call: str, caplog: pyt
     engine = Engine(tmp_path, call)
     finished = ("b",) if call == "forget" else ()
     decided = [engine.step(finished) for _ in range(6)]
-    assert not engine.pilot.deciding
+    assert not engine.adapter.deciding
     assert decided[0] == 4
     assert decided[-1] is None
     assert engine.kept == [7] * 4  # all that the runner has drafted
@@ -123,7 +123,7 @@ def test_numbers_that_cannot_be_told_cost_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(tmp_path)
-    monkeypatch.setattr(engine.pilot._driver, "stats", None)
+    monkeypatch.setattr(engine.adapter._tracker, "stats", None)
     assert engine.step() == 4
     engine.now += 10.0
     engine.step()
@@ -161,7 +161,7 @@ def test_reports_are_written_now_and_then(tmp_path: Path) -> None:
     assert reports[-1].policy == "constant"
     assert reports[-1].k == 4
     assert reports[-1].counts.accepted > reports[0].counts.accepted
-    engine.pilot.close()
+    engine.adapter.close()
     assert list((tmp_path / "own").iterdir()) == []
 
 
@@ -221,10 +221,10 @@ def test_metrics_are_named_as_the_embedded_engine_s() -> None:
 # --- built from vLLM's configuration ------------------------------------------------------------------------------
 
 
-def built(tmp_path: Path, **told: Any) -> Pilot:
+def built(tmp_path: Path, **told: Any) -> SchedulerAdapter:
     vllm_config = config()
     vllm_config.additional_config = {"dynaspec": told} if told else {}
-    return build_pilot(vllm_config, lambda: 0.0)
+    return build_adapter(vllm_config, lambda: 0.0)
 
 
 def test_ranks_that_draft_alike_are_announced_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -243,13 +243,13 @@ def test_a_decision_log_replays_to_the_same_decisions(tmp_path: Path, monkeypatc
     vllm_config.scheduler_config.async_scheduling = False
     vllm_config.additional_config = {"dynaspec": {"decision_log": str(path)}}
     engine = Engine(tmp_path)
-    engine.pilot = build_pilot(vllm_config, engine.clock)
+    engine.adapter = build_adapter(vllm_config, engine.clock)
     engine.request.max_tokens = 60
     for _ in range(30):
         engine.step()
         if engine.request.num_output_tokens >= 60:
             break
-    engine.pilot.close()
+    engine.adapter.close()
     header = read_header(path)
     assert header.fields["host"] == "vllm"
     view = next(call.view for call in read_calls(path) if isinstance(getattr(call, "view", None), StepView))

@@ -18,7 +18,7 @@ tokens and its drafting for plan i + 1. vLLM does not say how long each of them 
 are 0, and a controller learns its cost model from how the seconds of whole steps follow their work. Steps that change
 from plain decoding to drafting do the one's verification and the other's drafting; controllers tell them by their work.
 
-vLLM's objects as the driver's plain values. Attributes are read, nothing is imported and nothing changed.
+vLLM's objects as the tracker's plain values. Attributes are read, nothing is imported and nothing changed.
 
 A step of vLLM in plain values: what was scheduled, what is decided about it, what came of it.
 """
@@ -260,7 +260,7 @@ def how_ended(draft: Draft | None, tested: int, accepted: int, emitted: int, inv
     return "invalid" if refused else "all_accepted"
 
 
-class Driver:
+class StepTracker:
     """One engine's controller, and the drafts whose fate is still open. Called from one thread."""
 
     def __init__(
@@ -454,7 +454,7 @@ def limits_for(drafter: Drafter, menu: Sequence[int], *, asynchronous: bool, ali
     """What vLLM can carry out.
 
     Args:
-        alike: see ``Driver``.
+        alike: see ``StepTracker``.
     """
     return Limits(
         draft_lens=tuple(menu),

@@ -8,8 +8,8 @@ import pytest
 
 from dynaspec.contract.step import DraftView, Ended, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.control import SpeculativeConfig, build_controller
-from dynaspec.hosts.vllm.driver import Draft, Driver, Row, Verified, how_ended, limits_for
 from dynaspec.hosts.vllm.settings import drafter_of
+from dynaspec.hosts.vllm.step_tracker import Draft, Row, StepTracker, Verified, how_ended, limits_for
 from support.vllm_machine import Machine, Prices, Request
 
 
@@ -59,17 +59,17 @@ def prefill(name: str, rows: int, *, ends: bool = True) -> Row:
     return row(name, rows=rows, computed=0, decoding=False, goes_on=ends, length=rows + 1)
 
 
-def driver(
+def tracker(
     controller: Scripted,
     method: str = "draft_model",
     *,
     asynchronous: bool = False,
     ranks: bool = False,
     alike: bool = False,
-) -> Driver:
+) -> StepTracker:
     drafter = drafter_of(method, alike=ranks)
     limits = limits_for(drafter, range(9), asynchronous=asynchronous, alike=alike)
-    return Driver(controller, drafter, limits, fixed=not drafter.varies, alike=alike)
+    return StepTracker(controller, drafter, limits, fixed=not drafter.varies, alike=alike)
 
 
 # --- what a plan is about -----------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def driver(
 
 def test_the_view_has_the_requests_that_the_step_drafts_for() -> None:
     controller = Scripted((3, 2))
-    step = driver(controller).schedule([row("a"), prefill("b", 12), prefill("c", 40, ends=False)], 5, 0.0)
+    step = tracker(controller).schedule([row("a"), prefill("b", 12), prefill("c", 40, ends=False)], 5, 0.0)
     view = controller.views[0]
     assert view.ids == ("a", "b")
     assert view.context_len == (22, 13)
@@ -90,7 +90,7 @@ def test_the_view_has_the_requests_that_the_step_drafts_for() -> None:
 
 def test_a_request_s_own_wish_and_room_reach_the_controller() -> None:
     controller = Scripted((4, 4))
-    step = driver(controller).schedule([row("a", room=-1, max_draft=2), row("b", temperature=0.7)], 0, 0.0)
+    step = tracker(controller).schedule([row("a", room=-1, max_draft=2), row("b", temperature=0.7)], 0, 0.0)
     assert controller.views[0].room_depth == (0, 50)
     assert controller.views[0].max_draft == (2, None)
     assert controller.views[0].temperature == (0.0, 0.7)
@@ -99,25 +99,25 @@ def test_a_request_s_own_wish_and_room_reach_the_controller() -> None:
 
 def test_without_anybody_to_draft_for_nothing_is_asked() -> None:
     controller = Scripted()
-    step = driver(controller).schedule([prefill("a", 8, ends=False)], 0, 0.0)
+    step = tracker(controller).schedule([prefill("a", 8, ends=False)], 0, 0.0)
     assert (step.k, step.plan, controller.views) == (0, None, [])
 
 
 @pytest.mark.parametrize("method", ["suffix", "medusa", "ngram_gpu"])
 def test_methods_of_one_length_draft_that_in_every_step(method: str) -> None:
-    step = driver(Scripted((2, 0)), method).schedule([row("a"), row("b")], 0, 0.0)
+    step = tracker(Scripted((2, 0)), method).schedule([row("a"), row("b")], 0, 0.0)
     assert step.k == 8
     assert dict(step.depths) == {"a": 2, "b": 0}
 
 
 def test_ranks_that_must_draft_alike_do() -> None:
-    assert driver(Scripted((1,)), ranks=True).schedule([row("a")], 0, 0.0).k == 8
+    assert tracker(Scripted((1,)), ranks=True).schedule([row("a")], 0, 0.0).k == 8
 
 
 def test_requests_that_are_to_be_alike_verify_what_is_drafted_for_one() -> None:
     controller = Scripted((3, 1, 0, 2, 0))
     rows = [row("a"), row("b"), row("c", max_draft=1), row("d", space=2), row("e", room=0)]
-    host = driver(controller, alike=True)
+    host = tracker(controller, alike=True)
     step = host.schedule(rows, 0, 0.0)
     assert step.k == 3
     assert dict(step.depths) == {"a": 3, "b": 3, "c": 1, "d": 2, "e": 3}
@@ -131,7 +131,7 @@ def test_requests_that_are_to_be_alike_verify_what_is_drafted_for_one() -> None:
 
 def test_a_plan_is_told_about_after_the_step_that_verifies_it() -> None:
     controller = Scripted((3, 3), (2, 2))
-    host = driver(controller)
+    host = tracker(controller)
     first = host.schedule([prefill("a", 10), prefill("b", 10)], 0, 0.0)
     host.commit(first, {}, 1.0)
     host.drafted(first, {"a": 3, "b": 3}, 1.5)
@@ -152,7 +152,7 @@ def test_a_plan_is_told_about_after_the_step_that_verifies_it() -> None:
 
 def test_work_is_that_of_the_step_whose_seconds_are_told() -> None:
     controller = Scripted((3, 3), (2, 2))
-    host = driver(controller)
+    host = tracker(controller)
     host.commit(host.schedule([prefill("a", 10), prefill("b", 10)], 0, 0.0), {}, 1.0)
     second = host.schedule([row("a", 3, computed=10), row("b", 1, computed=10), prefill("c", 5, ends=False)], 0, 1.0)
     host.commit(second, {"a": Verified(1, 1), "b": Verified(1, 1)}, 2.0)
@@ -173,7 +173,7 @@ def test_at_length_0_a_model_runs_one_pass_and_a_lookup_none() -> None:
 
 def test_waiting_between_steps_is_nobody_s_time() -> None:
     controller = Scripted((1,), (1,), (1,))
-    host = driver(controller)
+    host = tracker(controller)
     for started, ended in ((0.0, 1.0), (1.0, 2.0), (7.0, 9.5)):
         step = host.schedule([row("a", int(started > 0))], 0, started)
         host.commit(step, {"a": Verified(1, 1)}, ended)
@@ -183,7 +183,7 @@ def test_waiting_between_steps_is_nobody_s_time() -> None:
 
 def test_overlapping_steps_take_the_time_since_the_one_before_ended() -> None:
     controller = Scripted((1,), (1,), (1,), (1,))
-    host = driver(controller, asynchronous=True)
+    host = tracker(controller, asynchronous=True)
     first = host.schedule([row("a")], 0, 0.0)
     second = host.schedule([row("a", 1)], 0, 0.1)
     host.commit(first, {"a": Verified(1, 1)}, 1.0)
@@ -200,7 +200,7 @@ def test_overlapping_steps_take_the_time_since_the_one_before_ended() -> None:
 
 def test_a_step_whose_drafter_cannot_run_teaches_nothing() -> None:
     controller = Scripted((3,), (3,), (3,))
-    host = driver(controller)
+    host = tracker(controller)
     host.commit(host.schedule([row("a")], 0, 0.0), {"a": Verified(1, 1)}, 1.0)
     step = host.schedule([row("a", 3)], 0, 1.0, drafts=False)
     assert (step.k, step.plan) == (0, None)
@@ -218,7 +218,7 @@ def test_a_step_whose_drafter_cannot_run_teaches_nothing() -> None:
 
 def test_drafts_are_trimmed_once_their_lengths_are_known() -> None:
     controller = Scripted((4, 4, 2), (0, 0, 0), trims_to=3)
-    host = driver(controller, "ngram")
+    host = tracker(controller, "ngram")
     step = host.schedule([row("a"), row("b"), row("c")], 0, 0.0)
     assert host.drafted(step, {"a": 4, "b": 1, "c": 4}, 1.0) == {"a": 3, "b": 1, "c": 2}
     assert controller.drafts == [DraftView(length=(4, 1, 4), confidence=((), (), ()))]
@@ -257,7 +257,7 @@ def test_why_a_run_ended(draft: Draft, tested: int, accepted: int, emitted: int,
 
 def test_what_a_grammar_refuses_is_not_taken_for_the_end_of_a_draft() -> None:
     controller = Scripted((3,), (0,))
-    host = driver(controller)
+    host = tracker(controller)
     step = host.schedule([row("a")], 0, 0.0)
     host.drafted(step, {"a": 3}, 1.0)
     host.checked({"a": 1, "unknown": 4})
@@ -269,7 +269,7 @@ def test_what_a_grammar_refuses_is_not_taken_for_the_end_of_a_draft() -> None:
 
 def test_requests_that_left_are_left_out() -> None:
     controller = Scripted((2, 2), (2, 2))
-    host = driver(controller, asynchronous=True)
+    host = tracker(controller, asynchronous=True)
     host.commit(host.schedule([row("a"), row("b")], 0, 0.0), {}, 1.0)
     step = host.schedule([row("a", 2), row("b", 2)], 0, 1.0)
     host.forget(["b"])
@@ -282,7 +282,7 @@ def test_requests_that_left_are_left_out() -> None:
 
 def test_a_preempted_request_loses_its_drafts_but_not_what_was_learnt() -> None:
     controller = Scripted((2,), (2,), (2,))
-    host = driver(controller)
+    host = tracker(controller)
     host.schedule([row("a")], 0, 0.0)
     host.forget([], ["a"])
     step = host.schedule([row("a", rows=30, computed=0, decoding=False)], 0, 1.0)
@@ -292,7 +292,7 @@ def test_a_preempted_request_loses_its_drafts_but_not_what_was_learnt() -> None:
 
 def test_totals_are_those_of_the_outcomes() -> None:
     controller = Scripted((2,), (0,))
-    host = driver(controller)
+    host = tracker(controller)
     host.commit(host.schedule([row("a")], 0, 0.0), {"a": Verified(1, 1)}, 1.0)
     host.commit(host.schedule([row("a", 2)], 0, 1.0), {"a": Verified(2, 2)}, 2.0)
     host.schedule([], 0, 2.0)
@@ -322,7 +322,7 @@ def test_every_policy_drives_every_kind_of_method(policy: str, method: str, asyn
     config = SpeculativeConfig(
         method=drafter.kind, policy=policy, num_speculative_tokens=8, **named, **POLICIES[policy]
     )
-    host = Driver(build_controller(config, limits), drafter, limits, fixed=not drafter.varies)
+    host = StepTracker(build_controller(config, limits), drafter, limits, fixed=not drafter.varies)
     machine = Machine(host, runs_model=drafter.runs_model, asynchronous=asynchronous)
     requests = [Request(str(i), left=30 + i, chance=0.7) for i in range(4)]
     emitted = machine.run(requests, 400)
@@ -337,7 +337,7 @@ def learnt(chance: float, prices: Prices, *, asynchronous: bool = False, alike: 
     drafter = drafter_of("draft_model")
     limits = limits_for(drafter, range(9), asynchronous=asynchronous, alike=alike)
     config = SpeculativeConfig(method="draft_model", model="drafter", num_speculative_tokens=8)
-    host = Driver(build_controller(config, limits), drafter, limits, fixed=False, alike=alike)
+    host = StepTracker(build_controller(config, limits), drafter, limits, fixed=False, alike=alike)
     machine = Machine(host, prices, asynchronous=asynchronous)
     requests = [Request(str(i), left=1_000_000, chance=chance) for i in range(8)]
     machine.run(requests, 200)

@@ -1,4 +1,4 @@
-"""What one vLLM scheduler calls: the driver, its decision log and its reports; and vLLM's own ways after a fault."""
+"""What one vLLM scheduler calls: the tracker, its decision log and its reports; and vLLM's own ways after a fault."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from dynaspec.contract.controller import Controller, Explains
 from dynaspec.control.registry import build_controller
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 
-from .driver import (
-    Driver,
+from .report import Report, ReportFile, shown
+from .settings import Settings, told_in
+from .step_tracker import (
     Row,
     Step,
+    StepTracker,
     drafter_length,
     limits_for,
     rows_of,
@@ -23,8 +25,6 @@ from .driver import (
     verified_of,
     wish_of,
 )
-from .report import Report, ReportFile, shown
-from .settings import Settings, told_in
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 _REPORT_EVERY_S = 0.25
 
 
-class Pilot:
+class SchedulerAdapter:
     """Nothing here raises once it is built: a fault is logged, and from then on vLLM decides as it always does."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Pilot:
         self._clock = clock
         drafter, alike = settings.drafter, settings.alike
         limits = limits_for(drafter, settings.menu, asynchronous=settings.host.asynchronous, alike=alike)
-        self._driver = Driver(controller, drafter, limits, fixed=not drafter.varies, alike=alike)
+        self._tracker = StepTracker(controller, drafter, limits, fixed=not drafter.varies, alike=alike)
         self._steps: dict[int, Step] = {}
         """By ``SchedulerOutput``: steps whose output is awaited."""
         self._latest: Step | None = None
@@ -108,7 +108,7 @@ class Pilot:
     def checked(self, requests: Mapping[str, Any], ids: list[str]) -> None:
         """Grammars have looked at these drafts."""
         self._attempt(
-            lambda: self._driver.checked({i: len(requests[i].spec_token_ids) for i in ids if i in requests}), None
+            lambda: self._tracker.checked({i: len(requests[i].spec_token_ids) for i in ids if i in requests}), None
         )
 
     def close(self) -> None:
@@ -122,12 +122,12 @@ class Pilot:
     def _schedule(self, requests: Mapping[str, Any], waiting: int, output: Any) -> Step | None:
         for request in output.finished_req_ids:
             self._wishes.pop(request, None)
-        self._driver.forget(sorted(output.finished_req_ids), sorted(output.preempted_req_ids or ()))
+        self._tracker.forget(sorted(output.finished_req_ids), sorted(output.preempted_req_ids or ()))
         rows = rows_of(requests, output, self._max_model_len, self._wish)
         if not rows:
             self._latest = None
             return None
-        step = self._driver.schedule(rows, waiting, self._started_s, drafts=self._drafter_runs(rows))
+        step = self._tracker.schedule(rows, waiting, self._started_s, drafts=self._drafter_runs(rows))
         self._steps[id(output)] = self._latest = step
         return step
 
@@ -143,13 +143,13 @@ class Pilot:
     def _commit(self, output: Any, sampled: Mapping[str, int], told: Mapping[int, Any]) -> None:
         step = self._steps.pop(id(output), None)
         if step is not None:
-            self._driver.commit(step, verified_of(output, sampled, told), self._clock())
+            self._tracker.commit(step, verified_of(output, sampled, told), self._clock())
 
     def _keep(self, ids: list[str], drafts: list[list[int]]) -> list[list[int]]:
         if self._latest is None:
             return drafts
         lengths = dict(zip(ids, map(len, drafts), strict=True))
-        depths = self._driver.drafted(self._latest, lengths, self._clock())
+        depths = self._tracker.drafted(self._latest, lengths, self._clock())
         return [tokens[: depths.get(request, 0)] for request, tokens in zip(ids, drafts, strict=True)]
 
     def _flush(self, running: int) -> None:
@@ -180,12 +180,12 @@ class Pilot:
         return Report(
             policy=self._settings.policy,
             longest=self.longest,
-            k=self._driver.k if self.deciding else self.longest,
+            k=self._tracker.k if self.deciding else self.longest,
             deciding=self.deciding,
             running=running,
-            goodput=self._driver.stats.steps.snapshot().recent_goodput,
+            goodput=self._tracker.stats.steps.snapshot().recent_goodput,
             estimates=shown(estimates),
-            counts=self._driver.stats.snapshot(),
+            counts=self._tracker.stats.snapshot(),
         )
 
     def _attempt(self, act: Callable[[], T], otherwise: T) -> T:
@@ -201,7 +201,7 @@ class Pilot:
             return otherwise
 
 
-def build_pilot(vllm_config: Any, clock: Callable[[], float]) -> Pilot:
+def build_adapter(vllm_config: Any, clock: Callable[[], float]) -> SchedulerAdapter:
     """
     Raises:
         ConfigError: settings that are wrong, or that vLLM cannot carry out.
@@ -212,7 +212,7 @@ def build_pilot(vllm_config: Any, clock: Callable[[], float]) -> Pilot:
     if settings.fixed is not None:
         logger.warning("every step drafts %d tokens: %s", settings.host.longest, settings.fixed)
     log = None if settings.decision_log is None else DecisionLog(settings.decision_log, settings.header)
-    return Pilot(
+    return SchedulerAdapter(
         settings,
         controller if log is None else LoggedController(controller, log),
         log,
