@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dynaspec.contract.errors import CheckpointError, ConfigError
 from .attention.base import AttentionSpec
 from .attention.select import attention_backend
 from .base import Model
+from .compressed_tensors import METHOD, CompressedCheckpoint, check_readable
 from .config import DecoderConfig
 from .decoder import Decoder
 from .families import FAMILIES, Family
@@ -21,7 +23,7 @@ from .families.common import UnsupportedVariantError, special_tokens
 from .generation_config import read_generation_config
 from .layer import Weights
 from .ops import ops_for
-from .quantization import Quantization, check_not_quantised, check_quantization
+from .quantization import Quantization, check_not_quantised, check_quantization, quantised_with
 from .reader import Reader
 from .stack import OpsStack
 from .weights import Checkpoint, TensorSource, find_checkpoint, read_json
@@ -62,7 +64,7 @@ def load_model(
         max_model_len: longest context that will be run; None = what the checkpoint was made for.
         trust_remote_code: let the checkpoint's own Python code run, for architectures that Transformers lacks.
         quantization: form that the weights of linear layers are brought to, on CPU in float32 or bfloat16; None = they
-            stay as they are.
+            stay as they are: those of compressed-tensors in int4 or int8 where these run, dequantised elsewhere.
 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete, corrupt, quantised or cannot be run.
@@ -72,7 +74,7 @@ def load_model(
     directory = find_checkpoint(path_or_id, revision)
     if directory.is_file():
         return _load_gguf(directory, target, dtype, max_model_len, quantization)
-    check_not_quantised(directory, read_json(directory / "config.json"))
+    compressed = _is_compressed(directory, read_json(directory / "config.json"))
     hf = _read_config(directory, trust_remote_code)
     wanted, products = _dtypes(dtype, target, hf)
     check_quantization(quantization, target, wanted)
@@ -82,6 +84,10 @@ def load_model(
             raise UnsupportedVariantError("it is not among the supported families")
         config = FAMILIES[name].config(hf, max_model_len)
     except UnsupportedVariantError as reason:
+        if compressed:
+            raise CheckpointError(
+                quantised_with(directory, f"{METHOD} but runs on Transformers' own modelling code ({reason})")
+            ) from reason
         if quantization is not None:
             raise ConfigError(
                 f"quantization is {quantization!r} but {path_or_id} runs on Transformers' own modelling code "
@@ -94,7 +100,22 @@ def load_model(
         special["eos_token_ids"] = _end_tokens(special["eos_token_ids"], directory)
         return load_fallback(directory, hf, target, wanted, products, max_model_len, special, trust_remote_code)
     config = replace(config, eos_token_ids=_end_tokens(config.eos_token_ids, directory))
-    return _load_decoder(Checkpoint(directory), FAMILIES[name], config, target, wanted, products, quantization)
+    checkpoint = CompressedCheckpoint(directory) if compressed else Checkpoint(directory)
+    return _load_decoder(checkpoint, FAMILIES[name], config, target, wanted, products, quantization)
+
+
+def _is_compressed(directory: Path, config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint has matrices that are quantised in the way that ``compressed_tensors`` reads.
+
+    Raises:
+        CheckpointError: they are quantised otherwise.
+    """
+    found = config.get("quantization_config") or config.get("compression_config")
+    if isinstance(found, dict) and found.get("quant_method") == METHOD:
+        check_readable(directory, found)
+        return True
+    check_not_quantised(directory, config)
+    return False
 
 
 def _load_gguf(

@@ -50,8 +50,14 @@ def check_not_quantised(directory: Path, config: Mapping[str, Any]) -> None:
     if not found:
         return
     method = found.get("quant_method") or found.get("quant_algo") if isinstance(found, dict) else found
-    raise CheckpointError(
-        f"{directory} is quantised with {method or 'a method that its config.json does not name'}, which is not read; "
+    raise CheckpointError(quantised_with(directory, method or "a method that its config.json does not name"))
+
+
+def quantised_with(directory: Path, what: str) -> str:
+    """The sentence that refuses a checkpoint."""
+    return (
+        f"{directory} is quantised with {what}, which is not read; "
         "expected float32, bfloat16 or float16 weights, or a GGUF file (quantization='int8' or 'int4' quantises those "
-        "when they are loaded)"
+        "when they are loaded), or a model in compressed-tensors' format pack-quantized, whose weights alone are "
+        "quantised, to integers of 4 or 8 bits, by group or channel"
     )

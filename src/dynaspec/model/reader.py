@@ -9,7 +9,7 @@ import torch
 from dynaspec.contract.errors import CheckpointError
 
 from .config import DecoderConfig
-from .linear import Linear, LinearFactory
+from .linear import Linear, LinearFactory, can_pack
 from .ops import Norm
 from .quantization import Quantization, of_head
 from .weights import BlockSource, TensorSource
@@ -31,7 +31,8 @@ class Reader:
         Args:
             dtype: of activations.
             product_dtype: see ``Model``; None = the same.
-            quantization: of linear layers, see ``quantization``; embeddings and norms stay as they are.
+            quantization: of linear layers, see ``quantization``; embeddings and norms stay as they are. None = as
+                the checkpoint has them.
         """
         self._checkpoint = checkpoint
         self._quantization = quantization
@@ -73,6 +74,8 @@ class Reader:
             self._matrix(f"{name}.weight", out, width, self._quantization)
             for name, out in zip(names, outs, strict=True)
         ]
+        if len({weight.shape[2:] for weight in weights}) > 1:  # blocks of different forms, or beside numbers
+            weights = [self.tensor(f"{name}.weight", out, width) for name, out in zip(names, outs, strict=True)]
         biases = [self.tensor(f"{name}.bias", out) for name, out in zip(names, outs, strict=True)] if bias else []
         return self.build(torch.cat(weights), torch.cat(biases) if bias else None)
 
@@ -102,7 +105,7 @@ class Reader:
         return self._quantised(self.tensor(name, out, width), name, form) if stored is None else stored
 
     def _blocks(self, name: str, out: int, width: int, form: Quantization | None) -> torch.Tensor | None:
-        if form is None or not isinstance(self._checkpoint, BlockSource):
+        if not can_pack(self._device, self._dtype) or not isinstance(self._checkpoint, BlockSource):
             return None
         return self._checkpoint.blocks(name, (out, width), form)
 

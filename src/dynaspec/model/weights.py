@@ -133,8 +133,12 @@ class TensorSource(Protocol):
 class BlockSource(Protocol):
     """A source that may have quantised matrices already."""
 
-    def blocks(self, name: str, shape: Sequence[int], form: Quantization) -> torch.Tensor | None:
-        """[out, groups, bytes] the blocks of a matrix [out, in] in a form, without loss; None: it is stored otherwise.
+    def blocks(self, name: str, shape: Sequence[int], form: Quantization | None) -> torch.Tensor | None:
+        """[out, groups, bytes] the blocks of a matrix [out, in] in a form, without rounding its numbers; None: it is
+        stored otherwise.
+
+        Args:
+            form: None = the one that the source keeps it in, if it wants that kept.
 
         Raises:
             CheckpointError: it is not there or has another shape.

@@ -57,7 +57,7 @@ def load_eagle3(
     raw = read_json(path)
     config = read_config(path, raw, target.config.num_layers)
     tensors = decoder_head_tensors(directory)
-    if not all(is_plain(tensors.tensor(name)) for name in tensors.names if name.endswith("weight")):
+    if not all(is_plain(tensors.tensor(name)) for name in tensors.names if ".weight" in name):
         check_not_quantised(directory, raw)  # by itself that may be the target's, whose config has been copied
     check_target(path, config, target)
     config = replace(config, decoder=replace(config.decoder, qk_norm="layers.0.self_attn.q_norm.weight" in tensors))

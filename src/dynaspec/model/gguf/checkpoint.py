@@ -54,10 +54,10 @@ class GgufCheckpoint:
         tensor = numbers(self._file.data(stored), stored.kind, stored.shape, self._quantised)
         return tensor if source.change is None else undo(source.change, tensor, self._head_dim)
 
-    def blocks(self, name: str, shape: Sequence[int], form: Quantization) -> torch.Tensor | None:
+    def blocks(self, name: str, shape: Sequence[int], form: Quantization | None) -> torch.Tensor | None:
         """See ``weights.BlockSource``: those of Q8_0 are int8's, those of Q4_1 and Q4_0 int4's."""
         source, stored = self._find(name, shape)
-        if stored.kind not in _KINDS[form]:
+        if form is None or stored.kind not in _KINDS[form]:
             return None
         _, size = GGML_QUANT_SIZES[stored.kind]
         found = self._file.data(stored).reshape(stored.shape[0], -1, size).copy()

@@ -17,6 +17,7 @@ from dynaspec.model.kernels import gemm
 from dynaspec.model.linear import Linear
 from dynaspec.model.loader import load_model
 from dynaspec.model.packed import PackedLinear
+from support import compressed
 from support.decoder_heads import LAYOUTS, Layout, random_tensors, reference, write
 from support.head_passes import logits_of, states_of
 from support.quantised import rounded
@@ -70,4 +71,17 @@ def test_a_head_that_is_quantised_already(model: Model, tmp_path: Path) -> None:
     name = next(name for name in stored if name.endswith("up_proj.weight"))
     save_file(stored | {name: stored[name].to(torch.float8_e4m3fn)}, path / "model.safetensors")
     with pytest.raises(CheckpointError, match="is quantised with fp8"):
+        load_head("eagle3", str(path), model)
+
+
+def test_a_head_whose_weights_are_packed(model: Model, tmp_path: Path) -> None:
+    path = write(LAYOUTS[1], tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    found = compressed.quantization_config(compressed.scheme(4, None))
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": found}))
+    stored = load_file(path / "model.safetensors")
+    name = next(name for name in stored if name.endswith("up_proj.weight"))
+    parts, _ = compressed.quantised(stored.pop(name).float(), 4, None)
+    save_file(stored | {f"{name}_{part}": one for part, one in parts.items()}, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="is quantised with compressed-tensors"):
         load_head("eagle3", str(path), model)
