@@ -17,7 +17,7 @@ from dynaspec.simulate.simulator import HostConfig
 
 BEGIN, END = "<!-- methods-table -->\n", "<!-- /methods-table -->\n"
 COLUMNS = (
-    *("method", "who drafts", "`model`", "reads the target's hidden states", "drafter passes a draft"),
+    *("method", "drafter", "`model`", "reads the target's hidden states", "drafter passes a draft"),
     *("drafts can be drawn", "has a confidence", "drafts trees", "dynaspec", "vLLM", "Transformers", "simulator"),
 )
 _PASSES = {"none": "none", "one": "one", "per_token": "one a token"}

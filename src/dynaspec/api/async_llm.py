@@ -79,8 +79,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields outputs as they grow (what they carry: ``SamplingParams.output_kind``). Leaving early aborts.
 
-        Who reads more slowly than the engine decodes gets fewer outputs, not late ones: what has come meanwhile is
-        handed over as one. The id may be used again as soon as the generator is closed.
+        A reader that is slower than the engine gets fewer outputs, not late ones: those that came meanwhile are merged
+        into one. The id may be used again as soon as the generator is closed.
 
         Args:
             lora_request: as vLLM has it; only None.

@@ -1,4 +1,4 @@
-"""Best fixed length, policies and oracle on the same texts: passes, time, and who closes how much of the gap."""
+"""Best fixed length, policies and oracle on the same texts: passes, time, and how much of the gap each closes."""
 
 from __future__ import annotations
 

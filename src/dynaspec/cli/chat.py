@@ -73,7 +73,7 @@ def _runs(answer: Answer) -> list[str]:
 
 
 _LOOKUP = {"method": "ngram"}
-"""Who drafts for a model that was given without a drafter: nobody has to be trained for it, and ``auto`` leaves it off
+"""Drafts for a model that was given without a drafter: lookup needs no training, and ``auto`` leaves it off
 where it does not pay."""
 _COMMANDS = {
     "/stats": "tokens/s, acceptance length and runs of accepted tokens of the last answer, and of all",

@@ -65,7 +65,7 @@ def announce(engine: EngineConfig, state: ServerState, url: str) -> None:
 
 
 def drafting(engine: EngineConfig, *, short: bool = False) -> str:
-    """Who drafts, and which policy decides how much.
+    """The drafter, and the policy that decides how much it drafts.
 
     Args:
         short: a checkpoint's name without the folders that it is in.

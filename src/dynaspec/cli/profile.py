@@ -46,7 +46,7 @@ def joined(args: list[str]) -> list[str]:
 def profile(
     *,
     model_dir: Annotated[str, typer.Option(help="The target's checkpoint.")],
-    method: Annotated[str, typer.Option(help=f"Who drafts: {', '.join(METHODS)}.")] = "draft_model",
+    method: Annotated[str, typer.Option(help=f"What drafts: {', '.join(METHODS)}.")] = "draft_model",
     draft_dir: Annotated[str | None, typer.Option(help="The drafter's checkpoint.")] = None,
     tp: Annotated[int, typer.Option(min=1, help="GPUs that the target is split over.")] = 1,
     temp: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 = greedy.")] = 0.0,

@@ -12,7 +12,7 @@ class Controller(Protocol):
     """Decides how much to draft and to verify. Pure: no clock, no tensors, no randomness but a seeded one."""
 
     def plan(self, view: StepView) -> SpecPlan:
-        """Draft lengths for this step; within the view's rooms, limits and requests' own wishes."""
+        """Draft lengths for this step; within the view's rooms, the limits and what requests asked for."""
         ...
 
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:

@@ -17,7 +17,7 @@ class Method:
 
     name: str
     what: str
-    """Who drafts, in a few words."""
+    """What drafts, in a few words."""
     traits: ProposerTraits
     checkpoint: str | None = None
     """What ``model`` names; None = there is no model."""

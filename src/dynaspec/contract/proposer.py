@@ -74,7 +74,7 @@ class Drafts:
     signal: npt.NDArray[np.float32] | None = None
     """[B, max depth] what speaks for each token (``DraftView.signal``); None or NaN = its confidence alone."""
     repeat_bonus: npt.NDArray[np.float32] | None = None
-    """[B, max depth] the part of the signal that hangs on which token was drawn (``DraftView.repeat_bonus``); None or
+    """[B, max depth] the part of the signal that depends on which token was drawn (``DraftView.repeat_bonus``); None or
     NaN = nothing."""
     q: torch.Tensor | None = None
     """[B, max depth, vocabulary] the very distributions drawn from; None for deterministic drafts."""

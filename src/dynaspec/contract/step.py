@@ -79,7 +79,7 @@ class StepView:
     room_nodes: tuple[int, ...]
     """Most nodes of a tree that there are rows and KV entries for."""
     max_draft: tuple[int | None, ...]
-    """What the request asked for: None = no wish, 0 = no speculation."""
+    """What the request asked for: None = nothing, 0 = no speculation."""
     temperature: tuple[float, ...]
     lag: tuple[tuple[int, ...], ...]
     """One column a proposer: committed tokens that its state has not seen yet. Empty where the plan before foresaw no

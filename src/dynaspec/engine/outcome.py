@@ -54,8 +54,8 @@ def why_off(view: StepView, plan: SpecPlan) -> dict[str, int]:
         return {"policy": off}
     columns = zip(plan.depth, view.max_draft, view.room_depth, strict=True)
     return Counter(
-        "requested_off" if wish == 0 else "no_room" if room == 0 else "policy"
-        for depth, wish, room in columns
+        "requested_off" if asked == 0 else "no_room" if room == 0 else "policy"
+        for depth, asked, room in columns
         if depth == 0
     )
 

@@ -1,4 +1,4 @@
-"""Faults of proposers cost no request: drafts are checked, and who fails or is slow is left out.
+"""Faults of proposers cost no request: drafts are checked, and a proposer that fails or is slow is left out.
 
 Keeps a proposer's faults away from requests: they go on as plain decoding.
 

@@ -189,7 +189,7 @@ class NgramProposer:
         return drafts
 
     def advance(self, step: TargetStep) -> None:
-        """Nothing to keep: the next look-up reads the committed tokens."""
+        """Nothing to keep: the next lookup reads the committed tokens."""
 
     def commit(self, text: NewText) -> None:
         """Nothing to keep."""

@@ -28,7 +28,7 @@ SHARED_BY = 4
 AROUND_PASS_S, AROUND_DRAFT_S, AROUND_DRAFT_PASS_S = 4e-4, 2.5e-4, 5e-5
 """What the host does beside the model's work, in the target's pass, in a draft and in each of its passes: seconds on a
 server's CPU, as a first guess. The first steps tell; but what they take more than was expected is laid upon all that
-they did, and drafting looks dear until many have been seen."""
+they did, and drafting looks expensive until many have been seen."""
 AROUND_COMPILED_PASS_S = 1e-5
 """The same in each pass of a draft that is one compiled call."""
 _IN_A_DRAFT = 4
@@ -171,7 +171,7 @@ def measure_costs(
     """Times passes of each model.
 
     Sizes and models take turns, and each trial is held against how slow the machine was in its round: where it is slow
-    for a second, all of them are, and no size alone, which would look dear for long.
+    for a second, all of them are, and no size alone, which would look expensive for long.
 
     Args:
         target: None = somebody else runs it, and its passes are not timed.

@@ -1,1 +1,1 @@
-"""Who runs in a step, with how many rows and which KV blocks; and what becomes of the result."""
+"""Which requests run in a step, with how many rows and KV blocks; and what becomes of the result."""

@@ -88,7 +88,7 @@ class Scheduler:
     # --- planning ---------------------------------------------------------------------------------------------
 
     def next_batch(self) -> StepBatch:
-        """Everyone who decodes, then prefill chunks as far as the row budget goes. May be empty."""
+        """All requests that decode, then prefill chunks as far as the row budget goes. May be empty."""
         self._reuse_lanes()
         preempted = self._secure_slots()
         decoding = [r for r in self._running if self._decodes(r)]
@@ -297,7 +297,7 @@ class Scheduler:
         return asked and len(request.prompt_logprobs) < len(request.prompt) - 1
 
     def _try_seat(self, request: Request, cached: list[int], computed: int) -> int | None:
-        """A lane with blocks for all tokens, leaving a block for everyone who runs; None if there is none."""
+        """A lane with blocks for all tokens, leaving a block for each running request; None if there is none."""
         if self._running and self._left_after(request, cached) < len(self._running):
             return None
         if not self.tables.try_open(self.lanes.next_free, cached, request.length, request.cache_salt):

@@ -1,4 +1,4 @@
-"""What is kept of each continuation while its deltas go out: the text of each token, and who wrote it."""
+"""What is kept of each continuation while its deltas go out: the text of each token, and its source."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Choice:
         self._sources = TokenSources()
 
     def written(self, delta: CompletionOutput, texts: Sequence[str]) -> list[WrittenToken]:
-        """Who wrote the tokens of a delta, whose metrics must be ``detailed``."""
+        """The sources of the tokens of a delta, whose metrics must be ``detailed``."""
         sources = self._sources.add(len(delta.token_ids), delta.metrics)
         return [WrittenToken(text=text, source=source) for text, source in zip(texts, sources, strict=True)]
 

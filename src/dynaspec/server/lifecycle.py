@@ -52,7 +52,7 @@ class BoundedConnection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        # Nothing more can be said to who does not listen, so what waits in the buffer is dropped with the connection.
+        # A client that does not read gets nothing more, so what waits in the buffer is dropped with the connection.
         self._unread = self.loop.call_later(self._timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:

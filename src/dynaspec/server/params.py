@@ -180,7 +180,7 @@ def _params(
         "output_kind": RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
         "structured_outputs": form,
         "truncate_prompt_tokens": body.truncate_prompt_tokens,
-        **_draft_wishes(body),
+        **_draft_options(body),
         **others,
     }
     try:
@@ -189,22 +189,22 @@ def _params(
         raise bad_request(str(error), param=_named(error, values)) from None
 
 
-def _draft_wishes(body: GenerationRequest) -> dict[str, Any]:
-    wishes = body.speculation
-    if wishes is None:
+def _draft_options(body: GenerationRequest) -> dict[str, Any]:
+    asked = body.speculation
+    if asked is None:
         return {"max_draft_tokens": body.max_draft_tokens}
-    limits = {wishes.max_draft_tokens, body.max_draft_tokens} - {None}
+    limits = {asked.max_draft_tokens, body.max_draft_tokens} - {None}
     if len(limits) > 1:
         raise bad_request(
-            f"max_draft_tokens is {body.max_draft_tokens}, but {wishes.max_draft_tokens} in speculation; "
+            f"max_draft_tokens is {body.max_draft_tokens}, but {asked.max_draft_tokens} in speculation; "
             "expected one of them",
             param="max_draft_tokens",
         )
     return {
         "max_draft_tokens": next(iter(limits), None),
-        "expected_acceptance": wishes.expected_acceptance,
+        "expected_acceptance": asked.expected_acceptance,
         # Unless the caller objects, totals are counted: the live page shows them, and they cost next to nothing.
-        "speculation_metrics": wishes.metrics or "summary",
+        "speculation_metrics": asked.metrics or "summary",
     }
 
 

@@ -305,7 +305,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A call that was answered otherwise than when it was recorded."""
+    """A call whose answer differs from the recorded one."""
 
     line: int
     """Of the log."""

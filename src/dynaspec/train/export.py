@@ -66,7 +66,7 @@ def check(folder: Path, model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
     text = "def größe(x):\n    return 12 * x  # \u2603\n"
     ids = AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False, return_tensors="pt").input_ids
     if ids[0].tolist() != tokenizer.encode(text, add_special_tokens=False).ids:
-        raise CheckpointError(f"export: the tokenizer in {str(folder)!r} reads a text otherwise than in training")
+        raise CheckpointError(f"export: the tokenizer in {str(folder)!r} differs from training's")
     with torch.no_grad():
         difference = float((loaded(ids).logits - model(ids).logits).abs().max())
     if difference > 1e-4:

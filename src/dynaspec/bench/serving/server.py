@@ -34,7 +34,7 @@ _IDLE_S = 4.0
 its connection and be lost."""
 _REFUSED = (401, 403)
 OWN = "dynaspec"
-"""Who owns the models of a dynaspec server."""
+"""The owner that a dynaspec server names for its models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

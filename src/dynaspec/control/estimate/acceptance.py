@@ -262,7 +262,7 @@ class AcceptanceModel:
         Args:
             slots, lens: [B] of requests, or −1; of their drafts.
             signal: [Σ lens] of each token, one request after the other; empty: nothing has been drafted yet.
-            bonus: [Σ lens] the part of it that hangs on which token was drawn; it counts for the tokens behind only.
+            bonus: [Σ lens] the part of it that depends on which token was drawn; it counts for the tokens behind only.
         """
         shrinkage = self.settings.request_shrinkage
         return np.asarray(_survival(self._state, shrinkage, slots, lens, signal, bonus, longest))

@@ -47,8 +47,8 @@ class AutoSettings:
     pay_off: float = 32.0
     """Steps over which reading what a drafter lacks of a request is paid off, if the request has so many left."""
     probe_context: int = 32
-    """Latest tokens that each step of a probe reads of requests of which the drafter lacks more than all its steps read
-    so, where the proposer can do with so few."""
+    """Latest tokens that each step of a probe reads of a request, where the drafter is further behind than all steps of
+    the probe would read, and where the proposer can draft from that context."""
     planning_s: float = 5e-4
     """Seconds of planning a step, about, on a server's CPU: what cannot save as much is not looked at."""
     planning_share: float = 0.0025

@@ -54,7 +54,7 @@ def measure_costs(
         target: the model that is about to generate.
         inputs: as Transformers has prepared them for it.
         text: [1, L]
-        assistant: the first proposer; has read the text afterwards. None = look-ups alone.
+        assistant: the first proposer; has read the text afterwards. None = lookups alone.
         clock: seconds.
 
     Returns:

@@ -130,7 +130,7 @@ class Call:
         return self._current
 
     def _drafters(self, theirs: Callable[..., Any], prepared: Mapping[str, Any]) -> list[Drafter]:
-        """In the order of the limits' proposers: an assistant before the look-ups beside it."""
+        """In the order of the limits' proposers: an assistant before the lookups beside it."""
         setup = self._setup
         longest = setup.config.longest_draft
         if setup.source == PROMPT_LOOKUP:

@@ -1,4 +1,4 @@
-"""Who drafts: an assistant model, or a look-up in the text."""
+"""What drafts: an assistant model, or a lookup in the text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Drafter(Protocol):
         ...
 
     def offer(self, text: torch.Tensor) -> tuple[int, int] | None:
-        """For look-ups: (length of the match, tokens that follow it). Others: None."""
+        """For lookups: (length of the match, tokens that follow it). Others: None."""
         ...
 
     def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
@@ -134,7 +134,7 @@ class AssistantDrafter:
 
 
 class PromptLookup:
-    """Transformers' own look-up, which is asked before the step is planned."""
+    """Transformers' own lookup, which is asked before the step is planned."""
 
     def __init__(self, generator: Any, longest: int) -> None:
         """
@@ -168,7 +168,7 @@ class PromptLookup:
 
 
 class TextLookup:
-    """The look-up that ``method: ngram`` means everywhere in dynaspec: the longest match, the most recent one.
+    """The lookup that ``method: ngram`` means everywhere in dynaspec: the longest match, the most recent one.
 
     It is asked before the step is planned, and drafts what it has found then.
     """

@@ -27,7 +27,7 @@ ASSISTANT, EARLY_EXIT = "assistant", "early_exit"
 EXIT_KEY = "assistant_early_exit"
 """As Transformers and ``speculative_config`` have it."""
 PROMPT_LOOKUP, TEXT_LOOKUP = "prompt_lookup", "text_lookup"
-"""Transformers' own look-up, and dynaspec's: ``ngram`` or ``suffix``."""
+"""Transformers' own lookup, and dynaspec's: ``ngram`` or ``suffix``."""
 
 _LENGTH_POLICIES = ("auto", "constant", "heuristic", "heuristic_transient", "confidence")
 """Policies whose k is Transformers' ``num_assistant_tokens``; others have lengths of their own."""
@@ -48,7 +48,7 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
 }
 """Keys that this host cannot honour: the values that ask for nothing, and why."""
 _LOOKUP_KEYS = ("prompt_lookup_max", "prompt_lookup_min")
-_LOOKUP_BESIDE = (3, 8)
+_HYBRID_LOOKUP = (3, 8)
 """Tokens that must agree where ``auto`` looks a draft up beside an assistant, if not told otherwise."""
 _UNSUPPORTED_DRAFTING = {
     "use_mtp": "a model's own multi-token prediction",
@@ -61,7 +61,7 @@ class Setup:
     """What a session decides for."""
 
     source: str
-    """Who drafts: one of the constants above. Look-ups beside an assistant are the later proposers of ``limits``."""
+    """What drafts: one of the constants above. Lookups beside an assistant are the later proposers of ``limits``."""
     config: SpeculativeConfig
     limits: Limits
     target: str
@@ -180,7 +180,7 @@ def _config(
     policy = infer_policy(values)
     if policy == "auto" and not any(name in values for name in (*_LOOKUP_KEYS, *SUFFIX_KEYS)):
         # An assistant with another vocabulary reads the whole text again after each step that it has not drafted for.
-        low, high = _LOOKUP_BESIDE
+        low, high = _HYBRID_LOOKUP
         values |= {"prompt_lookup_min": low, "prompt_lookup_max": high} if one_vocabulary else {"prompt_lookup_max": 0}
     if policy in _LENGTH_POLICIES:
         values.setdefault("num_speculative_tokens", settings.get("num_assistant_tokens") or _DEFAULT_LENGTH)
@@ -234,7 +234,7 @@ def _check_drafter(values: Mapping[str, Any], source: str, assistant: Any) -> No
         if source == PROMPT_LOOKUP and (given := [name for name in _LOOKUP_KEYS if name in values]):
             raise ConfigError(
                 f"{given[0]} and prompt_lookup_num_tokens are both given; expected one of them, as Transformers' "
-                "look-up has a rule of its own (max_matching_ngram_size)"
+                "lookup has a rule of its own (max_matching_ngram_size)"
             )
         return
     if source == EARLY_EXIT:

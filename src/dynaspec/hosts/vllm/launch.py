@@ -102,7 +102,7 @@ _ABOUT = (
 )
 """Options that ``speculation_arguments`` must know."""
 _MOVED = _ABOUT[:3]
-"""Those of them that it returns."""
+"""The part of ``_ABOUT`` that ``speculation_arguments`` returns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from .step_tracker import (
     StepTracker,
     drafter_length,
     limits_for,
+    requested_max,
     rows_of,
     sampled_of,
     speculation_of,
     verified_of,
-    wish_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class SchedulerAdapter:
         """By ``SchedulerOutput``: steps whose output is awaited."""
         self._latest: Step | None = None
         self._wishes: dict[str, int | None] = {}
-        """Of requests that have not ended: see ``reading.wish_of``."""
+        """Of requests that have not ended: see ``reading.requested_max``."""
         self._started_s = 0.0
         self._reported_s = 0.0
         self._flushed_s = 0.0
@@ -134,7 +134,7 @@ class SchedulerAdapter:
     def _wish(self, request: Any) -> int | None:
         if request.request_id not in self._wishes:
             params = request.sampling_params
-            self._wishes[request.request_id] = None if params is None else wish_of(params.extra_args)
+            self._wishes[request.request_id] = None if params is None else requested_max(params.extra_args)
         return self._wishes[request.request_id]
 
     def _drafter_runs(self, rows: list[Row]) -> bool:

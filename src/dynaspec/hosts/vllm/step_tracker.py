@@ -40,7 +40,7 @@ from .settings import KEY, Drafter, VllmSpeculation
 
 logger = logging.getLogger(__name__)
 
-_WISH = "num_speculative_tokens"
+_REQUESTED = "num_speculative_tokens"
 
 
 def speculation_of(vllm_config: Any) -> VllmSpeculation:
@@ -74,23 +74,23 @@ def drafter_length(vllm_config: Any) -> int | None:
 
 
 def rows_of(
-    requests: Mapping[str, Any], output: Any, max_model_len: int, wish: Callable[[Any], int | None]
+    requests: Mapping[str, Any], output: Any, max_model_len: int, asked: Callable[[Any], int | None]
 ) -> list[Row]:
     """The requests of a step that vLLM has just put together, before it counts the step's tokens as computed.
 
     Args:
         requests: vLLM's, by id.
         output: ``SchedulerOutput``.
-        wish: most tokens that a request wants drafted; None = it does not say.
+        asked: most tokens that a request wants drafted; None = it does not say.
     """
     drafts = output.scheduled_spec_decode_tokens
     return [
-        _row(requests[request], count, len(drafts.get(request, ())), max_model_len, wish(requests[request]))
+        _row(requests[request], count, len(drafts.get(request, ())), max_model_len, asked(requests[request]))
         for request, count in output.num_scheduled_tokens.items()
     ]
 
 
-def _row(request: Any, count: int, drafts: int, max_model_len: int, wish: int | None) -> Row:
+def _row(request: Any, count: int, drafts: int, max_model_len: int, asked: int | None) -> Row:
     length = request.num_computed_tokens + count - drafts + 1
     space = max_model_len - length
     left = min(request.max_tokens - (length - request.num_prompt_tokens), space)
@@ -104,13 +104,13 @@ def _row(request: Any, count: int, drafts: int, max_model_len: int, wish: int | 
         goes_on=request.num_computed_tokens + count >= request.num_tokens + request.num_output_placeholders,
         length=length,
         room=max(0, left - 1),
-        max_draft=wish,
+        max_draft=asked,
         temperature=0.0 if params is None else params.temperature,
         space=max(0, space - 1),
     )
 
 
-def wish_of(extra_args: Mapping[str, Any] | None) -> int | None:
+def requested_max(extra_args: Mapping[str, Any] | None) -> int | None:
     """How many tokens a request wants drafted at most: ``{"dynaspec": {"num_speculative_tokens": 2}}``, the inner part
     as JSON text where only that can be sent. None = it does not say, or not so that it can be understood, which is
     logged.
@@ -119,13 +119,13 @@ def wish_of(extra_args: Mapping[str, Any] | None) -> int | None:
     if told is None:
         return None
     try:
-        wish = (json.loads(told) if isinstance(told, str) else told).get(_WISH)
+        asked = (json.loads(told) if isinstance(told, str) else told).get(_REQUESTED)
     except (AttributeError, json.JSONDecodeError):
-        logger.warning("a request's %s is %r; expected a mapping with %s", KEY, told, _WISH)
+        logger.warning("a request's %s is %r; expected a mapping with %s", KEY, told, _REQUESTED)
         return None
-    if wish is None or (isinstance(wish, int) and not isinstance(wish, bool) and wish >= 0):
-        return None if wish is None else int(wish)
-    logger.warning("a request's %s is %r; expected an integer of at least 0", _WISH, wish)
+    if asked is None or (isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0):
+        return None if asked is None else int(asked)
+    logger.warning("a request's %s is %r; expected an integer of at least 0", _REQUESTED, asked)
     return None
 
 
@@ -179,7 +179,7 @@ class Row:
     room: int
     """Most draft tokens that it can use in its next step."""
     max_draft: int | None = None
-    """What it asked for; None = no wish."""
+    """What it asked for; None = nothing."""
     temperature: float = 0.0
     space: int = 0
     """Most draft tokens that its next step can verify, of use or not."""
@@ -446,8 +446,8 @@ def _levelled(plan: SpecPlan, rows: Sequence[Row], longest: int) -> SpecPlan:
         longest: that vLLM drafts.
     """
     deepest = max(plan.depth)
-    wishes = [longest if row.max_draft is None else row.max_draft for row in rows]
-    return plan.with_depth(tuple([min(deepest, row.space, wish) for row, wish in zip(rows, wishes, strict=True)]))
+    asked_lens = [longest if row.max_draft is None else row.max_draft for row in rows]
+    return plan.with_depth(tuple([min(deepest, row.space, asked) for row, asked in zip(rows, asked_lens, strict=True)]))
 
 
 def limits_for(drafter: Drafter, menu: Sequence[int], *, asynchronous: bool, alike: bool = False) -> Limits:

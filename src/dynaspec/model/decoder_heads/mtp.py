@@ -31,7 +31,7 @@ _PREFIX = "mtp_layers.0"
 
 
 class _Layout(NamedTuple):
-    """What depends on who has written a checkpoint."""
+    """What depends on the library that wrote a checkpoint."""
 
     decoder: DecoderConfig
     under: str

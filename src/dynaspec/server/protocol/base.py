@@ -80,7 +80,7 @@ class Unsupported:
     """Marks a field of OpenAI's or vLLM's that may only say what happens anyway.
 
     Args:
-        why: the sentence that a caller gets who asks for more.
+        why: the sentence that answers a caller who asks for more.
     """
 
     why: str

@@ -112,7 +112,7 @@ class ExtraFields(RequestModel):
         pattern=r"^[A-Za-z0-9._:-]{1,128}$",
         description="What the answer's id ends with; one of its own at a time.",
     )
-    speculation: SpeculationOptions | None = Field(None, description="Wishes about this request's drafts.")
+    speculation: SpeculationOptions | None = Field(None, description="Options of this request's drafts.")
     max_draft_tokens: DraftLength | None = Field(None, description="Most tokens drafted at once; 0 = no speculation.")
     timings_per_token: bool | None = Field(
         None, description="As llama.cpp's server has it: answers, and every chunk of a stream, carry timings."

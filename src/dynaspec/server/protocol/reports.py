@@ -27,13 +27,13 @@ class Usage(ReplyModel):
 
 
 TokenSource = Literal["draft", "target"]
-"""Who wrote a token: the drafter, with the target's consent, or the target itself."""
+"""Where a token comes from: a draft that the target accepted, or the target itself."""
 
 DraftLength = Annotated[int, Field(ge=0, le=1024), Whole]
 
 
 class SpeculationOptions(RequestModel):
-    """A request's wishes about its drafts. None of them changes what is generated, only how fast."""
+    """What a request asks for about its drafts. None of it changes what is generated, only how fast."""
 
     max_draft_tokens: DraftLength | None = Field(None, description="Most tokens drafted at once; 0 = no speculation.")
     expected_acceptance: float | None = Field(
@@ -42,7 +42,7 @@ class SpeculationOptions(RequestModel):
     metrics: SpeculationMetrics | None = Field(
         None,
         description="What the answer says of the drafts: nothing, totals, or also counts by position and by step and, "
-        "in streams, who wrote each token.",
+        "in streams, the source of each token.",
     )
 
 
@@ -69,7 +69,7 @@ class WrittenToken(ReplyModel):
     """A token of a delta."""
 
     text: str = Field(description="The text that it added; empty for special tokens and parts of a character.")
-    source: TokenSource = Field(description="Who wrote it.")
+    source: TokenSource = Field(description="Where it comes from.")
 
 
 class SpeculativeDecodingMetrics(ReplyModel):

@@ -13,11 +13,11 @@ from dynaspec.hosts.vllm.step_tracker import (
     Row,
     Verified,
     drafter_length,
+    requested_max,
     rows_of,
     sampled_of,
     speculation_of,
     verified_of,
-    wish_of,
 )
 
 
@@ -106,13 +106,13 @@ def test_room_ends_with_the_request_and_with_the_model() -> None:
     ],
 )
 def test_a_request_may_say_how_much_it_wants_drafted(extra_args: Any, wish: int | None) -> None:
-    assert wish_of(extra_args) == wish
+    assert requested_max(extra_args) == wish
 
 
 @pytest.mark.parametrize("told", [3, "two", "[2]", {"num_speculative_tokens": -1}, {"num_speculative_tokens": True}])
 def test_a_wish_that_cannot_be_understood_is_said_and_left(told: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert wish_of({"dynaspec": told}) is None
+        assert requested_max({"dynaspec": told}) is None
     assert len(caplog.records) == 1
 
 

@@ -1,4 +1,4 @@
-// An answer as it comes, coloured by who wrote each token.
+// An answer as it comes, each token coloured by its source.
 
 import { byId, el } from "./dom.js";
 import * as format from "./format.js";
