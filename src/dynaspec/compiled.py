@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from copy import copy
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, InTreeCacheLocator, UserProvidedCacheLocator
 from numba.core.caching import UserWideCacheLocator as _UserWide
@@ -29,7 +31,8 @@ def njit(*signatures: Any, cache: bool = False, **options: Any) -> Any:
     """``numba.njit`` with dynaspec's cache.
 
     Args:
-        signatures: compiled for, or loaded, at once, and for no others. None: as calls come.
+        signatures: compiled for, or loaded, at once, and for no others. None: as calls come. A function that has them
+            stands apart: others call it, where else they contain all its code, which LLVM optimises anew for each.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -40,9 +43,34 @@ def njit(*signatures: Any, cache: bool = False, **options: Any) -> Any:
             compiled.compile(signature)
         if signatures:
             compiled.disable_compile()
+            for result in compiled.overloads.values():
+                _set_apart(compiled.targetctx, result)
         return compiled
 
     return decorate
+
+
+def apart(result: Any) -> Any:
+    """How compiled code declares a function that stands apart; there is nothing to link.
+
+    Args:
+        result: numba's, of one of its signatures.
+
+    Returns:
+        numba's description of the function, under a name that is the same in each process.
+    """
+    described = copy(result.fndesc)
+    version = sha256(f"{stamp(described.modname)}{described.argtypes}".encode()).hexdigest()
+    described.mangled_name = f"{described.modname}.{described.qualname}.{version}"
+    return described
+
+
+def _set_apart(context: Any, result: Any) -> None:
+    """Has compiled code call what is compiled, by its name."""
+    described = apart(result)
+    llvm.add_symbol(described.mangled_name, result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
+    context.remove_user_function(result.entry_point)
+    context.insert_user_function(result.entry_point, described)
 
 
 def kernel(function: F) -> F:
