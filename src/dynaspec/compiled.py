@@ -3,6 +3,9 @@
 numba keeps what it compiles beside the sources, in ``NUMBA_CACHE_DIR`` or in the user's cache folder, and compiles a
 function anew where its own file has changed. Here it does so too where a file has changed whose functions or constants
 the function uses: a caller contains the code of those that it calls. So an upgrade, or an edit, needs no clean-up.
+
+Code that a caller contains is optimised again in each of its callers, and theirs. So large functions stand apart: their
+callers refer to them by a symbol, as programs do to those of a library, and have them loaded before themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -27,55 +30,79 @@ F = TypeVar("F", bound=Callable[..., Any])
 _PACKAGE = __name__.partition(".")[0]
 
 
-def njit(*signatures: Any, cache: bool = False, **options: Any) -> Any:
+def njit(*signatures: Any, cache: bool = False, apart: bool = False, **options: Any) -> Any:
     """``numba.njit`` with dynaspec's cache.
 
     Args:
-        signatures: compiled for, or loaded, at once, and for no others. None: as calls come. A function that has them
-            stands apart: others call it, where else they contain all its code, which LLVM optimises anew for each.
+        signatures: compiled for, or loaded, at once, and for no others. None: as calls come.
+        apart: see the module; so is what has signatures. For functions of a module, which do much in a call.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
         compiled = numba.njit(**options)(function)
         if cache:
             compiled._cache = _Cache(function)
+        if signatures or apart:
+            compiled.add_overload = partial(_add_apart, compiled)
         for signature in signatures:
             compiled.compile(signature)
         if signatures:
             compiled.disable_compile()
-            for result in compiled.overloads.values():
-                _set_apart(compiled.targetctx, result)
         return compiled
 
     return decorate
 
 
-def apart(result: Any) -> Any:
-    """How compiled code declares a function that stands apart; there is nothing to link.
+_apart: dict[str, Any] = {}
+"""numba's results by their symbols, for as long as the process lives: their addresses are in other code."""
+_symbols: dict[Any, str] = {}
+"""Of the entry points of those results."""
+
+
+def declare(context: Any, module: Any, result: Any) -> Any:
+    """A compiled function as code calls it that is being compiled.
 
     Args:
-        result: numba's, of one of its signatures.
-
-    Returns:
-        numba's description of the function, under a name that is the same in each process.
+        context: numba's target context.
+        module: LLVM's, which the code is in.
+        result: numba's, of one of the function's signatures.
     """
+    symbol = _symbols.get(result.entry_point)
+    if symbol is not None:
+        return context.declare_function(module, _under(symbol, result))
+    context.active_code_library.add_linking_library(result.library)
+    return context.declare_function(module, result.fndesc)
+
+
+def _under(symbol: str, result: Any) -> Any:
+    """numba's description of a function, with another name."""
     described = copy(result.fndesc)
-    version = sha256(f"{stamp(described.modname)}{described.argtypes}".encode()).hexdigest()
-    described.mangled_name = f"{described.modname}.{described.qualname}.{version}"
+    described.mangled_name = symbol
     return described
 
 
-def _set_apart(context: Any, result: Any) -> None:
-    """Has compiled code call what is compiled, by its name."""
-    described = apart(result)
-    llvm.add_symbol(described.mangled_name, result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
+def _symbol(module: str, function: str, arguments: tuple[Any, ...]) -> str:
+    """The same in all processes, and another one for other sources: the code of these may be in the cache, too."""
+    return f"{module}.{function}.{sha256(f'{stamp(module)}{arguments}'.encode()).hexdigest()}"
+
+
+def _add_apart(compiled: Any, result: Any) -> None:
+    """``add_overload`` of numba's dispatchers, which have registered the function as one to link by then."""
+    described, context = result.fndesc, compiled.targetctx
+    symbol = _symbol(described.modname, described.qualname, result.signature.args)
+    if symbol not in _apart:
+        llvm.add_symbol(symbol, result.library.get_pointer_to_function(described.llvm_func_name))
+        _apart[symbol] = result
+    _symbols[result.entry_point] = symbol
     context.remove_user_function(result.entry_point)
-    context.insert_user_function(result.entry_point, described)
+    context.insert_user_function(result.entry_point, _under(symbol, result))
+    type(compiled).add_overload(compiled, result)
 
 
 def kernel(function: F) -> F:
-    """A function called from Python: releases the GIL, is kept on disk, and never reorders float arithmetic."""
-    return cast(F, njit(nogil=True, cache=True, error_model="numpy")(function))
+    """A function called from Python: releases the GIL, is kept on disk, and never reorders float arithmetic. It stands
+    apart where kernels call it."""
+    return cast(F, njit(nogil=True, cache=True, apart=True, error_model="numpy")(function))
 
 
 def inlined(function: F) -> F:
@@ -110,7 +137,26 @@ class _UserWideFolder(_UserWide):  # type: ignore[misc]
 
 
 class _Kept(CompileResultCacheImpl):  # type: ignore[misc]
+    """Results on disk, each with what it refers to: module, name and arguments of the function by its symbol."""
+
     _locator_classes = (_UserProvided, _InTree, _UserWideFolder)
+
+    def reduce(self, result: Any) -> Any:
+        symbols = [function.name for function in result.library._final_module.functions if function.is_declaration]
+        found = [(symbol, _apart[symbol]) for symbol in symbols if symbol in _apart]
+        called = {symbol: (one.fndesc.modname, one.fndesc.qualname, one.signature.args) for symbol, one in found}
+        return called, super().reduce(result)
+
+    def rebuild(self, context: Any, kept: Any) -> Any:
+        """None where something that it refers to has changed: the function is compiled then."""
+        called, result = kept
+        for symbol, (module, name, arguments) in called.items():
+            if symbol in _apart:
+                continue
+            if symbol != _symbol(module, name, arguments):
+                return None
+            getattr(sys.modules[module], name).compile(arguments)
+        return super().rebuild(context, result)
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
@@ -125,12 +171,14 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
 @cache
 def stamp(module: str) -> str:
-    """Digest of a module's text and of what it has from others: their compiled functions, and constants.
+    """Digest of a module's text and of what it has from others: their compiled functions, and constants. This module's
+    text is part of all.
 
     To be asked behind the module's imports.
     """
     found, digest = sys.modules[module], sha256()
-    digest.update(Path(str(found.__file__)).read_bytes())
+    for file in (found.__file__, __file__):
+        digest.update(Path(str(file)).read_bytes())
     for name, value in sorted(vars(found).items()):
         used = None if name.startswith("__") else _used(module, value)
         if used is not None:

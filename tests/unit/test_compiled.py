@@ -83,6 +83,26 @@ def test_a_function_is_compiled_anew_when_what_it_calls_has_changed(package: Pat
     assert run(package) == ([19, 4], 1, 1)
 
 
+def test_what_stands_apart_is_loaded_before_its_callers_and_changes_with_its_sources(package: Path) -> None:
+    change(package / "inner.py", "@njit(cache=True)", "@njit(cache=True, apart=True)")
+    assert run(package) == ([7, 4], 1, 1)
+    assert run(package) == ([7, 4], 0, 0)  # no one but ``outer`` has asked for ``inner``
+    change(package / "scale.py", "2", "5")
+    assert run(package) == ([16, 4], 1, 1)
+
+
+def test_a_caller_is_compiled_anew_when_the_code_it_refers_to_is_of_other_sources(package: Path) -> None:
+    """As when an upgrade comes between a process's look at the index and at the data."""
+    change(package / "inner.py", "@njit(cache=True)", "@njit(cache=True, apart=True)")
+    run(package)
+    before = {file: file.read_bytes() for file in package.rglob("outer.outer*.nbc")}
+    change(package / "inner.py", "FACTOR * x", "FACTOR * x * x")
+    run(package)
+    for file, data in before.items():
+        file.write_bytes(data)
+    assert run(package) == ([19, 4], 1, 0)
+
+
 def test_a_function_is_compiled_anew_when_a_constant_has_changed(package: Path) -> None:
     run(package)
     change(package / "scale.py", "2", "5")

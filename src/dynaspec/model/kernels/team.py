@@ -31,7 +31,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dynaspec.compiled import apart, njit
+from dynaspec.compiled import declare, njit
 
 _POINTER, _I32, _I64 = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)
 _LINE = 64
@@ -287,7 +287,7 @@ os.register_at_fork(after_in_child=_forget)
 def together(typingctx: Any, function: Any, threads: Any, args: Any) -> Any:
     """Calls ``function(i, threads, *args)`` for i = 0 … threads − 1, on as many threads as are free, and waits for all.
 
-    The function is compiled for signatures, returns nothing and raises nothing; args is a tuple.
+    The function is one of numba's that returns nothing and raises nothing; args is a tuple.
     """
     inner_types = (types.intp, types.intp, *args.types)
     inner_sig = function.get_call_type(typingctx, inner_types, {})
@@ -318,7 +318,7 @@ def _outlined(context: Any, builder: Any, compiled: Any, fields: list[Any]) -> A
     inner = ir.IRBuilder(function.append_basic_block("entry"))
     task = inner.load(inner.bitcast(function.args[0], ir.LiteralStructType(fields).as_pointer()))
     arguments = [function.args[1], *(inner.extract_value(task, place) for place in range(len(fields)))]
-    callee = context.declare_function(module, apart(compiled))
+    callee = declare(context, module, compiled)
     signature = compiled.signature
     context.call_conv.call_function(inner, callee, signature.return_type, signature.args, arguments)
     inner.ret_void()
