@@ -10,8 +10,11 @@ callers refer to them by a symbol, as programs do to those of a library, and hav
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import sys
+import time
 from collections.abc import Callable
 from copy import copy
 from functools import cache, partial
@@ -25,9 +28,13 @@ import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, InTreeCacheLocator, UserProvidedCacheLocator
 from numba.core.caching import UserWideCacheLocator as _UserWide
 
+logger = logging.getLogger(__name__)
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PACKAGE = __name__.partition(".")[0]
+_SAY_EVERY_S = 5.0
+"""How often the log says what is being compiled, at most."""
 
 
 def njit(*signatures: Any, cache: bool = False, apart: bool = False, **options: Any) -> Any:
@@ -167,6 +174,30 @@ class _Cache(FunctionCache):  # type: ignore[misc]
     def __init__(self, function: Any) -> None:
         super().__init__(function)
         self._cache_file._source_stamp = stamp(function.__module__)
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        found = super().load_overload(signature, context)
+        if found is None:  # numba compiles it next
+            _progress.say(f"{self._py_func.__module__}.{self._py_func.__qualname__}", self.cache_path)
+        return found
+
+
+class _Progress:
+    """Says in the log that functions are being compiled, which takes a minute or more where none are kept."""
+
+    def __init__(self) -> None:
+        self._functions, self._said_s = 0, -math.inf
+
+    def say(self, function: str, folder: str) -> None:
+        """To be called before each."""
+        self._functions += 1
+        now_s = time.monotonic()
+        if now_s - self._said_s >= _SAY_EVERY_S:
+            self._said_s = now_s
+            logger.info("compiling %s, to be kept in %s; functions so far: %d", function, folder, self._functions)
+
+
+_progress = _Progress()
 
 
 @cache
