@@ -3,39 +3,54 @@
 numba keeps what it compiles beside the sources, in ``NUMBA_CACHE_DIR`` or in the user's cache folder, and compiles a
 function anew where its own file has changed. Here it does so too where a file has changed whose functions or constants
 the function uses: a caller contains the code of those that it calls. So an upgrade, or an edit, needs no clean-up.
+
+Code that a caller contains is optimised again in each of its callers, and theirs. So large functions stand apart: their
+callers refer to them by a symbol, as programs do to those of a library, and have them loaded before themselves.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import sys
+import time
 from collections.abc import Callable
-from functools import cache
+from copy import copy
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, InTreeCacheLocator, UserProvidedCacheLocator
 from numba.core.caching import UserWideCacheLocator as _UserWide
 
+logger = logging.getLogger(__name__)
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PACKAGE = __name__.partition(".")[0]
+_SAY_EVERY_S = 5.0
+"""How often the log says what is being compiled, at most."""
 
 
-def njit(*signatures: Any, cache: bool = False, **options: Any) -> Any:
+def njit(*signatures: Any, cache: bool = False, apart: bool = False, **options: Any) -> Any:
     """``numba.njit`` with dynaspec's cache.
 
     Args:
         signatures: compiled for, or loaded, at once, and for no others. None: as calls come.
+        apart: see the module; so is what has signatures. For functions of a module, which do much in a call.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
         compiled = numba.njit(**options)(function)
         if cache:
             compiled._cache = _Cache(function)
+        if signatures or apart:
+            compiled.add_overload = partial(_add_apart, compiled)
         for signature in signatures:
             compiled.compile(signature)
         if signatures:
@@ -45,9 +60,56 @@ def njit(*signatures: Any, cache: bool = False, **options: Any) -> Any:
     return decorate
 
 
+_apart: dict[str, Any] = {}
+"""numba's results by their symbols, for as long as the process lives: their addresses are in other code."""
+_symbols: dict[Any, str] = {}
+"""Of the entry points of those results."""
+
+
+def declare(context: Any, module: Any, result: Any) -> Any:
+    """A compiled function as code calls it that is being compiled.
+
+    Args:
+        context: numba's target context.
+        module: LLVM's, which the code is in.
+        result: numba's, of one of the function's signatures.
+    """
+    symbol = _symbols.get(result.entry_point)
+    if symbol is not None:
+        return context.declare_function(module, _under(symbol, result))
+    context.active_code_library.add_linking_library(result.library)
+    return context.declare_function(module, result.fndesc)
+
+
+def _under(symbol: str, result: Any) -> Any:
+    """numba's description of a function, with another name."""
+    described = copy(result.fndesc)
+    described.mangled_name = symbol
+    return described
+
+
+def _symbol(module: str, function: str, arguments: tuple[Any, ...]) -> str:
+    """The same in all processes, and another one for other sources: the code of these may be in the cache, too."""
+    return f"{module}.{function}.{sha256(f'{stamp(module)}{arguments}'.encode()).hexdigest()}"
+
+
+def _add_apart(compiled: Any, result: Any) -> None:
+    """``add_overload`` of numba's dispatchers, which have registered the function as one to link by then."""
+    described, context = result.fndesc, compiled.targetctx
+    symbol = _symbol(described.modname, described.qualname, result.signature.args)
+    if symbol not in _apart:
+        llvm.add_symbol(symbol, result.library.get_pointer_to_function(described.llvm_func_name))
+        _apart[symbol] = result
+    _symbols[result.entry_point] = symbol
+    context.remove_user_function(result.entry_point)
+    context.insert_user_function(result.entry_point, _under(symbol, result))
+    type(compiled).add_overload(compiled, result)
+
+
 def kernel(function: F) -> F:
-    """A function called from Python: releases the GIL, is kept on disk, and never reorders float arithmetic."""
-    return cast(F, njit(nogil=True, cache=True, error_model="numpy")(function))
+    """A function called from Python: releases the GIL, is kept on disk, and never reorders float arithmetic. It stands
+    apart where kernels call it."""
+    return cast(F, njit(nogil=True, cache=True, apart=True, error_model="numpy")(function))
 
 
 def inlined(function: F) -> F:
@@ -82,7 +144,26 @@ class _UserWideFolder(_UserWide):  # type: ignore[misc]
 
 
 class _Kept(CompileResultCacheImpl):  # type: ignore[misc]
+    """Results on disk, each with what it refers to: module, name and arguments of the function by its symbol."""
+
     _locator_classes = (_UserProvided, _InTree, _UserWideFolder)
+
+    def reduce(self, result: Any) -> Any:
+        symbols = [function.name for function in result.library._final_module.functions if function.is_declaration]
+        found = [(symbol, _apart[symbol]) for symbol in symbols if symbol in _apart]
+        called = {symbol: (one.fndesc.modname, one.fndesc.qualname, one.signature.args) for symbol, one in found}
+        return called, super().reduce(result)
+
+    def rebuild(self, context: Any, kept: Any) -> Any:
+        """None where something that it refers to has changed: the function is compiled then."""
+        called, result = kept
+        for symbol, (module, name, arguments) in called.items():
+            if symbol in _apart:
+                continue
+            if symbol != _symbol(module, name, arguments):
+                return None
+            getattr(sys.modules[module], name).compile(arguments)
+        return super().rebuild(context, result)
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
@@ -94,15 +175,41 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         super().__init__(function)
         self._cache_file._source_stamp = stamp(function.__module__)
 
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        found = super().load_overload(signature, context)
+        if found is None:  # numba compiles it next
+            _progress.say(f"{self._py_func.__module__}.{self._py_func.__qualname__}", self.cache_path)
+        return found
+
+
+class _Progress:
+    """Says in the log that functions are being compiled, which takes a minute or more where none are kept."""
+
+    def __init__(self) -> None:
+        self._functions, self._said_s = 0, -math.inf
+
+    def say(self, function: str, folder: str) -> None:
+        """To be called before each."""
+        self._functions += 1
+        now_s = time.monotonic()
+        if now_s - self._said_s >= _SAY_EVERY_S:
+            self._said_s = now_s
+            logger.info("compiling %s, to be kept in %s; functions so far: %d", function, folder, self._functions)
+
+
+_progress = _Progress()
+
 
 @cache
 def stamp(module: str) -> str:
-    """Digest of a module's text and of what it has from others: their compiled functions, and constants.
+    """Digest of a module's text and of what it has from others: their compiled functions, and constants. This module's
+    text is part of all.
 
     To be asked behind the module's imports.
     """
     found, digest = sys.modules[module], sha256()
-    digest.update(Path(str(found.__file__)).read_bytes())
+    for file in (found.__file__, __file__):
+        digest.update(Path(str(file)).read_bytes())
     for name, value in sorted(vars(found).items()):
         used = None if name.startswith("__") else _used(module, value)
         if used is not None:

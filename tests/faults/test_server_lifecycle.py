@@ -10,7 +10,6 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
-from unittest import mock
 
 import httpx
 import pytest
@@ -212,8 +211,7 @@ def test_the_process_ends_with_an_error_when_its_engine_dies(tiny):
 
     thread: list[threading.Thread] = []
     config = ServerConfig(port=0, served_model_name=("tiny",))
-    with mock.patch("dynaspec.server.run.configure_logging"):
-        assert run(EngineConfig(model=tiny.target), config, announce) == ENGINE_DIED
+    assert run(EngineConfig(model=tiny.target), config, announce) == ENGINE_DIED
     thread[0].join(PATIENCE_S)
     assert answers[0].status_code == 503
 

@@ -54,19 +54,23 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
-def run(package: Path, **environment: str) -> tuple[list[int], int, int]:
-    """Results; how many were compiled, of ``outer`` and of ``plus_one``."""
+def start(package: Path, script: str = SCRIPT, **environment: str) -> subprocess.CompletedProcess[str]:
     paths = {"PYTHONPATH": f"{package.parent}:{SOURCES.parent}", "PYTHONDONTWRITEBYTECODE": "1"}
     clean = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         env=clean | paths | environment,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    answer, outer, plus_one = json.loads(done.stdout)
+    return done
+
+
+def run(package: Path, **environment: str) -> tuple[list[int], int, int]:
+    """Results; how many were compiled, of ``outer`` and of ``plus_one``."""
+    answer, outer, plus_one = json.loads(start(package, **environment).stdout)
     return answer, outer, plus_one
 
 
@@ -81,6 +85,34 @@ def test_a_function_is_compiled_anew_when_what_it_calls_has_changed(package: Pat
     assert run(package) == ([7, 4], 0, 0)
     change(package / "inner.py", "FACTOR * x", "FACTOR * x * x")
     assert run(package) == ([19, 4], 1, 1)
+
+
+def test_the_log_says_what_is_compiled(package: Path) -> None:
+    logged = "import logging\nlogging.basicConfig(level=logging.INFO)\n" + SCRIPT
+    first, then = (start(package, logged).stderr for _ in range(2))
+    folder = package / "__pycache__"
+    assert f"compiling dynaspec_example.outer.plus_one, to be kept in {folder}; functions so far: 1\n" in first
+    assert "compiling" not in then
+
+
+def test_what_stands_apart_is_loaded_before_its_callers_and_changes_with_its_sources(package: Path) -> None:
+    change(package / "inner.py", "@njit(cache=True)", "@njit(cache=True, apart=True)")
+    assert run(package) == ([7, 4], 1, 1)
+    assert run(package) == ([7, 4], 0, 0)  # no one but ``outer`` has asked for ``inner``
+    change(package / "scale.py", "2", "5")
+    assert run(package) == ([16, 4], 1, 1)
+
+
+def test_a_caller_is_compiled_anew_when_the_code_it_refers_to_is_of_other_sources(package: Path) -> None:
+    """As when an upgrade comes between a process's look at the index and at the data."""
+    change(package / "inner.py", "@njit(cache=True)", "@njit(cache=True, apart=True)")
+    run(package)
+    before = {file: file.read_bytes() for file in package.rglob("outer.outer*.nbc")}
+    change(package / "inner.py", "FACTOR * x", "FACTOR * x * x")
+    run(package)
+    for file, data in before.items():
+        file.write_bytes(data)
+    assert run(package) == ([19, 4], 1, 0)
 
 
 def test_a_function_is_compiled_anew_when_a_constant_has_changed(package: Path) -> None:

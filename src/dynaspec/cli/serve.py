@@ -21,6 +21,7 @@ from dynaspec.cli.vllm_flags import read_config_file, translate_arguments
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.config import EngineConfig
 from dynaspec.server.config import ServerConfig
+from dynaspec.server.logs import configure_logging
 
 _SPECULATION = frozenset(
     {"speculative_config", "draft_model", "method", "policy", "num_speculative_tokens", "draft_confidence_threshold"}
@@ -99,7 +100,8 @@ def serve(
     engine, server = _configure(options, _Source(config, in_file.keys() - given.keys()))
     if server.log_format == "text":
         note(f"loading {engine.model}")
-    from dynaspec.server.run import run  # brings torch, which takes seconds to import
+    configure_logging(server)
+    from dynaspec.server.run import run  # brings torch, and on a machine's first start compiles: the log says so
 
     raise typer.Exit(run(engine, server, partial(announce, engine)))
 

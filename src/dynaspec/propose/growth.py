@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.compiled import kernel
+from dynaspec.compiled import kernel, subroutine
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints
 from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule, TreeRule
 from dynaspec.kv.rows import fill_rows
@@ -116,7 +116,7 @@ def grow(batch: DecodeBatch, index: Ints, depth: Ints, nodes: Ints, rule: TreeRu
     )
 
 
-@kernel
+@subroutine
 def _entry(column: Float64, done: int) -> float:
     """Entry number ``done``, from 1; the last one goes on."""
     return float(column[min(done, column.size) - 1])

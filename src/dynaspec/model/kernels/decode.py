@@ -60,7 +60,7 @@ def attention_of(model: CompiledDecoder, rows: PassRows) -> PassWork:
     return PassWork(units, bounds, longest, start, context, tables, slots, positions, ancestors, chains)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, apart=True)
 def decode(model: CompiledDecoder, taps: Floats, tapped: Int64, caches: Int64, blocks: int, rows: PassRows) -> Floats:
     """[R, hidden] after the final norm; writes the rows' KV.
 

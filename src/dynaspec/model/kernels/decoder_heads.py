@@ -22,7 +22,7 @@ HIDDEN_NORM, EMBEDDING_NORM, INPUT_NORM, STATE_NORMS = range(2 * MATRIX, 2 * MAT
 """Columns of ``CompiledHead.entrance``; a matrix or norm whose address is 0 is not there."""
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, apart=True)
 def fuse(head: CompiledHead, states: Floats) -> Floats:
     """The target's hidden states [R, states · width] → [R, hidden]. Overwrites its input where it is normed."""
     entrance, width = head.entrance, head.target_hidden
@@ -38,7 +38,7 @@ def fuse(head: CompiledHead, states: Floats) -> Floats:
     return fused
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, apart=True)
 def head_pass(head: CompiledHead, caches: Int64, blocks: int, rows: PassRows, hidden: Floats) -> Floats:
     """[R, hidden] the next states; writes the rows' KV.
 

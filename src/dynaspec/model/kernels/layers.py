@@ -93,7 +93,7 @@ def add_norm(x: Floats, delta: Floats, layer: Int64, which: int, eps: float, out
         add_rms_norm(x.reshape(-1), delta.reshape(-1), weight, eps, out.reshape(-1))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, apart=True)
 def product(x: Floats, layer: Int64, which: int, threads: int) -> Floats:
     """x [R, in] times a matrix → [R, out], contiguous."""
     rows, depth = x.shape
@@ -155,7 +155,7 @@ def move(model: CompiledDecoder, caches: Int64, blocks: int, source: Int64, targ
         move_kv(k_cache, v_cache, source, target)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, apart=True)
 def after_norm(
     model: CompiledDecoder, x: Floats, h: Floats, layer: Int64, caches: Int64, blocks: int, work: PassWork
 ) -> Floats:
@@ -202,7 +202,7 @@ def after_norm(
     return last
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, apart=True)
 def run(
     model: CompiledDecoder,
     x: Floats,

@@ -31,7 +31,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dynaspec.compiled import njit
+from dynaspec.compiled import declare, njit
 
 _POINTER, _I32, _I64 = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)
 _LINE = 64
@@ -294,7 +294,6 @@ def together(typingctx: Any, function: Any, threads: Any, args: Any) -> Any:
 
     def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         compiled = function.dispatcher.get_compile_result(inner_sig)
-        context.active_code_library.add_linking_library(compiled.library)
         fields = [values[1], *cgutils.unpack_tuple(builder, values[2])]
         share = _outlined(context, builder, compiled, [field.type for field in fields])
         task = cgutils.alloca_once(builder, ir.LiteralStructType([field.type for field in fields]))
@@ -319,7 +318,7 @@ def _outlined(context: Any, builder: Any, compiled: Any, fields: list[Any]) -> A
     inner = ir.IRBuilder(function.append_basic_block("entry"))
     task = inner.load(inner.bitcast(function.args[0], ir.LiteralStructType(fields).as_pointer()))
     arguments = [function.args[1], *(inner.extract_value(task, place) for place in range(len(fields)))]
-    callee = context.declare_function(module, compiled.fndesc)
+    callee = declare(context, module, compiled)
     signature = compiled.signature
     context.call_conv.call_function(inner, callee, signature.return_type, signature.args, arguments)
     inner.ret_void()
