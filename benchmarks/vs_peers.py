@@ -49,6 +49,7 @@ LONGEST_PROMPT = 1024
 START_S, RUN_S = 1200.0, 900.0
 """A worker's time to start, which may convert the model, and to answer a workload."""
 TRIAL_ROUNDS, BEHIND = 2, 0.8
+WITHOUT_AMX = "-mno-amx-int8 -mno-amx-tile -mno-amx-bf16"
 HEAD = "{head}"
 """Stands for the folder of the demonstration's head."""
 
@@ -95,7 +96,10 @@ LLAMA_CPP = Peer(
         "Q8_0, lookup": {"weights": "Q8_0", "lookup": 2},
         "Q4_1, lookup": {"lookup": 2},
     },
-    Recipe(("llama-cpp-python==0.3.36",)),
+    # Its AMX kernels end in an illegal instruction where compilers drop a store as unused: ggml-org/llama.cpp#26954.
+    Recipe(
+        ("llama-cpp-python==0.3.36",), variables=tuple(f"{flags}={WITHOUT_AMX}" for flags in ("CFLAGS", "CXXFLAGS"))
+    ),
 )
 OPENVINO = Peer(
     "OpenVINO GenAI",

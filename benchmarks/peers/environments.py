@@ -29,11 +29,14 @@ class Recipe:
     """A package whose own requirements are installed without those named in ``without``."""
     without: tuple[str, ...] = ()
     """Names of packages that are left out, or taken out afterwards."""
+    variables: tuple[str, ...] = ()
+    """NAME=value, set while packages are built."""
 
     @property
     def text(self) -> str:
         """What the environment's marker says: another recipe makes it anew."""
-        return "\n".join((*self.requirements, f"alone {self.alone}", f"without {' '.join(self.without)}")) + "\n"
+        said = f"alone {self.alone}", f"without {' '.join(self.without)}", *self.variables
+        return "\n".join((*self.requirements, *said)) + "\n"
 
 
 def interpreter(folder: Path) -> Path:
@@ -63,7 +66,9 @@ def make(folder: Path, recipe: Recipe, run: Run | None = None) -> None:
     python = str(interpreter(folder))
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     run([sys.executable, "-m", "venv", "--clear", str(folder)])
-    run([*pip, "install", *recipe.requirements])
+    # pip keeps what it has built, whatever the variables were.
+    own_build = ["--no-cache-dir"] if recipe.variables else []
+    run([*(["env", *recipe.variables] if recipe.variables else []), *pip, "install", *own_build, *recipe.requirements])
     if recipe.alone is not None:
         run([*pip, "install", "--no-deps", recipe.alone])
         needed = run([python, "-c", _REQUIRED.format(package_name(recipe.alone))])

@@ -59,7 +59,7 @@ def picture(results: Results, path: Path, title: str) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    figure = new_figure(4.4 * len(results.loads), 7.0, title)
+    figure = new_figure(max(7.5, 4.4 * len(results.loads)), 7.0, title)
     axes = figure.subplots(2, len(results.loads), squeeze=False)
     peers = results.peers()
     for row, (what, label) in enumerate((("total", "prefill included"), ("decoding", "decoding alone"))):

@@ -234,6 +234,21 @@ def test_an_environment_is_made_once(tmp_path):
     assert not is_ready(tmp_path / "engine", Recipe(("another",)))
 
 
+def test_variables_are_set_while_packages_are_built(tmp_path):
+    recipe = Recipe(("engine",), variables=("CFLAGS=-O1",))
+    commands = []
+
+    def run(command):
+        commands.append(command)
+        (tmp_path / "engine").mkdir(exist_ok=True)
+        return ""
+
+    make(tmp_path / "engine", recipe, run)
+    assert commands[1][:2] == ["env", "CFLAGS=-O1"]
+    assert "--no-cache-dir" in commands[1]
+    assert not is_ready(tmp_path / "engine", Recipe(("engine",)))
+
+
 def test_what_does_not_install_is_told(tmp_path):
     run = logged(tmp_path / "log")
     with pytest.raises(SetUpError, match="ERROR: no such package"):
