@@ -175,7 +175,8 @@ class Sides:
             self.results.fail(side, load if process.alive else None, str(error))
             return None
         found = [without_end(answer, workload["eos"]) for answer in answers]
-        self.answers.setdefault(side, found)
+        if load == self.results.loads[0]:
+            self.answers.setdefault(side, found)
         return Turn(
             prompts=len(answers),
             prompt_tokens=sum(map(len, workload["prompts"])),
@@ -215,7 +216,7 @@ def compare(args: argparse.Namespace, tell: Tell, stack: ExitStack) -> Results:
         ConfigError: no prompts, or the demonstration's model is not there.
     """
     model = Path(demo_target())
-    prompts = chosen_prompts(args.prompts, args.requests, Tokenizer(str(model)))
+    prompts = chosen_prompts(args.prompts, max(args.requests, *args.loads), Tokenizer(str(model)))
     peers = [PEERS[name] for name in args.peers]
     keys = [(peer.name, variant) for peer in peers for variant in peer.variants]
     sides = Sides(Results(order=keys, loads=args.loads))
@@ -238,7 +239,7 @@ def compare(args: argparse.Namespace, tell: Tell, stack: ExitStack) -> Results:
         "most_at_once": max(args.loads),
     }
     start(peers, pythons, setting, sides, args.output_dir, tell, stack)
-    measure(sides, workload, args.loads, args.rounds, tell)
+    measure(sides, workload, args.requests, args.loads, args.rounds, tell)
     reference = sides.answers.get((OURS, PLAIN))
     if reference is not None:
         sides.results.agreement = {side: agreement(found, reference) for side, found in sides.answers.items()}
@@ -291,10 +292,11 @@ def start(
     tell("engines started", len(wanted), len(wanted))
 
 
-def measure(sides: Sides, workload: Workload, loads: Sequence[int], rounds: int, tell: Tell) -> None:
-    """Every load in turn: a short warm-up of every side, then the rounds."""
+def measure(sides: Sides, workload: Workload, requests: int, loads: Sequence[int], rounds: int, tell: Tell) -> None:
+    """Every load in turn, with so many of the prompts, or as many as run at once: a short warm-up of every side, then
+    the rounds."""
     for load in loads:
-        at_load: Workload = {**workload, "at_once": load}
+        at_load: Workload = {**workload, "at_once": load, "prompts": spread(workload["prompts"], max(requests, load))}
         for side in sides.at(load):
             _warm_up(sides, side, at_load)
         for number in range(rounds):
@@ -394,7 +396,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS), help="which engines (all)")
     parser.add_argument("--prompts", type=Path, help="file of prompts, such as Spec-Bench's (the repository's own)")
-    parser.add_argument("--requests", type=int, default=26, help="prompts taken from the file, at even distances (26)")
+    parser.add_argument("--requests", type=int, default=26, help="prompts from the file, at even distances (26)")
     parser.add_argument("--max-tokens", type=int, default=96, help="most tokens of an answer (96)")
     parser.add_argument("--loads", type=int, nargs="+", default=[1, 8, 32], help="requests at once (1 8 32)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side (5)")

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.tokenizer import Tokenizer
 
+T = TypeVar("T")
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 DEMO = "demo"
 """Name of the prompts that come with the package."""
@@ -127,7 +128,7 @@ def load_prompts(path: str | Path, key: str | None = None) -> list[BenchPrompt]:
     return prompts
 
 
-def spread(prompts: Sequence[BenchPrompt], count: int) -> list[BenchPrompt]:
+def spread(prompts: Sequence[T], count: int) -> list[T]:
     """``count`` prompts at even distances (all, if there are no more), so that every part of the file is heard."""
     if count >= len(prompts):
         return list(prompts)

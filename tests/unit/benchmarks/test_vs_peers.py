@@ -110,11 +110,21 @@ def test_failures_of_a_load_and_of_a_side_are_kept_apart(started):
     process = started()
     process.wait_ready(60)
     sides = Sides(Results([side], [1, 8]), {side: process})
-    vs_peers.measure(sides, workload(), [1, 8], 3, lambda stage, done, total: None)
+    vs_peers.measure(sides, workload(), 2, [1, 8], 3, lambda stage, done, total: None)
     assert len(sides.results.turns[side][1]) == 3
     assert sides.results.failures[side] == {8: "ValueError: only one at a time"}
     assert sides.turn(side, workload(max_tokens=99)) is None
     assert sides.results.failure(side, 1).startswith("ended with status 7")
+
+
+def test_a_load_has_prompts_for_all_that_run_at_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Sides, "turn", lambda self, side, at_load: asked.append(at_load["prompts"]))
+    monkeypatch.setattr(vs_peers, "_warm_up", lambda *_: None)
+    prompts = [[number] for number in range(9)]
+    sides = Sides(Results([("fake", "plain")], [1, 8]), {("fake", "plain"): None})
+    vs_peers.measure(sides, {**workload(), "prompts": prompts}, 3, [1, 8], 1, lambda stage, done, total: None)
+    assert asked == [[[0], [3], [6]], prompts[:8]]
 
 
 def test_so_many_requests_run_at_once_until_none_is_left():
