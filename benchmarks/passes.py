@@ -25,6 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "auto"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "auto", "quantization": "int8"},
+    "int4": {"dtype": "auto", "quantization": "int4"},
 }
 """What ``load_model`` is asked for; ``auto`` keeps bfloat16 weights and multiplies in float32."""
 CASES = (

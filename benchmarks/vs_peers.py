@@ -77,9 +77,11 @@ DYNASPEC = Peer(
         PLAIN: {},
         "bfloat16": {"dtype": "bfloat16"},
         "int8": {"quantization": "int8"},
+        "int4": {"quantization": "int4"},
         "n-gram": {"speculative_config": NGRAM},
         "auto, EAGLE-3": {"speculative_config": EAGLE},
         "auto, EAGLE-3, int8": {"quantization": "int8", "speculative_config": EAGLE},
+        "auto, EAGLE-3, int4": {"quantization": "int4", "speculative_config": EAGLE},
     },
 )
 LLAMA_CPP = Peer(

@@ -15,8 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from dynaspec.model.kernels import gemm
-from dynaspec.model.kernels.int8 import quantise
+from dynaspec.model.kernels import gemm, int4, int8
 from dynaspec.model.kernels.team import team_size
 from dynaspec.model.packed import PackedLinear
 
@@ -24,17 +23,18 @@ SIZES = ((576, 1536, 1), (576, 1536, 192), (1536, 576, 192), (576, 49152, 6))
 """Inputs, outputs, and how many matrices take turns: those of SmolLM2-135M, in the caches and beyond."""
 ROWS = (1, 4, 8, 16, 32)
 FORMS = {
-    "bfloat16": (False, gemm.FLOAT32),
-    "int8": (True, gemm.FLOAT32),
-    "bfloat16 products": (False, gemm.best_arithmetic()),
+    "bfloat16": (None, gemm.FLOAT32),
+    "int8": (int8.quantise, gemm.FLOAT32),
+    "int4": (int4.quantise, gemm.FLOAT32),
+    "bfloat16 products": (None, gemm.best_arithmetic()),
 }
-"""Whether weights are int8, and the arithmetic."""
+"""What quantises the weights, and the arithmetic."""
 
 
 def layers(inputs: int, outputs: int, count: int, form: str, threads: int) -> list[PackedLinear]:
     weights = (torch.randn(outputs, inputs).bfloat16().float() for _ in range(count))
-    quantised, arithmetic = FORMS[form]
-    if quantised:
+    quantise, arithmetic = FORMS[form]
+    if quantise is not None:
         weights = (torch.from_numpy(quantise(weight.numpy())) for weight in weights)
     return [PackedLinear(weight, None, threads, arithmetic) for weight in weights]
 

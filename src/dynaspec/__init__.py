@@ -19,6 +19,7 @@ from dynaspec.observe.counts import SpecCounts
 
 if TYPE_CHECKING:
     from dynaspec.api import LLM, AsyncLLM
+    from dynaspec.api.engine_args import AsyncEngineArgs, EngineArgs
     from dynaspec.control.config import SpeculativeConfig
     from dynaspec.engine.config import EngineConfig
 
@@ -26,12 +27,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "CapacityError",
     "CheckpointError",
     "CompletionOutput",
     "ConfigError",
     "DynaspecError",
+    "EngineArgs",
     "EngineConfig",
     "IntegrityError",
     "Logprob",
@@ -50,6 +53,8 @@ __all__ = [
 _LAZY = {
     "LLM": "dynaspec.api",
     "AsyncLLM": "dynaspec.api",
+    "EngineArgs": "dynaspec.api.engine_args",
+    "AsyncEngineArgs": "dynaspec.api.engine_args",
     "EngineConfig": "dynaspec.engine.config",
     "SpeculativeConfig": "dynaspec.control.config",
 }

@@ -160,7 +160,7 @@ def test_charts_draw_what_was_decoded(open_page: OpenPage, served: Served) -> No
         until(page, COLOURED_PIXELS, [throughput, name])
     assert page.locator(".bar").count() == 3
     assert page.locator(".bar .share").first.inner_text() != "0"
-    assert "tokens at a time" in page.inner_text("#headline")
+    assert "tokens a step instead of one" in page.inner_text("#headline")
 
 
 def test_a_shorter_time_can_be_chosen_by_keyboard(open_page: OpenPage, served: Served) -> None:
@@ -176,10 +176,29 @@ def test_nothing_sticks_out_on_a_phone(open_page: OpenPage, served: Served) -> N
     generate(page)
     page.wait_for_selector(".bar")
     assert sideways(page) == 0
-    edges = page.locator(".card, .tile, button:visible, .canvas, .drafters table").evaluate_all(
+    page.click("#how summary")
+    edges = page.locator("main > .card, .tile, button:visible, .decision .canvas, .drafters, #charts").evaluate_all(
         "all => all.map(one => one.getBoundingClientRect().right)"
     )
     assert max(edges) <= PHONE["width"]
+
+
+def test_a_phone_shows_all_of_it_on_three_screens(open_page: OpenPage, served: Served) -> None:
+    page = connected(open_page(served.url, width=390, height=844, device_scale_factor=2))
+    generate(page)
+    page.wait_for_selector(".bar", state="attached")
+    headline = page.locator("#headline").bounding_box()
+    assert headline["y"] + headline["height"] < 844 / 2
+    assert page.evaluate("document.documentElement.scrollHeight") <= 3 * 844
+    page.locator("#charts .chart").last.scroll_into_view_if_needed()
+    assert page.locator("#charts .chart").last.bounding_box()["x"] >= 0
+    assert sideways(page) == 0
+
+
+def test_how_it_is_decided_is_open_where_there_is_room(open_page: OpenPage, served: Served) -> None:
+    wide, narrow = open_page(served.url), open_page(served.url, **PHONE)
+    assert connected(wide).locator("#drafters").is_visible()
+    assert not connected(narrow).locator("#drafters").is_visible()
 
 
 def test_dark_and_light_follow_the_system_until_one_is_chosen(open_page: OpenPage, served: Served) -> None:

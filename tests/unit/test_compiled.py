@@ -97,6 +97,27 @@ def test_what_is_compiled_is_kept_where_the_environment_says(package: Path, tmp_
     assert run(package, NUMBA_CACHE_DIR=str(kept))[1] == 0
 
 
+def test_another_process_finds_what_one_has_compiled() -> None:
+    """A constant that changes with the process, an address say, would have every one of them compile anew."""
+    modules = [
+        "dynaspec." + ".".join(file.relative_to(SOURCES).with_suffix("").parts)
+        for file in sorted(SOURCES.rglob("*.py"))
+        if "from dynaspec.compiled import" in file.read_text(encoding="utf-8") and "vllm" not in file.parts
+    ]
+    script = (
+        "import importlib, json, sys; from dynaspec.compiled import stamp\n"
+        "print(json.dumps([importlib.import_module(name) and stamp(name) for name in sys.argv[1:]]))"
+    )
+    stamps = []
+    for seed in ("1", "2"):
+        environment = os.environ | {"PYTHONPATH": str(SOURCES.parent), "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", script, *modules], capture_output=True, text=True, env=environment, check=True
+        )
+        stamps.append(dict(zip(modules, json.loads(done.stdout), strict=True)))
+    assert stamps[0] == stamps[1]
+
+
 def test_every_kernel_uses_this_cache() -> None:
     """numba's own would go on with the old code of functions of other files."""
     for file in SOURCES.rglob("*.py"):

@@ -35,6 +35,11 @@ class AsyncLLM:
         self._engine = open_embedded(model, speculative_config, options)
         self._thread = EngineThread(self._engine, self._engine.config.stream_interval_s)
 
+    @classmethod
+    def from_engine_args(cls, engine_args: Any) -> Self:
+        """From vLLM's ``AsyncEngineArgs`` (``dynaspec.AsyncEngineArgs``)."""
+        return cls(**engine_args.options())
+
     @property
     def tokenizer(self) -> Tokenizer:
         return self._engine.tokenizer

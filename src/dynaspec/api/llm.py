@@ -79,6 +79,11 @@ class LLM:
         self._set_up(open_engine(model, backend, speculative_config, options), _template(chat_template))
 
     @classmethod
+    def from_engine_args(cls, engine_args: Any) -> Self:
+        """From vLLM's ``EngineArgs`` (``dynaspec.EngineArgs``)."""
+        return cls(**engine_args.options())
+
+    @classmethod
     def over(cls, engine: SteppedEngine) -> LLM:
         """One that decodes with an engine built elsewhere, such as one of several that share their weights."""
         llm = cls.__new__(cls)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dynaspec.cli import bench_compare, bench_methods, bench_serve, bench_sweep
+from dynaspec.cli import bench_compare, bench_methods, bench_perplexity, bench_serve, bench_sweep
 from dynaspec.cli import comparison_options as c
 from dynaspec.cli import options as o
 from dynaspec.cli.bench_console import result_console
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure speculation policies, and servers under load.", no_args_is_help=True)
 app.command("methods")(bench_methods.methods)
+app.command("perplexity")(bench_perplexity.perplexity)
 app.command("serve", cls=SpacedValues)(bench_serve.serve)
 app.command("sweep", cls=SpacedValues)(bench_sweep.sweep)
 app.command("compare")(bench_compare.compare)

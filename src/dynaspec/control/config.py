@@ -79,7 +79,7 @@ OwnVocabulary = Annotated[
     Annotated[bool, Field(strict=True)] | Literal["tli", "slem"],
     Expected("true, false, 'tli' or 'slem'"),
 ]
-Quantization = Annotated[Literal["int8"] | None, Expected("'int8', or no quantization")]
+Quantization = Annotated[Literal["int8", "int4"] | None, Expected("'int8', 'int4', or no quantization")]
 
 
 class SpeculativeConfig(BaseModel):

@@ -26,10 +26,10 @@ class EngineConfig(BaseModel):
         description="Computation type, also as half, float or a torch.dtype; auto = float32 on CPU, the checkpoint's "
         "on CUDA.",
     )
-    quantization: Literal["int8"] | None = Field(
+    quantization: Literal["int8", "int4"] | None = Field(
         None,
-        description="int8 = the weights of target and drafter are quantised when they are loaded, in groups of 32 with "
-        "a scale each (CPU, float32).",
+        description="int8 or int4 = the weights of target and drafter are quantised when they are loaded, in groups of "
+        "32 with a scale each (CPU, float32 or bfloat16).",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto = CUDA where there is one, else CPU.")
     seed: int = Field(0, ge=0, description="Seed of the random numbers of requests that bring none.")
@@ -100,9 +100,9 @@ class EngineConfig(BaseModel):
     @field_validator("quantization", mode="before")
     @classmethod
     def _known_quantization(cls, value: object) -> object:
-        if value not in (None, "int8"):
+        if value not in (None, "int8", "int4"):
             raise ValueError(
-                f"{value!r} is not available; expected 'int8', to which weights are quantised here, or none"
+                f"{value!r} is not available; expected 'int8' or 'int4', to which weights are quantised here, or none"
             )
         return value
 

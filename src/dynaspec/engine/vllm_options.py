@@ -181,6 +181,7 @@ FOREIGN: Mapping[str, Foreign] = {
 
 SERVER_ONLY: Mapping[str, Foreign] = {
     "disable_log_stats": _ignored("LLM.stats and LLM.get_metrics are always there", True, False),
+    "enable_log_requests": _ignored("requests are logged by the server", False),
     "otlp_traces_endpoint": _ignored("traces are the server's"),
     "per_request_spec_decode_metrics": _ignored("outputs have them; see SamplingParams.speculation_metrics", "none"),
     "served_model_name": _ignored("names are the server's"),

@@ -44,6 +44,7 @@ th { font-weight: 600; color: var(--soft); }
 th:first-child, td:first-child { text-align: left; }
 td.bar { width: 14rem; }
 td.bar i { display: block; height: .6rem; margin-top: .4rem; border-radius: .2rem; background: var(--bar); }
+.warning { padding: .7rem 1rem; border-left: .25rem solid #b45309; background: var(--card); font-weight: 600; }
 .split { display: flex; height: 1.1rem; border-radius: .3rem; overflow: hidden; margin: .9rem 0 .4rem; gap: 2px; }
 .key { display: inline-block; width: .7rem; height: .7rem; border-radius: .15rem; margin-right: .4rem; }
 .keys span { margin-right: 1.4rem; font-size: .9rem; white-space: nowrap; }
@@ -162,9 +163,15 @@ class Analysis:
             sentences.overview(data),
             sentences.decisions(data),
             sentences.expectations(data),
+            [] if self.warning is None else [self.warning],
             sentences.verdict(self.found),
         )
         return [" ".join(lines) for lines in parts if lines]
+
+    @property
+    def warning(self) -> str | None:
+        """Of estimates that are not to be relied on."""
+        return None if self.costs is None else sentences.poor_fit(self.costs, self.found, self.tokens_per_s)
 
 
 def analyse(path: Path) -> Analysis:
@@ -272,6 +279,7 @@ def _comparison(analysis: Analysis, costs: LogCosts) -> str:
     head = ("", "tokens/s", "tokens a request and step", "drafted a token", "extrapolated")
     return section(
         "What else could have been done",
+        *([] if analysis.warning is None else [f'<p class="warning">{escape(analysis.warning)}</p>']),
         figure(figures.comparison(analysis.found, analysis.tokens_per_s)),
         paragraphs(sentences.caveats(analysis.data, costs, analysis.found), soft=True),
         details("As a table", table(head, rows)),

@@ -13,6 +13,10 @@ from .log_data import EMBEDDED, LogData, LogSteps
 
 CLEARLY = 0.02
 """Differences of speed below this share are called none."""
+POOR_FIT = 0.2
+"""From this error of the median step on, the fitted costs are called poor."""
+POOR_SPEED = 0.1
+"""The same for tokens per second of the whole log: what the fit gives for it, against what was measured."""
 SPOKEN_FOR = 0.2
 """Most of its tokens that may be extrapolated for the summary to speak of an alternative."""
 
@@ -207,6 +211,26 @@ def verdict(found: Sequence[Alternative]) -> list[str]:
             f"tokens/s: of its lead over the better of these two, {_closed((own.tokens_per_s - reference) / gap)}."
         )
     return lines
+
+
+def poor_fit(costs: LogCosts, found: Sequence[Alternative], measured: float) -> str | None:
+    """A warning where the estimates rest on costs that do not explain the log.
+
+    Args:
+        measured: tokens per second of the log; 0 = not known.
+    """
+    faults = []
+    if costs.error >= POOR_FIT:
+        faults.append(f"the median step is off by {_percent(costs.error)}")
+    own = next((one.tokens_per_s for one in found if one.name == "this policy"), 0.0)
+    if own > 0 and measured > 0 and abs(own / measured - 1) >= POOR_SPEED:
+        faults.append(f"they give {own:,.0f} tokens/s for this policy, where {measured:,.0f} were measured")
+    if not faults:
+        return None
+    return (
+        f"Warning: the fitted costs explain this log poorly ({'; '.join(faults)}). Do not rely on what is said about "
+        "other draft lengths. A log of more steps, or one made while nothing else runs on the machine, fits better."
+    )
 
 
 def caveats(data: LogData, costs: LogCosts, found: Sequence[Alternative]) -> list[str]:

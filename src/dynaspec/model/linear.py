@@ -43,7 +43,7 @@ class LinearFactory:
         self._threads = torch.get_num_threads()
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """A layer for weight [out, in] and bias [out]; where layers are packed, the weight may be blocks of int8."""
+        """A layer for weight [out, in] and bias [out]; where layers are packed, the weight may be blocks."""
         if not self._pack:
             return PlainLinear(weight, bias)
         from .kernels.gemm import FLOAT32, best_arithmetic  # only where it is used: compiles for CPU

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .kernels import gemm, int8
+from .kernels import gemm, int4, int8
 from .kernels.team import team_size
 
 
@@ -20,13 +20,16 @@ class PackedLinear:
     ) -> None:
         """
         Args:
-            weight: [out, in] float32; uint8: blocks of int8 weights, see ``kernels.int8``.
+            weight: [out, in] float32; or blocks [out, groups, bytes] of ``kernels.int8`` or ``kernels.int4``, which
+                have other sizes.
             bias: [out]
             arithmetic: see ``kernels.gemm``; with all but ``FLOAT32`` weights are rounded to bfloat16.
         """
         self.width = weight.shape[0]
         self.arithmetic = arithmetic
-        if weight.dtype == torch.uint8:
+        if weight.dtype == torch.uint8 and weight.shape[2] == int4.BLOCK:
+            self.packed, self.form = int4.pack(weight.numpy()), gemm.INT4
+        elif weight.dtype == torch.uint8:
             self.packed, self.form = int8.pack(weight.numpy()), gemm.INT8
         else:
             kept = weight if arithmetic == gemm.FLOAT32 else weight.bfloat16().float()

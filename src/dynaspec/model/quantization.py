@@ -12,8 +12,13 @@ from dynaspec.contract.errors import CheckpointError, ConfigError
 
 from .linear import can_pack
 
-Quantization = Literal["int8"]
-"""What the weights of linear layers become; ``int8``: see ``kernels.int8``."""
+Quantization = Literal["int8", "int4"]
+"""What the weights of linear layers become: see ``kernels.int8`` and ``kernels.int4``."""
+
+
+def of_head(wanted: Quantization | None) -> Quantization | None:
+    """What the output layer becomes: int8 where others are int4, as it loses most by that."""
+    return "int8" if wanted == "int4" else wanted
 
 
 def check_quantization(wanted: Quantization | None, device: torch.device, dtype: torch.dtype) -> None:
@@ -47,6 +52,6 @@ def check_not_quantised(directory: Path, config: Mapping[str, Any]) -> None:
     method = found.get("quant_method") or found.get("quant_algo") if isinstance(found, dict) else found
     raise CheckpointError(
         f"{directory} is quantised with {method or 'a method that its config.json does not name'}, which is not read; "
-        "expected float32, bfloat16 or float16 weights, or a GGUF file (quantization='int8' quantises those when they "
-        "are loaded)"
+        "expected float32, bfloat16 or float16 weights, or a GGUF file (quantization='int8' or 'int4' quantises those "
+        "when they are loaded)"
     )

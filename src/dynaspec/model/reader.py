@@ -11,7 +11,7 @@ from dynaspec.contract.errors import CheckpointError
 from .config import DecoderConfig
 from .linear import Linear, LinearFactory
 from .ops import Norm
-from .quantization import Quantization
+from .quantization import Quantization, of_head
 from .weights import BlockSource, TensorSource
 
 
@@ -69,45 +69,50 @@ class Reader:
 
     def linear(self, names: Sequence[str], outs: Sequence[int], width: int, bias: bool = False) -> Linear:
         """The layers ``names``, each [out, width], fused into one in this order."""
-        weights = [self._matrix(f"{name}.weight", out, width) for name, out in zip(names, outs, strict=True)]
+        weights = [
+            self._matrix(f"{name}.weight", out, width, self._quantization)
+            for name, out in zip(names, outs, strict=True)
+        ]
         biases = [self.tensor(f"{name}.bias", out) for name, out in zip(names, outs, strict=True)] if bias else []
         return self.build(torch.cat(weights), torch.cat(biases) if bias else None)
 
     def build(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """A layer from weight [out, in], which may be blocks of int8 already, and bias [out] that the family has put in
+        """A layer from weight [out, in], which may be blocks already, and bias [out] that the family has put in
         order."""
-        return self._linear(self._quantised(weight, "a matrix"), bias)
+        return self._linear(self._quantised(weight, "a matrix", self._quantization), bias)
 
     def head(self, name: str, embedding: torch.Tensor, bias: bool = False, tied: str | None = None) -> Linear:
-        """The output layer: the embedding itself where the config ties them.
+        """The output layer, see ``quantization.of_head``: the embedding itself where the config ties them.
 
         Args:
             tied: the embedding's name in the checkpoint, which may have blocks of it.
         """
+        form, (out, width) = of_head(self._quantization), embedding.shape
         if self._config.tied_embeddings:
             self._checkpoint.ignore([f"{name}.weight"])
-            stored = None if tied is None else self._blocks(f"{tied}.weight", *embedding.shape)
-            weight = embedding if stored is None else stored
+            stored = None if tied is None else self._blocks(f"{tied}.weight", out, width, form)
+            weight = self._quantised(embedding, name, form) if stored is None else stored
         else:
-            weight = self._matrix(f"{name}.weight", *embedding.shape)
-        return self.build(weight, self.tensor(f"{name}.bias", embedding.shape[0]) if bias else None)
+            weight = self._matrix(f"{name}.weight", out, width, form)
+        return self.build(weight, self.tensor(f"{name}.bias", out) if bias else None)
 
-    def _matrix(self, name: str, out: int, width: int) -> torch.Tensor:
+    def _matrix(self, name: str, out: int, width: int, form: Quantization | None) -> torch.Tensor:
         """A weight as ``build`` takes it."""
-        stored = self._blocks(name, out, width)
-        return self._quantised(self.tensor(name, out, width), name) if stored is None else stored
+        stored = self._blocks(name, out, width, form)
+        return self._quantised(self.tensor(name, out, width), name, form) if stored is None else stored
 
-    def _blocks(self, name: str, out: int, width: int) -> torch.Tensor | None:
-        if self._quantization is None or not isinstance(self._checkpoint, BlockSource):
+    def _blocks(self, name: str, out: int, width: int, form: Quantization | None) -> torch.Tensor | None:
+        if form is None or not isinstance(self._checkpoint, BlockSource):
             return None
-        return self._checkpoint.blocks(name, (out, width))
+        return self._checkpoint.blocks(name, (out, width), form)
 
-    def _quantised(self, weight: torch.Tensor, name: str) -> torch.Tensor:
-        if self._quantization is None or weight.dtype == torch.uint8:
+    def _quantised(self, weight: torch.Tensor, name: str, form: Quantization | None) -> torch.Tensor:
+        if form is None or weight.dtype == torch.uint8:
             return weight
-        from .kernels.int8 import quantise  # only where it is used: compiles for CPU
+        from .kernels import int4, int8  # only where they are used: compiled for CPU
 
+        quantise = {"int8": int8.quantise, "int4": int4.quantise}[form]
         try:
             return torch.from_numpy(quantise(weight.numpy()))
         except ValueError as error:
-            raise CheckpointError(f"{name} cannot be quantised to {self._quantization}: {error}") from None
+            raise CheckpointError(f"{name} cannot be quantised to {form}: {error}") from None

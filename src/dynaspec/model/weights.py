@@ -11,6 +11,8 @@ import torch
 
 from dynaspec.contract.errors import CheckpointError
 
+from .quantization import Quantization
+
 _FILES = ("*.safetensors", "*.json", "tokenizer*", "*.txt", "*.model")
 HEADS_BESIDE = "medusa_head."
 """Beginning of the names of tensors that draft, in a checkpoint that holds the target and its heads."""
@@ -62,9 +64,26 @@ def _download(repo: str, revision: str | None, files: Sequence[str]) -> Path:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
     except Exception as error:  # the client's own, HTTP and file errors, all of them final
         raise CheckpointError(
-            f"{repo!r} (revision {revision or 'main'}) is neither a local directory nor could it be fetched from the "
-            f"Hugging Face hub: {_first_line(error)}"
+            f"there is no directory {repo!r}, and {_why_not_fetched(error, revision)}; expected a checkpoint's "
+            f"directory, a *{GGUF} file or a hub id"
         ) from error
+
+
+def _why_not_fetched(error: Exception, revision: str | None) -> str:
+    """In words of our own: the hub's name addresses and requests."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return "the Hugging Face hub gives that repository only to those who were granted it, by their HF_TOKEN"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "the Hugging Face hub has no such repository, or HF_TOKEN may not read it"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"the Hugging Face hub's repository has no revision {revision!r}"
+    if isinstance(error, errors.HFValidationError):
+        return "it is no name of a repository of the Hugging Face hub"
+    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled | ConnectionError):
+        return "the Hugging Face hub cannot be reached"
+    return f"it could not be fetched from the Hugging Face hub ({type(error).__name__}: {_first_line(error)})"
 
 
 def _first_line(error: BaseException) -> str:
@@ -112,10 +131,10 @@ class TensorSource(Protocol):
 
 @runtime_checkable
 class BlockSource(Protocol):
-    """A source that may have matrices in blocks of int8 weights, see ``kernels.int8``."""
+    """A source that may have quantised matrices already."""
 
-    def blocks(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """[out, bytes] the blocks of a matrix [out, in], as they are stored; None: it is stored otherwise.
+    def blocks(self, name: str, shape: Sequence[int], form: Quantization) -> torch.Tensor | None:
+        """[out, groups, bytes] the blocks of a matrix [out, in] in a form, without loss; None: it is stored otherwise.
 
         Raises:
             CheckpointError: it is not there or has another shape.

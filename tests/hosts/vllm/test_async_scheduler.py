@@ -13,7 +13,7 @@ from vllm.v1.request import RequestStatus
 
 import dynaspec.hosts.vllm.compat as compat
 from dynaspec.contract.errors import ConfigError
-from dynaspec.hosts.vllm.report import take
+from dynaspec.hosts.vllm.report import ReportFile
 from dynaspec.hosts.vllm.scheduler import AsyncScheduler, SyncScheduler
 from hosts.vllm.engines import LONGEST, Recorded
 from hosts.vllm.fake_runner import Runner, request, scheduler
@@ -115,14 +115,14 @@ def test_after_a_fault_every_step_drafts_the_longest(
     assert len(errors) == 1
 
 
-def test_reports_are_in_the_stats_that_vllm_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_where_stat_loggers_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runner, _ = started(tmp_path, policy="auto")
-    reports = []
+    reader, reports = ReportFile.of_engine(engine.vllm_config, 0), []
     update = engine.update_from_output
 
     def noted(*given: Any) -> Any:
         told = update(*given)
-        reports.extend(take(out.scheduler_stats) for out in told.values() if out.scheduler_stats is not None)
+        reports.append(reader.read())
         return told
 
     monkeypatch.setattr(engine, "update_from_output", noted)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dynaspec.api import AsyncLLM
+from dynaspec.api.engine_args import AsyncEngineArgs
 from dynaspec.contract.errors import DynaspecError, RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -116,3 +117,11 @@ async def test_forms_are_compiled_beside_the_engines_thread(server: AsyncLLM, bu
     await collect(server, "c")
     assert len(threads) == 2
     assert "dynaspec-engine" not in threads
+
+
+async def test_built_of_vllm_s_arguments(built: Built) -> None:
+    args = AsyncEngineArgs(model="fake", async_scheduling=True, enable_log_requests=False)
+    async with AsyncLLM.from_engine_args(args) as server:
+        assert (await collect(server, "a"))[-1].finished
+    with pytest.raises(TypeError, match="gpu_memory_utilisation"):
+        AsyncEngineArgs(model="fake", gpu_memory_utilisation=0.5)

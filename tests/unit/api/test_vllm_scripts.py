@@ -54,6 +54,12 @@ def test_basic(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     assert [record.message.split("=")[0] for record in caplog.records] == ["gpu_memory_utilization"]
 
 
+def test_engine_args(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    lines = run("engine_args", "--max-model-len", "256", "--enforce-eager", "--gpu_memory_utilization", "0.5")
+    assert lines == ["8 Hello, my name is", "8 The capital of France is"]
+    assert [record.message.split("=")[0] for record in caplog.records] == ["gpu_memory_utilization"]
+
+
 def test_sampling(run: Run) -> None:
     lines = run("sampling")
     assert lines[-1] == "reproducible: True"

@@ -48,7 +48,7 @@ def test_a_configuration_from_keywords() -> None:
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_seqs": "many"}, "max_num_seqs.*'many'"),
         ({"dtype": "int8"}, "dtype.*'int8'"),
-        ({"quantization": "awq"}, "quantization: 'awq' is not available; expected 'int8'"),
+        ({"quantization": "awq"}, "quantization: 'awq' is not available; expected 'int8' or 'int4'"),
         ({"device": "tpu"}, "device"),
         ({"max_model_len": 1}, "max_model_len"),
         ({"kv_cache_memory": "much"}, "kv_cache_memory.*not a size"),

@@ -367,3 +367,28 @@ def test_a_host_that_measures_whole_steps_without_confidences(tmp_path):
     for absent in ("verification", "the rest of the step"):
         assert absent not in text
     assert checked.tags.count("svg") == 6
+
+
+def test_costs_that_do_not_explain_the_log_are_warned_of_above_the_chart(tmp_path: Path) -> None:
+    log = Host(tmp_path / "log", slow=lambda step: (0.5, 1.0, 3.0)[step * 7 % 3]).run(Fixed(3), 200)
+    analysis = analyse(log)
+    assert analysis.costs is not None
+    assert analysis.costs.error > 0.2
+    assert analysis.warning in analysis.summary
+    compared = render(analysis, "report").split("<h2>What else could have been done</h2>")[1]
+    assert compared.index("Warning: the fitted costs explain this log poorly") < compared.index("<svg")
+
+
+def test_costs_that_explain_the_log_are_not_warned_of(tmp_path: Path) -> None:
+    analysis = analyse(Host(tmp_path / "log").run(Fixed(3), 200))
+    assert analysis.warning is None
+    assert "Warning" not in render(analysis, "report")
+
+
+def test_a_speed_that_was_not_measured_is_warned_of(tmp_path: Path) -> None:
+    """The median step may be right where the whole is not."""
+    analysis = analyse(Host(tmp_path / "log").run(Fixed(3), 200))
+    assert analysis.costs is not None
+    warning = sentences.poor_fit(analysis.costs, analysis.found, 0.5 * analysis.tokens_per_s)
+    assert warning is not None
+    assert f"where {0.5 * analysis.tokens_per_s:,.0f} were measured" in warning

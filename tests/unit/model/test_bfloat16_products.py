@@ -8,26 +8,24 @@ import torch
 
 from dynaspec.model.kernels import amx, gemm, int8
 from dynaspec.model.packed import PackedLinear
+from support.quantised import QUANTISERS, blocks_of, widened
 
 SHAPES = [(96, 48), (307, 48), (40, 72), (512, 192), (256, 1408), (1, 3), (33, 31), (64, 33)]
 PATHS = ["ROUNDED", *["DOT"] * gemm._has_dot(), *["TILES"] * amx.available()]
-FORMS = ["float32", "bfloat16", "int8"]
+FORMS = ["float32", "bfloat16", "int8", "int4"]
 
 
 def weight_of(form: str, shape: tuple[int, int]) -> torch.Tensor:
     weight = torch.randn(shape)
-    if form == "int8":
-        return torch.from_numpy(int8.quantise(weight.numpy()))
+    if form in QUANTISERS:
+        return blocks_of(weight, form)
     return weight.bfloat16().float() if form == "bfloat16" else weight
 
 
 def rounded(weight: torch.Tensor, shape: tuple[int, int]) -> np.ndarray:
     """[out, in] what a weight is in bfloat16."""
     if weight.dtype == torch.uint8:
-        blocks = weight.numpy().reshape(shape[0], -1, 34)
-        scales = blocks[:, :, :2].copy().view(np.float16).astype(np.float32)
-        whole = (blocks[:, :, 2:].view(np.int8).astype(np.float32) * scales).reshape(shape[0], -1)[:, : shape[1]]
-        weight = torch.from_numpy(whole)
+        weight = widened(weight, "int8" if weight.shape[2] == int8.BLOCK else "int4", shape[1])
     return weight.bfloat16().float().numpy()
 
 

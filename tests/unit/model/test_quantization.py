@@ -14,7 +14,7 @@ from dynaspec.contract.errors import CheckpointError, ConfigError
 from dynaspec.model.base import Model
 from dynaspec.model.decoder import Decoder
 from dynaspec.model.gguf.file import GgufFile
-from dynaspec.model.kernels import gemm, int8
+from dynaspec.model.kernels import gemm, int4, int8
 from dynaspec.model.layer import Weights
 from dynaspec.model.loader import load_model
 from dynaspec.model.packed import PackedLinear
@@ -22,7 +22,7 @@ from dynaspec.model.quantization import check_quantization
 from dynaspec.model.reader import Reader
 from parity.paging import in_passes
 from support.checkpoints import FAMILIES, save_pair
-from support.int8 import rounded
+from support.quantised import rounded
 
 from . import tiny
 from .gguf_files import files
@@ -80,7 +80,7 @@ def test_every_family(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(packed(found)) == 2 * 4 + 1
     assert {one.form for one in packed(found)} == {gemm.INT8}
     # The same in float32; a matrix that is rounded a second time stays as it is.
-    monkeypatch.setattr(Reader, "_quantised", lambda self, weight, name: rounded(weight))
+    monkeypatch.setattr(Reader, "_quantised", lambda self, weight, name, form: rounded(weight))
     widened = load_model(path, quantization="int8")
     assert gemm.INT8 not in {one.form for one in packed(widened)}
     assert torch.equal(logits(found, 5, 11), logits(widened, 5, 11))
@@ -105,7 +105,7 @@ def test_blocks_of_a_gguf_file_are_taken_as_they_are(tmp_path: Path, monkeypatch
     found = weights_of(load_model(str(path), quantization="int8"))
     file = GgufFile(path)
     for layer, number in zip(found.layers, range(2), strict=True):
-        raw = file.data(file.tensors[f"blk.{number}.ffn_down.weight"]).reshape(64, -1)
+        raw = file.data(file.tensors[f"blk.{number}.ffn_down.weight"]).reshape(64, -1, 34)
         assert isinstance(layer.down, PackedLinear)
         np.testing.assert_array_equal(layer.down.packed, int8.pack(raw.copy()))
 
@@ -174,3 +174,68 @@ def test_weights_that_cannot_be_quantised(tmp_path: Path) -> None:
         CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight cannot be quantised to int8: a weight is nan"
     ):
         load_model(path, quantization="int8")
+
+
+def matrices(model: Model) -> list[PackedLinear]:
+    return [one for one in packed(model) if one is not weights_of(model).head]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_int4_in_every_family(family: str, tmp_path: Path) -> None:
+    found = load_model(save_pair(tmp_path, family).target, quantization="int4")
+    assert {one.form for one in matrices(found)} == {gemm.INT4}
+    assert len(matrices(found)) == 2 * 4
+    head = weights_of(found).head
+    assert isinstance(head, PackedLinear)
+    assert head.form == gemm.INT8
+    assert torch.equal(logits(found, 5, 11), logits(found, *[1] * 16))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_int4_model_is_the_widened_one_in_other_order(tied: bool, tmp_path: Path) -> None:
+    tensors = tiny.tensors()
+    if tied:
+        del tensors["lm_head.weight"]
+    folders = [tmp_path / name for name in ("given", "widened")]
+    for folder in folders:
+        folder.mkdir()
+    found = load_model(str(tiny.write(folders[0], {"tie_word_embeddings": tied}, tensors)), quantization="int4")
+    changed = {
+        name: rounded(weight, "int4") if any(part in name for part in MATRICES) else weight
+        for name, weight in tensors.items()
+    }
+    head = rounded(tensors["model.embed_tokens.weight" if tied else "lm_head.weight"], "int8")
+    widened = tiny.write(folders[1], {"tie_word_embeddings": False}, changed | {"lm_head.weight": head})
+    expected = logits(load_model(str(widened)), 5, 11)
+    torch.testing.assert_close(logits(found, 5, 11), expected, rtol=1e-4, atol=1e-4)
+    assert (logits(load_model(str(folders[0])), 5, 11) - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1])
+def test_int4_blocks_of_a_gguf_file_are_taken_as_they_are(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = files.write(tmp_path / "model.gguf", files.random_model("LlamaConfig"), kind, dtype=torch.float32)
+    monkeypatch.setattr(int4, "quantise", lambda weight: pytest.fail("a matrix is quantised a second time"))
+    found = load_model(str(path), quantization="int4")
+    file = GgufFile(path)
+    for layer, number in zip(weights_of(found).layers, range(2), strict=True):
+        raw = file.data(file.tensors[f"blk.{number}.ffn_down.weight"]).reshape(64, 3, -1).copy()
+        blocks = raw if kind == Kind.Q4_1 else int4.from_symmetric(raw)
+        assert isinstance(layer.down, PackedLinear)
+        np.testing.assert_array_equal(layer.down.packed, int4.pack(blocks))
+    widened = load_model(str(path), dtype="float32")
+    torch.testing.assert_close(logits(found, 5, 11), logits(widened, 5, 11), rtol=0, atol=0.05)
+
+
+def test_a_q4_0_file_whose_scale_is_too_large(tmp_path: Path) -> None:
+    path = files.write(tmp_path / "model.gguf", files.random_model("LlamaConfig"), Kind.Q4_0)
+    file = GgufFile(path)
+    start = file.tensors["blk.1.ffn_up.weight"].start
+    data = bytearray(path.read_bytes())
+    data[start : start + 2] = np.float16(9000).tobytes()
+    path.write_bytes(data)
+    with pytest.raises(
+        CheckpointError, match=r"the tensor blk\.1\.ffn_up\.weight in Q4_0: a scale is 9000\.0; expected"
+    ):
+        load_model(str(path), quantization="int4")

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
+from huggingface_hub import errors
 from safetensors.torch import save_file
 
 from dynaspec.contract.errors import CheckpointError
@@ -91,15 +93,29 @@ def test_finding(tmp_path: Path) -> None:
         find_checkpoint(str(tmp_path / "absent"))
 
 
-def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError("disk full\nmore"), r"it could not be fetched from the Hugging Face hub \(OSError: disk full\)"),
+        (errors.LocalEntryNotFoundError("Got: long"), "the Hugging Face hub cannot be reached"),
+        (errors.RepositoryNotFoundError("404", response=Mock()), "the Hugging Face hub has no such repository, or"),
+        (
+            errors.RevisionNotFoundError("404", response=Mock()),
+            "the Hugging Face hub's repository has no revision 'v2'",
+        ),
+        (errors.GatedRepoError("403", response=Mock()), "the Hugging Face hub gives that repository only to those"),
+    ],
+)
+def test_why_a_model_is_not_there(monkeypatch: pytest.MonkeyPatch, error: Exception, why: str) -> None:
     asked = {}
 
     def refuse(repo: str, **options: object) -> str:
         asked.update(options, repo=repo)
-        raise OSError("no route to host\nmore")
+        raise error
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
-    with pytest.raises(CheckpointError, match=r"'someone/model' \(revision v2\).*no route to host$"):
+    sentence = rf"^there is no directory 'someone/model', and {why}.*; expected a checkpoint's directory, [^\n]*hub id$"
+    with pytest.raises(CheckpointError, match=sentence):
         find_checkpoint("someone/model", "v2")
     assert asked["revision"] == "v2"
     assert "*.bin" not in asked["allow_patterns"]

@@ -208,7 +208,7 @@ def _is_vllms(name: str, value: Any) -> bool:
     """Whether only vLLM has this value of a key that dynaspec has too."""
     if name == "use_heterogeneous_vocab":
         return value is True
-    return name == "quantization" and value != "int8"
+    return name == "quantization" and value not in ("int8", "int4")
 
 
 def _own_method(named: Mapping[str, Any], passed: Mapping[str, Any]) -> Speculation:

@@ -21,7 +21,7 @@ from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.observe.counts import SpecCounts
 
 from .llm_request import LiveRequest, vllm_params
-from .report import take
+from .report import ReportFile
 
 
 class CountingStatLogger(StatLoggerBase):  # type: ignore[misc]  # not known where vLLM is not installed
@@ -29,9 +29,11 @@ class CountingStatLogger(StatLoggerBase):  # type: ignore[misc]  # not known whe
 
     def __init__(self) -> None:
         self.counts = SpecCounts()
+        self._reports: ReportFile | None = None
 
     def of_engine(self, vllm_config: Any, engine_index: int = 0) -> StatLoggerBase:
         """For vLLM, which asks for a logger by calling something with its configuration."""
+        self._reports = ReportFile.of_engine(vllm_config, engine_index)
         return self
 
     def record(
@@ -41,7 +43,7 @@ class CountingStatLogger(StatLoggerBase):  # type: ignore[misc]  # not known whe
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        report = None if scheduler_stats is None else take(scheduler_stats)
+        report = None if self._reports is None else self._reports.read()
         if report is not None:
             self.counts = report.counts
         elif iteration_stats is not None and not self.counts.steps:

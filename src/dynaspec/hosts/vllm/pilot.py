@@ -23,7 +23,7 @@ from .driver import (
     verified_of,
     wish_of,
 )
-from .report import Report, put, shown
+from .report import Report, ReportFile, shown
 from .settings import Settings, told_in
 
 logger = logging.getLogger(__name__)
@@ -42,18 +42,21 @@ class Pilot:
         controller: Controller,
         log: DecisionLog | None,
         *,
+        reports: ReportFile,
         max_model_len: int,
         drafter_len: int | None,
         clock: Callable[[], float],
     ) -> None:
         """
         Args:
+            reports: where the process that serves metrics finds them.
             drafter_len: longest request, after a step, up to which the drafter runs; None = it always does.
             clock: seconds.
         """
         self._settings = settings
         self._controller = controller
         self._log = log
+        self._reports = reports
         self._max_model_len = max_model_len
         self._drafter_len = drafter_len
         self._clock = clock
@@ -109,9 +112,10 @@ class Pilot:
         )
 
     def close(self) -> None:
-        """Ends the decision log."""
+        """Ends the decision log and the reports."""
         if self._log is not None:
             self._log.close()
+        self._reports.remove()
 
     # --- carried out --------------------------------------------------------------------------------------------
 
@@ -163,13 +167,13 @@ class Pilot:
             logger.exception("dynaspec's metrics have failed; from now on there are none")
 
     def _report(self, told: Mapping[int, Any], running: int) -> None:
-        """Now and then, and whenever nothing runs any more."""
-        stats = next((out.scheduler_stats for out in told.values() if out.scheduler_stats is not None), None)
+        """Now and then, and whenever nothing runs any more; not at all where vLLM keeps no statistics."""
+        wanted = any(out.scheduler_stats is not None for out in told.values())
         now = self._clock()
-        if stats is None or (running and now - self._reported_s < _REPORT_EVERY_S):
+        if not wanted or (running and now - self._reported_s < _REPORT_EVERY_S):
             return
         self._reported_s = now
-        put(self._report_now(running), stats)
+        self._reports.write(self._report_now(running))
 
     def _report_now(self, running: int) -> Report:
         estimates = self._controller.estimates() if isinstance(self._controller, Explains) and self.deciding else {}
@@ -192,7 +196,8 @@ class Pilot:
         except Exception:  # whatever it is, it must not cost a request
             self.deciding = False
             logger.exception("dynaspec has failed; from now on vLLM drafts %d tokens in every step", self.longest)
-            self.close()
+            if self._log is not None:
+                self._log.close()
             return otherwise
 
 
@@ -211,6 +216,7 @@ def build_pilot(vllm_config: Any, clock: Callable[[], float]) -> Pilot:
         settings,
         controller if log is None else LoggedController(controller, log),
         log,
+        reports=ReportFile.of_engine(vllm_config, vllm_config.parallel_config.data_parallel_rank),
         max_model_len=vllm_config.model_config.max_model_len,
         drafter_len=drafter_length(vllm_config),
         clock=clock,

@@ -1,22 +1,22 @@
-"""How the scheduler's numbers reach the process that serves ``/metrics``.
+"""How the scheduler's numbers reach the process that serves ``/metrics``: in a file, which the one replaces and the
+other reads.
 
-vLLM sends its ``SchedulerStats`` there with every step's outputs, and has no field for anybody else's. One of its
-fields is a mapping of names to counts of which it reads the names that it knows, so one more name passes unread. That
-name is the report as JSON text, behind a prefix; its count is 0, so that no sum changes.
+vLLM's own statistics have no field for anybody else's. Scheduler and stat loggers of an engine are built from one
+configuration, whose ``instance_id`` names the file; on two machines they do not meet, and there are no such metrics.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dynaspec.observe.counts import SpecCounts
 
-FIELD = "num_kv_fetch_reqs_by_stage"
-"""Of ``SchedulerStats``."""
-_PREFIX = "dynaspec:"
 _ESTIMATES = ("mode", "expected_tokens", "expected_step_s")
 
 
@@ -45,20 +45,56 @@ def shown(estimates: Mapping[str, Any]) -> dict[str, Any]:
     return {name: estimates[name] for name in _ESTIMATES if name in estimates}
 
 
-def put(report: Report, stats: Any) -> None:
-    """Adds a report to vLLM's ``SchedulerStats``."""
-    getattr(stats, FIELD)[_PREFIX + json.dumps(asdict(report), separators=(",", ":"))] = 0
+class ReportFile:
+    """The latest report of one engine. A reader sees all of one report or of the next, never parts of both."""
 
+    def __init__(self, path: Path) -> None:
+        """
+        Args:
+            path: in a folder that nobody else may write to.
+        """
+        self._path = path
+        self._read: tuple[int, int] | None = None
+        """Inode and time of the report that was read last."""
 
-def take(stats: Any) -> Report | None:
-    """The report in vLLM's ``SchedulerStats``, which is taken out; None if there is none."""
-    carrier: dict[str, int] = getattr(stats, FIELD, {})
-    name = next((name for name in carrier if name.startswith(_PREFIX)), None)
-    if name is None:
-        return None
-    del carrier[name]
-    values = json.loads(name.removeprefix(_PREFIX))
-    counts: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in values["counts"].items()
-    }
-    return Report(**{**values, "counts": SpecCounts(**counts)})
+    @classmethod
+    def of_engine(cls, vllm_config: Any, rank: int) -> ReportFile:
+        """For vLLM's configuration, in the engine's process or in the server's.
+
+        Args:
+            rank: of the engine among those of data parallelism, which vLLM adds to its copy of the name.
+        """
+        name = str(vllm_config.instance_id).removesuffix(f"_dp{rank}")
+        return cls(Path(tempfile.gettempdir()) / f"dynaspec-{os.getuid()}" / f"{name}-{rank}.json")
+
+    def write(self, report: Report) -> None:
+        """
+        Raises:
+            OSError: there is no room, or the folder is another user's.
+        """
+        folder = self._path.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise PermissionError(f"{folder} belongs to another user; expected a folder of one's own for reports")
+        fresh = self._path.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps(asdict(report), separators=(",", ":")), "utf-8")
+        fresh.replace(self._path)
+
+    def read(self) -> Report | None:
+        """The latest report; None if it has been read before, or there is none."""
+        try:
+            found = self._path.stat()
+            if found.st_uid != os.getuid() or self._read == (found.st_ino, found.st_mtime_ns):
+                return None
+            values = json.loads(self._path.read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        self._read = found.st_ino, found.st_mtime_ns
+        counts: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values["counts"].items()
+        }
+        return Report(**{**values, "counts": SpecCounts(**counts)})
+
+    def remove(self) -> None:
+        """The engine has ended."""
+        self._path.unlink(missing_ok=True)

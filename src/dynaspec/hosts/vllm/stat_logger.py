@@ -11,7 +11,7 @@ from typing import Any
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
 from .gauges import Gauges
-from .report import take
+from .report import ReportFile
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ class DynaspecStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]  # know
     def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
         served = vllm_config.model_config.served_model_name
         self._model = served if isinstance(served, str) else served[0]
+        self._reports = {index: ReportFile.of_engine(vllm_config, index) for index in engine_indexes}
         self._gauges: Gauges | None = None
         self._taken = False
         """Another engine of this process shows such metrics."""
@@ -36,8 +37,8 @@ class DynaspecStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]  # know
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        report = None if scheduler_stats is None else take(scheduler_stats)
-        if report is None or self._taken:
+        report = None if self._taken else self._reports[engine_idx].read()
+        if report is None:
             return
         if self._gauges is None:
             self._gauges = self._made()

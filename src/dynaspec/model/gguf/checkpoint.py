@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
 
 from dynaspec.contract.errors import CheckpointError
+from dynaspec.model.quantization import Quantization
 
 from .dequantise import KINDS, numbers
 from .file import GgufFile, StoredTensor
 from .names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Source, sources, undo
+
+_KINDS: Mapping[Quantization, tuple[Kind, ...]] = {"int8": (Kind.Q8_0,), "int4": (Kind.Q4_1, Kind.Q4_0)}
+"""Those whose blocks a form takes."""
 
 
 class GgufCheckpoint:
@@ -49,12 +54,21 @@ class GgufCheckpoint:
         tensor = numbers(self._file.data(stored), stored.kind, stored.shape, self._quantised)
         return tensor if source.change is None else undo(source.change, tensor, self._head_dim)
 
-    def blocks(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """See ``weights.BlockSource``: those of Q8_0."""
+    def blocks(self, name: str, shape: Sequence[int], form: Quantization) -> torch.Tensor | None:
+        """See ``weights.BlockSource``: those of Q8_0 are int8's, those of Q4_1 and Q4_0 int4's."""
         source, stored = self._find(name, shape)
-        if stored.kind != Kind.Q8_0:
+        if stored.kind not in _KINDS[form]:
             return None
-        rows = torch.from_numpy(self._file.data(stored).reshape(stored.shape[0], -1).copy())
+        _, size = GGML_QUANT_SIZES[stored.kind]
+        found = self._file.data(stored).reshape(stored.shape[0], -1, size).copy()
+        if stored.kind == Kind.Q4_0:
+            from dynaspec.model.kernels.int4 import from_symmetric  # only where it is used: compiles for CPU
+
+            try:
+                found = from_symmetric(found)
+            except ValueError as error:
+                raise CheckpointError(f"{self._file.path} has the tensor {stored.name} in Q4_0: {error}") from None
+        rows = torch.from_numpy(found)
         return rows if source.change is None else undo(source.change, rows, self._head_dim)
 
     def ignore(self, names: Iterable[str]) -> None:

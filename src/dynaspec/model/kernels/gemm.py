@@ -1,4 +1,4 @@
-"""Matrix products on CPU: rows by a weight matrix held in float32, bfloat16 or int8, summed in float32.
+"""Matrix products on CPU: rows by a weight matrix held in float32, bfloat16, int8 or int4, summed in float32.
 
 The matrix [out, in] is packed once into panels of 32 outputs so that a pass streams through memory in order. Few rows
 cost little more than it takes to read the weights, so fewer bytes are less time.
@@ -7,6 +7,10 @@ With float32 arithmetic (``FLOAT32``) every output is one running sum over the i
 its row lies: the bits of a row depend on nothing but that row. A bfloat16 weight widens exactly as it is loaded, and
 so does an int8 weight, times its scale: 8 and 11 bits make a product of no more than float32 has. So the sums are, bit
 for bit, those of the widened matrix in float32.
+
+int4 weights have a scale and a minimum for each group of 32 inputs. Σ x · number of a group is one running sum from 0
+on; the output gets this times the scale, then Σ x times the minimum. So a weight takes one instruction less than if it
+was widened, and instructions are what binds a single row.
 
 With bfloat16 arithmetic inputs are rounded to bfloat16 first, and quantised weights are too. ``ROUNDED`` then does what
 ``FLOAT32`` does. ``DOT`` uses AVX512_BF16's dot product, which adds two inputs in a row: the same sums, so the same
@@ -17,7 +21,7 @@ own. ``best_arithmetic`` names the processor's fastest. It is never chosen by th
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
@@ -40,18 +44,27 @@ Words = npt.NDArray[np.uint32]
 PANEL = 2 * LANES
 GROUP = 32
 """Inputs that share a scale where weights are int8."""
-FLOAT, BFLOAT, PAIRS, INT8 = range(4)
-"""How weights are held, see ``pack`` and ``int8``."""
+FLOAT, BFLOAT, PAIRS, INT8, INT4 = range(5)
+"""How weights are held, see ``pack``, ``int8`` and ``int4``."""
 FLOAT32, ROUNDED, DOT, TILES = range(4)
 """How they are multiplied, see the module."""
 GROUP_WORDS = (2 * PANEL + GROUP * PANEL) // 4
 """32-bit words of a panel's group of int8 weights: a float16 scale for each output, then the weights of each input."""
+NIBBLES = 8
+"""int4 weights of a word: those of so many inputs in a row, the first in the lowest bits."""
+INT4_WORDS = (2 * 2 * PANEL) // 4 + GROUP // NIBBLES * PANEL
+"""32-bit words of a panel's group of int4 weights: float16 scales, then float16 minimums of the outputs, then for each
+8 inputs a word an output."""
 _TILE_ROWS = 14
 """Rows worked on at a time, at most: 28 sums in registers, two weights and an input: all that there are."""
+_INT4_TILE_ROWS = 13
+"""The same where two registers are taken by the words that numbers come from."""
 _AHEAD = 128
 """Inputs that weights are fetched ahead of their use where there is one tile; without it 8 rows wait for memory. Where
 there are more, each fetches its share of the next panel: the first one alone would wait for all of it, and memory for
 the others."""
+_LINE = 64
+"""Bytes of a cache line."""
 _TEAM_WORK = 1 << 16
 """Multiplications from which more threads than one are faster."""
 _ROUND_WORK = 1 << 15
@@ -64,6 +77,7 @@ _INTS = ir.VectorType(_I32, LANES)
 _BYTES = ir.VectorType(_I8, LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _HIGH = ir.Constant(_INTS, [0xFFFF0000] * LANES)
+_FOUR = ir.Constant(_INTS, [4] * LANES)
 _SIXTEEN = ir.Constant(_INTS, [16] * LANES)
 
 
@@ -83,6 +97,9 @@ class _BFloat(ir.Type):  # type: ignore[misc]
 
 
 _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+
+
+_HAS_TABLE = platform.machine() == "x86_64" and bool(llvm.get_host_cpu_features().get("avx512f"))
 
 
 def _has_dot() -> bool:
@@ -136,24 +153,61 @@ def _keep_rolled(branch: Any) -> None:
     branch.set_metadata("llvm.loop", loop)
 
 
+def _int4_numbers(builder: Any, words: Any) -> Any:
+    """Those in the lowest 4 bits of words, as float32."""
+    if _HAS_TABLE:  # a look-up heeds no more than 4 bits of an index, so it is all in one instruction
+        kind = ir.FunctionType(_VEC, [_VEC, _INTS])
+        look_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.sf.512")
+        return builder.call(look_up, [ir.Constant(_VEC, [float(number) for number in range(16)]), words])
+    return builder.sitofp(builder.and_(words, ir.Constant(_INTS, [15] * LANES)), _VEC)
+
+
 class _Tile:
     """Emits the sums of some rows over one panel, see ``_panel_kernel``."""
 
-    def __init__(self, builder: Any, rows: int, x: Any, stride: Any, bias: Any, fetched: tuple[Any, Any]) -> None:
+    def __init__(
+        self,
+        builder: Any,
+        rows: int,
+        x: Any,
+        stride: Any,
+        out: Any,
+        out_stride: Any,
+        fetched: tuple[Any, Any, int],
+    ) -> None:
         """
         Args:
             x: the rows' inputs, ``stride`` words apart.
-            fetched: address that is fetched when a panel's first words are loaded, and bytes that it moves on with each
-                step.
+            out: where their sums go, ``out_stride`` numbers apart.
+            fetched: address that is fetched when a panel's first words are loaded, bytes that it moves on with each
+                step, and how many times two lines are fetched from there.
         """
         self.builder = builder
-        self._fetched, self._pace = fetched
+        self._fetched, self._pace, self._lines = fetched
         self._x = [builder.gep(x, [builder.mul(stride, _I64(row))]) for row in range(rows)]
-        self.sums = [[cgutils.alloca_once(builder, _VEC) for _ in range(2)] for _ in range(rows)]
-        first = _two(builder, bias, _I64(0), _VEC)
-        for slots in self.sums:
-            for slot, value in zip(slots, first, strict=True):
-                builder.store(value, slot)
+        self._out = [builder.gep(out, [builder.mul(out_stride, _I64(row))]) for row in range(rows)]
+        self._sums = [[cgutils.alloca_once(builder, _VEC) for _ in range(2)] for _ in range(rows)]
+        self._fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_VEC, [_VEC] * 3), "llvm.fma.v16f32")
+
+    def fill(self, values: tuple[Any, Any]) -> None:
+        """Every row's sums become these."""
+        for slots in self._sums:
+            for slot, value in zip(slots, values, strict=True):
+                self.builder.store(value, slot)
+
+    def put(self) -> None:
+        """Writes the sums to memory."""
+        for out, slots in zip(self._out, self._sums, strict=True):
+            for half, slot in enumerate(slots):
+                to = self.builder.bitcast(self.builder.gep(out, [_I64(half * LANES)]), _VEC.as_pointer())
+                self.builder.store(self.builder.load(slot), to).align = 4
+
+    def put_onto(self, scales: tuple[Any, Any]) -> None:
+        """The sums times ``scales``, plus what is in memory, become the sums."""
+        for out, slots in zip(self._out, self._sums, strict=True):
+            before = _two(self.builder, out, _I64(0), _VEC)
+            for slot, scale, value in zip(slots, scales, before, strict=True):
+                self.builder.store(self.builder.call(self._fma, [self.builder.load(slot), scale, value]), slot)
 
     def steps(self, start: Any, count: Any, step: Callable[[Any, Any], None]) -> None:
         """A loop of ``count`` steps; ``step`` emits the n-th, which is the ``start`` + n-th of the panel."""
@@ -163,7 +217,9 @@ class _Tile:
         with cgutils.for_range(builder, count) as loop:
             index = builder.add(start, loop.index)
             soon = builder.gep(self._fetched, [builder.mul(index, self._pace)])
-            builder.call(fetch, [soon, _I32(0), _I32(2), _I32(1)])  # to the second cache
+            for line in range(self._lines):
+                at = builder.gep(soon, [_I64(2 * _LINE * line)])  # the processor fetches lines by twos
+                builder.call(fetch, [at, _I32(0), _I32(2), _I32(1)])  # to the second cache
             step(loop.index, index)
             latch = builder.block
         _keep_rolled(latch.terminator)
@@ -171,18 +227,17 @@ class _Tile:
     def add(self, index: Any, weights: tuple[Any, Any]) -> None:
         """Adds input ``index`` times its weights."""
         builder = self.builder
-        fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_VEC, [_VEC] * 3), "llvm.fma.v16f32")
-        for x_row, slots in zip(self._x, self.sums, strict=True):
+        for x_row, slots in zip(self._x, self._sums, strict=True):
             value = _splat(builder, builder.load(builder.gep(x_row, [index])))
             for slot, weight in zip(slots, weights, strict=True):
-                builder.store(builder.call(fma, [value, weight, builder.load(slot)]), slot)
+                builder.store(builder.call(self._fma, [value, weight, builder.load(slot)]), slot)
 
     def add_pairs(self, index: Any, words: tuple[Any, Any]) -> None:
         """Adds two inputs, whose words are the ``index``-th of the rows, times their weights."""
         builder = self.builder
         name, kinds = "llvm.x86.avx512bf16.dpbf16ps.512", [_VEC, _PAIRS, _PAIRS]
         dot = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_VEC, kinds), name)
-        for x_row, slots in zip(self._x, self.sums, strict=True):
+        for x_row, slots in zip(self._x, self._sums, strict=True):
             value = _splat(builder, builder.load(builder.gep(x_row, [index])), _INTS)
             for slot, word in zip(slots, words, strict=True):
                 pairs = [builder.bitcast(word, _PAIRS), builder.bitcast(value, _PAIRS)]
@@ -233,7 +288,44 @@ def _int8_sums(tile: _Tile, panel: Any, depth: Any) -> None:
         tile.steps(start, count, step)
 
 
-def _panel_kernel(emit: Callable[[_Tile, Any, Any], None], size: int, pairs: bool = False) -> Any:
+def _int4_sums(tile: _Tile, panel: Any, depth: Any) -> None:
+    """Sums wait in memory while registers have a group's Σ x · number, which is then multiplied by the scales. Σ x,
+    which stands behind the inputs, is multiplied by the minimums."""
+    builder = tile.builder
+    groups = builder.udiv(builder.add(depth, _I64(GROUP - 1)), _I64(GROUP))
+    zeros, steps = ir.Constant(_VEC, [0.0] * LANES), GROUP // NIBBLES
+    with cgutils.for_range(builder, groups) as group:
+        at = builder.mul(group.index, _I64(INT4_WORDS))
+        weights_at = builder.add(at, _I64(PANEL))
+        tile.put()
+        tile.fill((zeros, zeros))
+
+        def step(number: Any, index: Any) -> None:
+            words = _two(builder, panel, builder.add(weights_at, builder.mul(number, _I64(PANEL))), _INTS)
+            left = [cgutils.alloca_once(builder, _INTS) for _ in words]
+            for slot, word in zip(left, words, strict=True):
+                builder.store(word, slot)
+            with cgutils.for_range(builder, _I64(NIBBLES)) as place:
+                first, last = (_int4_numbers(builder, builder.load(slot)) for slot in left)
+                tile.add(builder.add(builder.mul(index, _I64(NIBBLES)), place.index), (first, last))
+                for slot in left:
+                    builder.store(builder.lshr(builder.load(slot), _FOUR), slot)
+                latch = builder.block
+            _keep_rolled(latch.terminator)
+
+        tile.steps(builder.mul(group.index, _I64(steps)), _I64(steps), step)
+        tile.put_onto(_scales(builder, panel, at))
+        sums_at = builder.add(builder.mul(groups, _I64(GROUP)), group.index)
+        tile.add(sums_at, _scales(builder, panel, builder.add(at, _I64(LANES))))
+
+
+def _panel_kernel(
+    emit: Callable[[_Tile, Any, Any], None],
+    size: int,
+    inputs: int = 1,
+    pairs: bool = False,
+    most_rows: int = _TILE_ROWS,
+) -> Any:
     """A product with one panel, (x, rows, stride, in, panel, bias, out, out stride) → nothing.
 
     All but the numbers are addresses: x [rows, in] with its rows ``stride`` words apart, bias [32], out [rows, 32] with
@@ -241,7 +333,9 @@ def _panel_kernel(emit: Callable[[_Tile, Any, Any], None], size: int, pairs: boo
 
     Args:
         size: bytes of a panel's step.
-        pairs: a step takes two inputs, and x has words of two bfloat16; else it takes one in float32.
+        inputs: that a step takes.
+        pairs: x has words of two bfloat16; else of float32.
+        most_rows: worked on at a time.
     """
 
     @intrinsic
@@ -253,30 +347,29 @@ def _panel_kernel(emit: Callable[[_Tile, Any, Any], None], size: int, pairs: boo
             x_at = builder.inttoptr(x_, (_I32 if pairs else _FLOAT).as_pointer())
             bias_at, out_at = (builder.inttoptr(at, _FLOAT.as_pointer()) for at in (bias_, out_))
             panel_at = builder.inttoptr(panel_, _I32.as_pointer())
-            steps = builder.lshr(builder.add(depth_, _I64(1)), _I64(1)) if pairs else depth_
+            steps = builder.udiv(builder.add(depth_, _I64(inputs - 1)), _I64(inputs))
 
             def tile(count: int, row: Any, ahead: Any, pace: Any) -> None:
                 fetched = builder.gep(builder.bitcast(panel_at, _I8.as_pointer()), [ahead])
                 x_tile = builder.gep(x_at, [builder.mul(row, x_stride_)])
-                sums = _Tile(builder, count, x_tile, x_stride_, bias_at, (fetched, pace))
+                out_tile = builder.gep(out_at, [builder.mul(row, stride_)])
+                lines = -(-size // (2 * _LINE))
+                sums = _Tile(builder, count, x_tile, x_stride_, out_tile, stride_, (fetched, pace, lines))
+                sums.fill(_two(builder, bias_at, _I64(0), _VEC))
                 emit(sums, panel_at, depth_)
-                for number, slots in enumerate(sums.sums):
-                    for half, slot in enumerate(slots):
-                        at = builder.add(builder.mul(stride_, builder.add(row, _I64(number))), _I64(half * LANES))
-                        target = builder.bitcast(builder.gep(out_at, [at]), _VEC.as_pointer())
-                        builder.store(builder.load(slot), target).align = 4
+                sums.put()
 
             # As few tiles as possible, of sizes that differ by one at most: first the larger ones.
-            tiles = builder.udiv(builder.add(rows_, _I64(_TILE_ROWS - 1)), _I64(_TILE_ROWS))
+            tiles = builder.udiv(builder.add(rows_, _I64(most_rows - 1)), _I64(most_rows))
             with builder.if_then(builder.icmp_signed(">", tiles, _I64(0))):
                 small = builder.udiv(rows_, tiles)
                 larger = builder.urem(rows_, tiles)
                 pace = builder.udiv(_I64(size), tiles)
                 alone = builder.icmp_signed("==", tiles, _I64(1))
                 whole = builder.mul(steps, _I64(size))
-                ahead = builder.select(alone, _I64((_AHEAD // 2 if pairs else _AHEAD) * size), whole)
+                ahead = builder.select(alone, _I64(_AHEAD // inputs * size), whole)
                 share = builder.mul(steps, pace)
-                for rows_of_tile in range(1, _TILE_ROWS + 1):
+                for rows_of_tile in range(1, most_rows + 1):
                     for before, offset, count in (
                         (_I64(0), 1, larger),
                         (larger, 0, builder.sub(tiles, larger)),
@@ -296,7 +389,8 @@ def _panel_kernel(emit: Callable[[_Tile, Any, Any], None], size: int, pairs: boo
 _float_panel = _panel_kernel(_float_sums, 4 * PANEL)
 _bfloat_panel = _panel_kernel(_bfloat_sums, 4 * LANES)
 _int8_panel = _panel_kernel(_int8_sums, 4 * GROUP_WORDS // GROUP)
-_dot_panel = _panel_kernel(_dot_sums, 4 * PANEL, pairs=True) if _has_dot() else _bfloat_panel
+_int4_panel = _panel_kernel(_int4_sums, 4 * INT4_WORDS * NIBBLES // GROUP, inputs=NIBBLES, most_rows=_INT4_TILE_ROWS)
+_dot_panel = _panel_kernel(_dot_sums, 4 * PANEL, inputs=2, pairs=True) if _has_dot() else _bfloat_panel
 
 
 def _as_bfloat(builder: Any, value: Any) -> Any:
@@ -344,27 +438,48 @@ def _pair_thirty_two(typingctx: Any, source: Any, target: Any) -> Any:
     return types.void(types.intp, types.intp), generate
 
 
-def _widened(pairs: bool) -> Any:
-    """A group of a panel of int8 weights → the same as it is in ``PAIRS``, or in ``FLOAT`` rounded to bfloat16.
+def _two_int8(builder: Any, group: Any, number: Any) -> Sequence[tuple[Any, Any]]:
+    """Weights of the ``number``-th two inputs of a panel's group."""
+    scales = _scales(builder, group, _I64(0))
+    at = builder.add(_I64(2 * PANEL // 4), builder.mul(number, _I64(2 * PANEL // 4)))
+    return [_int8_weights(builder, group, builder.add(at, _I64(n * PANEL // 4)), scales) for n in range(2)]
+
+
+def _eight_int4(builder: Any, group: Any, number: Any) -> Sequence[tuple[Any, Any]]:
+    """Weights of the ``number``-th eight inputs of a panel's group: each rounded to float32 once."""
+    fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_VEC, [_VEC] * 3), "llvm.fma.v16f32")
+    words = _two(builder, group, builder.add(_I64(PANEL), builder.mul(number, _I64(PANEL))), _INTS)
+    scales, minimums = (_scales(builder, group, _I64(at)) for at in (0, LANES))
+
+    def weights(place: int, half: int) -> Any:
+        shifted = builder.lshr(words[half], ir.Constant(_INTS, [4 * place] * LANES))
+        return builder.call(fma, [_int4_numbers(builder, shifted), scales[half], minimums[half]])
+
+    return [(weights(place, 0), weights(place, 1)) for place in range(NIBBLES)]
+
+
+def _widened(some: Callable[[Any, Any, Any], Sequence[tuple[Any, Any]]], inputs: int, pairs: bool) -> Any:
+    """A group of a panel of quantised weights → the same as it is in ``PAIRS``, or in ``FLOAT`` rounded to bfloat16.
 
     Both are addresses.
+
+    Args:
+        some: emits the weights of so many ``inputs`` in a row.
     """
 
     @intrinsic
     def widen(typingctx: Any, group: Any, target: Any) -> Any:
         def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             from_at, to_at = (builder.inttoptr(at, _I32.as_pointer()) for at in args)
-            scales = _scales(builder, from_at, _I64(0))
-            with cgutils.for_range(builder, _I64(GROUP // 2)) as loop:
-                at = builder.add(_I64(2 * PANEL // 4), builder.mul(loop.index, _I64(2 * PANEL // 4)))
-                two = [_int8_weights(builder, from_at, builder.add(at, _I64(n * PANEL // 4)), scales) for n in range(2)]
-                first, second = ([_as_bfloat(builder, value) for value in one] for one in two)
-                to = builder.gep(to_at, [builder.mul(loop.index, _I64(PANEL if pairs else 2 * PANEL))])
-                words = [*first, *second]
+            with cgutils.for_range(builder, _I64(GROUP // inputs)) as loop:
+                words = [[_as_bfloat(builder, value) for value in one] for one in some(builder, from_at, loop.index)]
                 if pairs:
-                    shifted = (builder.lshr(word, _SIXTEEN) for word in second)
-                    words = [builder.or_(*both) for both in zip(first, shifted, strict=True)]
-                for number, word in enumerate(words):
+                    words = [
+                        [builder.or_(one, builder.lshr(other, _SIXTEEN)) for one, other in zip(*both, strict=True)]
+                        for both in zip(words[::2], words[1::2], strict=True)
+                    ]
+                to = builder.gep(to_at, [builder.mul(loop.index, _I64(len(words) * PANEL))])
+                for number, word in enumerate(word for one in words for word in one):
                     place = builder.gep(to, [_I64(number * LANES)])
                     builder.store(word, builder.bitcast(place, _INTS.as_pointer())).align = 4
             return context.get_dummy_value()
@@ -374,7 +489,8 @@ def _widened(pairs: bool) -> Any:
     return widen
 
 
-_widen_to_pairs, _widen_to_floats = _widened(True), _widened(False)
+_int8_to_pairs, _int8_to_floats = (_widened(_two_int8, 2, pairs) for pairs in (True, False))
+_int4_to_pairs, _int4_to_floats = (_widened(_eight_int4, NIBBLES, pairs) for pairs in (True, False))
 
 
 @njit("i8(i8, i8)", cache=True, nogil=True)
@@ -385,6 +501,8 @@ def panel_words(depth: int, form: int) -> int:
         return depth * PANEL
     if form == BFLOAT:
         return depth * LANES
+    if form == INT4:
+        return groups * INT4_WORDS
     return groups * (GROUP_WORDS if form == INT8 else GROUP // 2 * PANEL)
 
 
@@ -410,6 +528,42 @@ def _round_share(thread: int, threads: int, x: Floats, out: Floats) -> None:
                 _pair_thirty_two(here, target + at * 2)
 
 
+@intrinsic
+def _sum_thirty_two(typingctx: Any, source: Any, target: Any) -> Any:
+    """The sum of 32 float32 at an address → another: the first half is added to the second one until one is left."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        from_at, to_at = (builder.inttoptr(at, _FLOAT.as_pointer()) for at in args)
+        low, high = _two(builder, builder.bitcast(from_at, _I32.as_pointer()), _I64(0), _VEC)
+        total, lanes = builder.fadd(low, high), LANES
+        while lanes > 1:
+            lanes //= 2
+            chosen = ir.VectorType(_I32, lanes)
+            parts = [
+                builder.shuffle_vector(total, total, ir.Constant(chosen, list(range(first, first + lanes))))
+                for first in (0, lanes)
+            ]
+            total = builder.fadd(*parts)
+        builder.store(builder.extract_element(total, _I32(0)), to_at)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
+@njit("void(i8, i8, f4[:, ::1], f4[:, ::1])", cache=True, nogil=True)
+def _sum_share(thread: int, threads: int, x: Floats, out: Floats) -> None:
+    """One thread's rows of x [rows, in] into ``out`` [rows, in rounded up to 32 + groups]: as they are, then the sum of
+    each group of 32."""
+    rows, depth = x.shape
+    groups = (depth + GROUP - 1) // GROUP
+    for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+        out[row, :depth] = x[row]
+        out[row, depth : groups * GROUP] = 0.0
+        at = out.ctypes.data + row * out.shape[1] * 4
+        for group in range(groups):
+            _sum_thirty_two(at + group * GROUP * 4, at + (groups * GROUP + group) * 4)
+
+
 @njit("void(i8, i8, f4[:, ::1], i8, u4[::1], i8, i8, f4[::1], f4[:, ::1])", cache=True, nogil=True)
 def _share(
     thread: int,
@@ -427,18 +581,27 @@ def _share(
     panels, words = out.shape[1] // PANEL, panel_words(depth, form)
     inputs = x.ctypes.data
     groups, group_words = (depth + GROUP - 1) // GROUP, GROUP * PANEL // (1 if arithmetic == ROUNDED else 2)
-    wide = np.empty(groups * group_words if arithmetic != FLOAT32 and form == INT8 else 0, np.uint32)
+    is_quantised = form in (INT8, INT4)
+    wide = np.empty(groups * group_words if arithmetic != FLOAT32 and is_quantised else 0, np.uint32)
     for number in range(panels * thread // threads, panels * (thread + 1) // threads):
         panel = weights.ctypes.data + number * words * 4
         column = number * PANEL * 4
         offset, target = bias.ctypes.data + column, out.ctypes.data + column
         if wide.size:
             for group in range(groups):
-                source, to = panel + group * GROUP_WORDS * 4, wide.ctypes.data + group * group_words * 4
-                if arithmetic == ROUNDED:
-                    _widen_to_floats(source, to)
+                to = wide.ctypes.data + group * group_words * 4
+                if form == INT8:
+                    source = panel + group * GROUP_WORDS * 4
+                    if arithmetic == ROUNDED:
+                        _int8_to_floats(source, to)
+                    else:
+                        _int8_to_pairs(source, to)
                 else:
-                    _widen_to_pairs(source, to)
+                    source = panel + group * INT4_WORDS * 4
+                    if arithmetic == ROUNDED:
+                        _int4_to_floats(source, to)
+                    else:
+                        _int4_to_pairs(source, to)
             panel = wide.ctypes.data
         if arithmetic == TILES:
             amx.panel(inputs, rows, stride, depth, panel, offset, target, out.shape[1])
@@ -448,6 +611,8 @@ def _share(
             _float_panel(inputs, rows, stride, depth, panel, offset, target, out.shape[1])
         elif form == BFLOAT:
             _bfloat_panel(inputs, rows, stride, depth, panel, offset, target, out.shape[1])
+        elif form == INT4:
+            _int4_panel(inputs, rows, stride, depth, panel, offset, target, out.shape[1])
         else:
             _int8_panel(inputs, rows, stride, depth, panel, offset, target, out.shape[1])
     if arithmetic == TILES:
@@ -460,8 +625,9 @@ def multiply(x: Floats, weights: Words, form: int, arithmetic: int, bias: Floats
 
     Args:
         x: [rows, in].
-        weights: what ``pack`` or ``int8.pack`` made of the weight [out, in].
-        form: how it is held; ``PAIRS`` or ``INT8`` with ``DOT`` and ``TILES``, all others with the rest.
+        weights: what ``pack``, ``int8.pack`` or ``int4.pack`` made of the weight [out, in].
+        form: how it is held; ``PAIRS``, ``INT8`` or ``INT4`` with ``DOT`` and ``TILES``, all but ``PAIRS`` with the
+            rest.
         arithmetic: ``TILES`` and ``DOT`` only where the processor has them.
         bias: [out rounded up to 32].
         out: [rows, out rounded up to 32].
@@ -476,6 +642,13 @@ def multiply(x: Floats, weights: Words, form: int, arithmetic: int, bias: Floats
             _round_share(0, 1, x, inputs)
         else:
             together(_round_share, threads, (x, inputs))
+    elif form == INT4:
+        groups = (depth + GROUP - 1) // GROUP
+        inputs = np.empty((rows, groups * GROUP + groups), np.float32)
+        if threads == 1 or rows * depth < _ROUND_WORK:
+            _sum_share(0, 1, x, inputs)
+        else:
+            together(_sum_share, threads, (x, inputs))
     if threads == 1 or rows * out.shape[1] * depth < _TEAM_WORK:
         _share(0, 1, inputs, depth, weights, form, arithmetic, bias, out)
     else:

@@ -1,6 +1,6 @@
 """int8 weights: groups of 32 consecutive inputs of an output share a float16 scale.
 
-A matrix [out, in] is first one of *blocks*, [out, groups · 34] bytes, each block a scale and 32 weights: the bytes of
+A matrix [out, in] is first one of *blocks*, [out, groups, 34] bytes, each block a scale and 32 weights: the bytes of
 GGUF's Q8_0, so that a tensor of that kind is blocks already. ``pack`` then puts them in the order of a product.
 """
 
@@ -52,8 +52,8 @@ def _round(weight: Floats, inverse: Floats, blocks: Numbers) -> None:
 
 
 def quantise(weight: Floats) -> Bytes:
-    """Blocks of a weight [out, in]: each scale is the largest of its group / 127, each weight rounds to nearest, halves
-    away from zero. These are the numbers that GGUF's quantiser gives.
+    """Blocks [out, groups, 34] of a weight [out, in]: each scale is the largest of its group / 127, each weight rounds
+    to nearest, halves away from zero. These are the numbers that GGUF's quantiser gives.
 
     Raises:
         ValueError: a weight is infinite or undefined, or larger than float16 scales go.
@@ -69,7 +69,7 @@ def quantise(weight: Floats) -> Bytes:
         raise ValueError(f"a weight is {np.abs(weight).max()}; expected {_MOST:g} at most")
     _round(weight, np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0), blocks)
     blocks[:, :, :2] = stored[:, :, None].view(np.int8)
-    return blocks.view(np.uint8).reshape(rows, -1)
+    return blocks.view(np.uint8)
 
 
 @njit("void(u1[:, :, ::1], u1[:, :, ::1])", cache=True, nogil=True)
@@ -88,14 +88,12 @@ def pack(blocks: Bytes) -> Words:
     """Panels for ``gemm.multiply``.
 
     Args:
-        blocks: [out, groups · 34].
+        blocks: [out, groups, 34].
 
     Returns:
         [panels, groups, ``gemm.GROUP_WORDS``], as uint32: the scales of the panel's 32 outputs, then for each input
         the weights of those outputs.
     """
-    rows = len(blocks)
-    by_block = np.ascontiguousarray(blocks).reshape(rows, -1, BLOCK)
-    packed = np.zeros((-(-rows // PANEL), by_block.shape[1], GROUP_WORDS), np.uint32)
-    _interleave(by_block, packed.view(np.uint8))
+    packed = np.zeros((-(-len(blocks) // PANEL), blocks.shape[1], GROUP_WORDS), np.uint32)
+    _interleave(np.ascontiguousarray(blocks), packed.view(np.uint8))
     return packed

@@ -49,11 +49,17 @@ _WAIT, _WAKE, _EVERYBODY = 128, 129, 1 << 30
 """Private operations of Linux's futex."""
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 
-_allocate = ctypes.CDLL(None).calloc
-_allocate.restype, _allocate.argtypes = ctypes.c_size_t, (ctypes.c_size_t, ctypes.c_size_t)
-_state = _allocate(9, _LINE)  # never freed: helpers look at it until the process has ended
-_aligned = _state + -_state % _LINE
-llvm.add_symbol("dynaspec_team", _aligned)
+
+def _new_state() -> ctypes.c_void_p:
+    """Its address. No plain number, which would count as a constant of the kernels: each process has another one."""
+    allocate = ctypes.CDLL(None).calloc
+    allocate.restype, allocate.argtypes = ctypes.c_size_t, (ctypes.c_size_t, ctypes.c_size_t)
+    address = allocate(9, _LINE)  # never freed: helpers look at it until the process has ended
+    return ctypes.c_void_p(address + -address % _LINE)
+
+
+_state = _new_state()
+llvm.add_symbol("dynaspec_team", _state.value)
 
 
 def _of(address: Any, builder: Any, bits: int = 64) -> Any:
@@ -271,7 +277,7 @@ def _forget() -> None:
     """A process that was forked has no helpers; its caller's are the other one's."""
     global _started, _lock
     _started, _lock = 0, threading.Lock()
-    ctypes.memset(_aligned, 0, 8 * _LINE)
+    ctypes.memset(_state, 0, 8 * _LINE)
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -25,6 +25,7 @@ _SAME = 0.005
 """Goodputs that differ by a smaller share are called the same."""
 _FEWEST_STEPS = 0.05
 """Costs below this many steps are called none."""
+_SWITCHED: Mapping[StepMode, str] = {"plain": "off for now", "speculate": "on"}
 _TOKENS = ("one token", "two", "three")
 
 
@@ -34,7 +35,11 @@ class Decision:
 
     mode: Mode
     headline: str
+    """Whether speculation helps, by how much, and why."""
+    note: str = ""
+    """What to do about it, or the numbers behind it."""
     reasons: tuple[str, ...] = ()
+    """How it is decided, for those who want to know."""
     plain_per_s: float | None = None
     """Tokens/s expected of plain decoding."""
     drafting_per_s: float | None = None
@@ -55,28 +60,39 @@ def explain(snapshot: EngineSnapshot, recent: SpecCounts) -> Decision:
     """
     if snapshot.policy == "none":
         how = "To draft, start the server with --draft-model or --speculative-config."
-        return Decision(mode="off", headline="No drafter: the target writes every token itself.", reasons=(how,))
+        return Decision(mode="off", headline="Speculation is off, because there is no drafter.", note=how)
     if snapshot.proposers and not any(snapshot.proposers.values()):
         why = "Requests go on as plain decoding. The server's log names the error; a restart switches the drafter on."
-        return Decision(mode="off", headline="Drafting is off: the drafter failed too often.", reasons=(why,))
+        return Decision(mode="off", headline="Speculation is off, because the drafter failed too often.", note=why)
+    estimates = read_estimates(snapshot.estimates)
     if not (snapshot.running or snapshot.waiting or recent.steps):
         how = "Send a prompt below, or point a client at this server's /v1."
-        return Decision(mode="idle", headline="Idle: no request is being decoded.", reasons=(how,))
+        return Decision(mode="idle", headline=_idle(estimates, snapshot.counts), note=how)
     measured = snapshot.steps.recent_goodput
-    estimates = read_estimates(snapshot.estimates)
     if estimates.mode is None:
         return _counted(snapshot, recent, measured)
-    return _compared(estimates, estimates.mode, measured)
+    return _compared(estimates, estimates.mode, recent, measured)
+
+
+def _idle(estimates: Estimates, total: SpecCounts) -> str:
+    """What the last requests have shown."""
+    idle = "No request is being decoded."
+    if estimates.speedup is not None and estimates.mode == "speculate":
+        return f"{idle} With the last ones, speculation made decoding {_times(estimates.speedup)}."
+    if total.mean_acceptance_length is not None:
+        return f"{idle} So far a step with a draft has given {total.mean_acceptance_length:.1f} tokens instead of one."
+    return idle
 
 
 # --- auto, which compares drafting with plain decoding ---
 
 
-def _compared(estimates: Estimates, mode: StepMode, measured: float | None) -> Decision:
+def _compared(estimates: Estimates, mode: StepMode, recent: SpecCounts, measured: float | None) -> Decision:
     price_s = estimates.token_price_s
     return Decision(
         mode=_MODES[mode],
-        headline=_headline(estimates, mode),
+        headline=_headline(estimates, mode, recent),
+        note=_numbers(estimates, mode),
         reasons=tuple(_reasons(estimates, mode)),
         plain_per_s=estimates.plain_goodput,
         drafting_per_s=estimates.draft_goodput or None,
@@ -86,35 +102,56 @@ def _compared(estimates: Estimates, mode: StepMode, measured: float | None) -> D
     )
 
 
-def _headline(estimates: Estimates, mode: StepMode) -> str:
-    if mode == "probe_plain":
-        return "Probing plain decoding: is drafting still faster?"
-    if mode == "probe_draft":
-        return "Probing drafting: is it faster by now?"
-    if mode == "plain" and estimates.draft_goodput == 0.0:
-        return "Plain decoding: nothing can be drafted."
-    faster = _faster(estimates)
-    if faster is None:
-        if mode == "plain":
-            return "Plain decoding: what drafting would bring is not known yet."
-        return "Drafting, while the first steps show what it brings."
-    if _against(estimates, mode):
-        return f"{'Plain decoding' if mode == 'plain' else 'Drafting'} for now. {faster}"
-    return faster
-
-
-def _faster(estimates: Estimates) -> str | None:
-    """Which of the two is expected to be faster, and by how much; None where one of them is not known."""
+def _headline(estimates: Estimates, mode: StepMode, recent: SpecCounts) -> str:
     plain, drafting, speedup = estimates.plain_goodput, estimates.draft_goodput, estimates.speedup
+    if mode == "probe_plain":
+        return f"Speculation is on; a few steps without it show whether it still pays. {_so_far(speedup)}".rstrip()
+    if mode == "probe_draft":
+        return f"Speculation is off; a few steps with it show whether it pays by now. {_so_far(speedup)}".rstrip()
+    if mode == "plain" and drafting == 0.0:
+        return "Speculation is off for now, because the drafter finds nothing to propose."
     if plain is None or drafting is None or speedup is None:
-        return None
+        if mode == "plain":
+            return "Speculation is off for now, because what it would bring is not known yet."
+        return "Speculation is on, and the first steps are to show what it brings."
     if abs(speedup - 1.0) < _SAME:
-        return f"Drafting and plain decoding are expected to be equally fast: {_rate(plain)}."
-    if speedup > 1.0:
-        lead = f"Drafting is expected to be {_lead(drafting / plain)} plain decoding"
-        return f"{lead}: {_rate(drafting)} against {_digits(plain)}."
-    lead = f"Plain decoding is expected to be {_lead(plain / drafting)} drafting"
-    return f"{lead}: {_rate(plain)} against {_digits(drafting)}."
+        return f"Speculation is {_SWITCHED[mode]}, and makes no difference: {_rate(plain)} with it and without."
+    if mode == "plain":
+        if speedup < 1.0:
+            return f"Speculation is off for now, because decoding would be {_slower(speedup)} with it."
+        return (
+            f"Speculation is off for now. It seems to make decoding {_times(speedup)}, and starts once that is certain."
+        )
+    if speedup < 1.0:
+        return f"Speculation is on. It seems to make decoding {_slower(speedup)}, and stops once that is certain."
+    return f"Speculation makes decoding {_times(speedup)}{_why_faster(speedup, recent)}."
+
+
+def _numbers(estimates: Estimates, mode: StepMode) -> str:
+    """What is expected of both modes, and where drafts do not pay how often they would be accepted."""
+    said, plain, drafting = [], estimates.plain_goodput, estimates.draft_goodput
+    if plain and drafting:
+        said.append(f"Expected: {_rate(drafting)} with drafts, {_digits(plain)} without.")
+    first = [share for one in estimates.proposers.values() for share in one.acceptance[:1] if share is not None]
+    if mode == "plain" and first:
+        said.append(f"The first token of a draft would be accepted in {_percent(max(first))} of the cases.")
+    return " ".join(said)
+
+
+def _so_far(speedup: float | None) -> str:
+    if speedup is None:
+        return ""
+    if abs(speedup - 1.0) < _SAME:
+        return "So far it makes no difference."
+    return f"So far it is {_times(speedup) if speedup > 1.0 else _slower(speedup)}."
+
+
+def _why_faster(speedup: float, recent: SpecCounts) -> str:
+    """What a step gives and costs; nothing where the last seconds do not show it, as they were partly plain."""
+    tokens = recent.tokens_per_request_step
+    if tokens is None or tokens <= speedup:
+        return ""
+    return f": {tokens:.1f} tokens a step instead of one, and a step takes {_quantity(tokens / speedup)} times as long"
 
 
 def _against(estimates: Estimates, mode: StepMode) -> bool:
@@ -126,10 +163,8 @@ def _against(estimates: Estimates, mode: StepMode) -> bool:
 
 
 def _reasons(estimates: Estimates, mode: StepMode) -> list[str]:
-    said = []
-    if mode in ("probe_plain", "probe_draft"):
-        said.append(_faster(estimates))
-    elif _against(estimates, mode) and estimates.change_steps is not None:
+    said: list[str | None] = []
+    if _against(estimates, mode) and estimates.change_steps is not None:
         cost = _steps(estimates.change_steps)
         said.append(f"Changing over costs about {cost}: it waits until the advantage is confirmed and large enough.")
     said.append(_step(estimates))
@@ -209,9 +244,8 @@ def _last_probe(probe: Probe) -> str:
 
 def _counted(snapshot: EngineSnapshot, recent: SpecCounts, measured: float | None) -> Decision:
     if not recent.drafts:
-        return Decision(
-            mode="plain", headline=f"The policy “{snapshot.policy}” drafts nothing now.", measured_per_s=measured
-        )
+        headline = f"Speculation is off for now: the policy “{snapshot.policy}” drafts nothing."
+        return Decision(mode="plain", headline=headline, measured_per_s=measured)
     drafted, accepted = recent.draft_tokens / recent.drafts, recent.accepted / recent.drafts
     acceptance = chance(snapshot.estimates.get("acceptance"))
     threshold = chance(snapshot.estimates.get("draft_confidence_threshold"))
@@ -220,10 +254,13 @@ def _counted(snapshot: EngineSnapshot, recent: SpecCounts, measured: float | Non
         said.append(f"It expects {_percent(acceptance)} of the draft tokens to be accepted.")
     if threshold:
         said.append(f"A draft ends where the drafter's confidence falls below {threshold:.2f}.")
-    said.append("Only the policy “auto” compares drafting with plain decoding.")
     return Decision(
         mode="speculating",
-        headline=f"The policy “{snapshot.policy}” drafts {drafted:.1f} tokens at a time; {accepted:.1f} are accepted.",
+        headline=(
+            f"Speculation gives {recent.mean_acceptance_length:.1f} tokens a step instead of one: the policy "
+            f"“{snapshot.policy}” drafts {drafted:.1f} tokens at a time, and {accepted:.1f} are accepted."
+        ),
+        note="Whether that is faster than plain decoding, only the policy “auto” measures.",
         reasons=tuple(said),
         measured_per_s=measured,
     )
@@ -232,9 +269,16 @@ def _counted(snapshot: EngineSnapshot, recent: SpecCounts, measured: float | Non
 # --- numbers as they are written; a line must not end before a unit ---
 
 
-def _lead(ratio: float) -> str:
-    """Of the faster one over the other: ``76 % faster than``, ``2.8 times as fast as``."""
-    return f"{ratio:,.1f} times as fast as" if ratio >= 2.0 else f"{_percent(ratio - 1.0)} faster than"
+def _times(ratio: float) -> str:
+    return f"{_quantity(ratio)} times as fast"
+
+
+def _slower(ratio: float) -> str:
+    return f"{_percent(1.0 - ratio)} slower"
+
+
+def _quantity(ratio: float) -> str:
+    return f"{ratio:,.{1 if ratio >= 10.0 else 2}f}"
 
 
 def _rate(tokens_per_s: float) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from dynaspec.control import SpeculativeConfig, build_controller
 from dynaspec.hosts.vllm.driver import limits_for
 from dynaspec.hosts.vllm.gauges import Gauges
 from dynaspec.hosts.vllm.pilot import Pilot, build_pilot
-from dynaspec.hosts.vllm.report import FIELD, Report, put, take
+from dynaspec.hosts.vllm.report import Report, ReportFile
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.decision_log import read_calls, read_header
@@ -43,7 +44,7 @@ class Failing:
 class Engine:
     """vLLM's events around a pilot, for one request whose drafts are all accepted."""
 
-    def __init__(self, call: str | None = None) -> None:
+    def __init__(self, folder: Path, call: str | None = None) -> None:
         settings = Settings.read({"policy": "constant"}, NGRAM, {})
         controller: Any = build_controller(
             settings.config, limits_for(settings.drafter, settings.menu, asynchronous=False)
@@ -51,10 +52,20 @@ class Engine:
         if call is not None:
             controller = Failing(call, controller)
         self.now = 0.0
-        self.pilot = Pilot(settings, controller, None, max_model_len=100, drafter_len=90, clock=self.clock)
+        self.pilot = Pilot(
+            settings,
+            controller,
+            None,
+            reports=ReportFile(folder / "own" / "report.json"),
+            max_model_len=100,
+            drafter_len=90,
+            clock=self.clock,
+        )
         self.request = request(num_computed_tokens=10, num_tokens=11, num_output_tokens=1, spec_token_ids=[])
         self.kept: list[int] = []
-        self.stats: list[Any] = []
+        self.reader = ReportFile(folder / "own" / "report.json")
+        """The server's end."""
+        self.reports: list[Report | None] = []
 
     def clock(self) -> float:
         self.now += 0.01
@@ -77,10 +88,9 @@ class Engine:
         sampled = self.pilot.sampled(output, ran)
         r.num_tokens += 1 + drafts
         r.num_output_tokens += 1 + drafts
-        stats = SimpleNamespace(**{FIELD: {}})
         out = SimpleNamespace(request_id="a", new_token_ids=[1] * (1 + drafts))
-        self.pilot.commit(output, sampled, {0: SimpleNamespace(outputs=[out], scheduler_stats=stats)}, running=1)
-        self.stats.append(stats)
+        self.pilot.commit(output, sampled, {0: SimpleNamespace(outputs=[out], scheduler_stats=object())}, running=1)
+        self.reports.append(self.reader.read())
         k = self.pilot.longest if step is None else step.k
         (self.kept,) = self.pilot.keep(["a"], [[7] * k])
         r.spec_token_ids = self.kept
@@ -88,15 +98,15 @@ class Engine:
         return None if step is None else step.k
 
 
-def test_steps_are_decided_on() -> None:
-    engine = Engine()
+def test_steps_are_decided_on(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
     assert [engine.step() for _ in range(3)] == [4, 4, 4]
     assert engine.kept == [7] * 4
 
 
 @pytest.mark.parametrize("call", ["plan", "trim", "observe", "forget"])
-def test_after_a_fault_vllm_goes_on_alone(call: str, caplog: pytest.LogCaptureFixture) -> None:
-    engine = Engine(call)
+def test_after_a_fault_vllm_goes_on_alone(tmp_path: Path, call: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(tmp_path, call)
     finished = ("b",) if call == "forget" else ()
     decided = [engine.step(finished) for _ in range(6)]
     assert not engine.pilot.deciding
@@ -110,9 +120,9 @@ def test_after_a_fault_vllm_goes_on_alone(call: str, caplog: pytest.LogCaptureFi
 
 
 def test_numbers_that_cannot_be_told_cost_nothing_else(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine()
+    engine = Engine(tmp_path)
     monkeypatch.setattr(engine.pilot._driver, "stats", None)
     assert engine.step() == 4
     engine.now += 10.0
@@ -120,48 +130,64 @@ def test_numbers_that_cannot_be_told_cost_nothing_else(
     assert any("metrics have failed" in record.getMessage() for record in caplog.records)
 
 
-def test_a_wish_is_honoured_and_one_that_cannot_be_understood_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    engine = Engine()
+def test_a_wish_is_honoured_and_one_that_cannot_be_understood_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(tmp_path)
     engine.request.sampling_params.extra_args = {"dynaspec": {"num_speculative_tokens": 2}}
     assert [engine.step() for _ in range(2)] == [2, 2]
-    engine = Engine()
+    engine = Engine(tmp_path)
     engine.request.sampling_params.extra_args = {"dynaspec": {"num_speculative_tokens": "many"}}
     assert [engine.step() for _ in range(3)] == [4, 4, 4]
     assert len(caplog.records) == 1
 
 
-def test_close_to_the_drafter_s_end_nothing_is_drafted() -> None:
-    engine = Engine()
+def test_close_to_the_drafter_s_end_nothing_is_drafted(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
     engine.request.num_computed_tokens, engine.request.num_tokens = 90, 91
     assert engine.step() == 0
     assert engine.kept == []
 
 
-def test_reports_travel_in_vllm_s_stats_now_and_then() -> None:
-    engine = Engine()
+def test_reports_are_written_now_and_then(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
     for _ in range(40):
         engine.request.max_tokens = 1000
         engine.request.num_prompt_tokens = engine.request.num_computed_tokens = 10
         engine.request.num_tokens, engine.request.num_output_tokens = 11, 1
         engine.step()
-    reports = [report for report in map(take, engine.stats) if report is not None]
+    reports = [report for report in engine.reports if report is not None]
     assert 2 <= len(reports) < 20
     assert reports[-1].policy == "constant"
     assert reports[-1].k == 4
     assert reports[-1].counts.accepted > reports[0].counts.accepted
-    assert all(getattr(stats, FIELD) == {} for stats in engine.stats)
+    engine.pilot.close()
+    assert list((tmp_path / "own").iterdir()) == []
 
 
-def test_vllm_reads_nothing_of_a_report() -> None:
-    stats = SimpleNamespace(**{FIELD: {"in_progress": 2}})
+def test_each_report_is_read_once(tmp_path: Path) -> None:
+    writer, reader = (ReportFile(tmp_path / "own" / "report.json") for _ in range(2))
+    assert reader.read() is None
     report = Report(policy="auto", longest=5, k=3, deciding=True, running=1, goodput=12.5, counts=SpecCounts(drafts=4))
-    put(report, stats)
-    assert sum(getattr(stats, FIELD).values()) == 2
-    assert json.loads(json.dumps(getattr(stats, FIELD))) == getattr(stats, FIELD)
-    assert take(stats) == report
-    assert getattr(stats, FIELD) == {"in_progress": 2}
-    assert take(stats) is None
-    assert take(SimpleNamespace()) is None
+    writer.write(report)
+    assert reader.read() == report
+    assert reader.read() is None
+    writer.write(replace(report, k=2))
+    assert reader.read() == replace(report, k=2)
+    writer.remove()
+    writer.remove()
+    assert reader.read() is None
+
+
+def test_engine_and_server_find_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    report = Report(policy="auto", longest=5, k=3, deciding=True, running=1, goodput=None)
+    ReportFile.of_engine(SimpleNamespace(instance_id="ab1_dp1"), 1).write(report)
+    server = SimpleNamespace(instance_id="ab1")
+    assert ReportFile.of_engine(server, 1).read() == report
+    assert ReportFile.of_engine(server, 0).read() is None
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o077 == 0
 
 
 def test_metrics_are_named_as_the_embedded_engine_s() -> None:
@@ -208,14 +234,15 @@ def test_ranks_that_draft_alike_are_announced_once(tmp_path: Path, caplog: pytes
     ]
 
 
-def test_a_decision_log_replays_to_the_same_decisions(tmp_path: Path) -> None:
+def test_a_decision_log_replays_to_the_same_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     path = tmp_path / "decisions.jsonl"
     settings = Settings.read({"decision_log": str(path)}, NGRAM, {})
     vllm_config = config(method="ngram", model=None, prompt_lookup_min=1, prompt_lookup_max=3, draft_model_config=None)
     vllm_config.parallel_config.data_parallel_size = 1
     vllm_config.scheduler_config.async_scheduling = False
     vllm_config.additional_config = {"dynaspec": {"decision_log": str(path)}}
-    engine = Engine()
+    engine = Engine(tmp_path)
     engine.pilot = build_pilot(vllm_config, engine.clock)
     engine.request.max_tokens = 60
     for _ in range(30):

@@ -152,6 +152,7 @@ def config(**spec: Any) -> SimpleNamespace:
         model_config=SimpleNamespace(model="target", max_model_len=256),
         scheduler_config=SimpleNamespace(async_scheduling=True),
         use_v2_model_runner=False,
+        instance_id="ab1",
         device_config=SimpleNamespace(device_type="cuda"),
     )
 

@@ -19,7 +19,7 @@ from dynaspec.model.loader import load_model
 from dynaspec.model.packed import PackedLinear
 from support.decoder_heads import LAYOUTS, Layout, random_tensors, reference, write
 from support.head_passes import logits_of, states_of
-from support.int8 import rounded
+from support.quantised import rounded
 from unit.model import tiny
 
 TEXT = np.random.default_rng(0).integers(3, 50, 37).tolist()

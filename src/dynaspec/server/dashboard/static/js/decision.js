@@ -1,23 +1,26 @@
-// What the controller does and why: the server's sentences, and its drafters.
+// Whether speculation helps and how that is decided: the server's sentences, and its drafters.
 
 import { byId, el, setText } from "./dom.js";
 import * as format from "./format.js";
 
 const POSITIONS = 4;
 
-export function drawDecision(now) {
-  setText(byId("decision-policy"), now.policy === "none" ? "the engine" : now.policy);
-  setText(byId("headline"), now.decision.headline);
-  byId("headline").dataset.mode = now.decision.mode;
-  const reasons = byId("reasons");
-  if (reasons.dataset.shown === now.decision.reasons.join("\n")) return;
-  reasons.dataset.shown = now.decision.reasons.join("\n");
-  reasons.replaceChildren(...now.decision.reasons.map((reason) => el("li", {}, reason)));
+/** What explains the first sentence stands open where there is room for it. */
+export function openDetails() {
+  byId("how").open = window.matchMedia("(min-width: 900px)").matches;
 }
 
-export function drawDrafters(drafters) {
+export function drawDecision({ decision, drafters }) {
+  setText(byId("headline"), decision.headline);
+  byId("headline").dataset.mode = decision.mode;
+  setText(byId("note"), decision.note);
+  byId("how").hidden = decision.reasons.length + drafters.length === 0;
   byId("drafters-box").hidden = drafters.length === 0;
   byId("drafters").replaceChildren(...drafters.map(row));
+  const reasons = byId("reasons");
+  if (reasons.dataset.shown === decision.reasons.join("\n")) return;
+  reasons.dataset.shown = decision.reasons.join("\n");
+  reasons.replaceChildren(...decision.reasons.map((reason) => el("li", {}, reason)));
 }
 
 function row({ name, on, acceptance, cost }) {

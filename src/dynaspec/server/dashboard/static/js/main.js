@@ -1,7 +1,7 @@
 // Ties the parts together: what the feed brings goes to all of them.
 
 import { Charts } from "./charts.js";
-import { drawDecision, drawDrafters } from "./decision.js";
+import { drawDecision, openDetails } from "./decision.js";
 import { byId, setText } from "./dom.js";
 import { Feed } from "./feed.js";
 import * as format from "./format.js";
@@ -17,6 +17,7 @@ const tiles = new Tiles(byId("tiles"));
 let now = null;
 let arrived = 0;
 
+openDetails();
 initTheme(byId("theme"), () => charts.recolour());
 const charts = new Charts(byId("chart-goodput"), byId("charts"));
 initPlayground(() => now?.model);
@@ -52,7 +53,6 @@ function draw() {
   }
   setText(byId("policy"), now.policy === "none" ? "none (no drafter)" : now.policy);
   drawDecision(now);
-  drawDrafters(now.drafters);
   tiles.draw((name) => history.latest(name), now);
   charts.positions.draw(now.minute.positions);
   drawRequests(now);
