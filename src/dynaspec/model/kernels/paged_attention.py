@@ -32,10 +32,8 @@ Int64 = npt.NDArray[np.int64]
 
 TILE = 4
 """Query vectors worked on at a time."""
-KEYS = 128
-"""Keys of a block."""
-PAGES = 4
-"""Pages whose keys are worked on at a time; vectors of a head's dimensions, too."""
+KEYS = 256
+"""Keys of a block: few enough to stay in the core's cache, many enough that merging costs nothing."""
 NOTHING = -3e38
 """Peak of a result over no keys."""
 
@@ -77,52 +75,62 @@ def move_kv(k_cache: Floats, v_cache: Floats, source: Int64, target: Int64) -> N
 
 
 @njit(cache=True, nogil=True)
-def _scores(
-    queries: Floats, vector: int, k_cache: Floats, head: int, table: Int32, first: int, end: int, scores: Floats
-) -> None:
-    """Dot products of the queries ``vector`` … ``vector`` + 3 with all keys of the pages first … end − 1.
-
-    ``scores`` [TILE, …] begins with the block's first key. Four pages at a time: sixteen sums that do not wait for
-    each other.
-    """
-    heads, head_dim = k_cache.shape[1], k_cache.shape[2]
-    width, page_size = scores.shape[1], head_dim * LANES
-    start = first * LANES // KEYS * KEYS
-    for page in range(first, end, PAGES):
-        page1, page2, page3 = min(page + 1, end - 1), min(page + 2, end - 1), min(page + 3, end - 1)
-        k0, k1 = (table[page] * heads + head) * page_size, (table[page1] * heads + head) * page_size
-        k2, k3 = (table[page2] * heads + head) * page_size, (table[page3] * heads + head) * page_size
-        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = const(0.0)
-        c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = const(0.0)
-        for i in range(head_dim):
-            at = i * LANES
-            key0, key1, key2, key3 = (
-                load(k_cache, k0 + at),
-                load(k_cache, k1 + at),
-                load(k_cache, k2 + at),
-                load(k_cache, k3 + at),
-            )
-            query = splat(queries[vector, i])
-            a0, a1, a2, a3 = fma(query, key0, a0), fma(query, key1, a1), fma(query, key2, a2), fma(query, key3, a3)
-            query = splat(queries[vector + 1, i])
-            b0, b1, b2, b3 = fma(query, key0, b0), fma(query, key1, b1), fma(query, key2, b2), fma(query, key3, b3)
-            query = splat(queries[vector + 2, i])
-            c0, c1, c2, c3 = fma(query, key0, c0), fma(query, key1, c1), fma(query, key2, c2), fma(query, key3, c3)
-            query = splat(queries[vector + 3, i])
-            d0, d1, d2, d3 = fma(query, key0, d0), fma(query, key1, d1), fma(query, key2, d2), fma(query, key3, d3)
-        at = page * LANES - start, page1 * LANES - start, page2 * LANES - start, page3 * LANES - start
-        _store4(scores, 0, at, (a0, a1, a2, a3))
-        _store4(scores, width, at, (b0, b1, b2, b3))
-        _store4(scores, 2 * width, at, (c0, c1, c2, c3))
-        _store4(scores, 3 * width, at, (d0, d1, d2, d3))
+def blocks_of(keys: int) -> int:
+    """Blocks that so many keys lie in."""
+    return (keys + KEYS - 1) // KEYS
 
 
 @njit(cache=True, nogil=True)
-def _store4(out: Floats, base: int, at: Any, vectors: Any) -> None:
-    store(out, base + at[0], vectors[0])
-    store(out, base + at[1], vectors[1])
-    store(out, base + at[2], vectors[2])
-    store(out, base + at[3], vectors[3])
+def _scores(
+    queries: Floats,
+    vector: int,
+    k_cache: Floats,
+    head: int,
+    table: Int32,
+    start: int,
+    first: int,
+    end: int,
+    cold: bool,
+    last: int,
+    scores: Floats,
+) -> None:
+    """Dot products of the queries ``vector`` … ``vector`` + 3 with all keys of the pages first … end − 1.
+
+    ``scores`` [TILE, …] begins with key ``start``. Two pages at a time: eight sums that do not wait for each other.
+    While ``cold``, the pages after these, up to ``last``, are brought into the cache.
+    """
+    heads, head_dim = k_cache.shape[1], k_cache.shape[2]
+    width, size = scores.shape[1], head_dim * LANES
+    for page in range(first, end, 2):
+        after, soon, soon_after = min(page + 1, end - 1), min(page + 2, last), min(page + 3, last)
+        k0, k1 = (table[page] * heads + head) * size, (table[after] * heads + head) * size
+        n0, n1 = (table[soon] * heads + head) * size, (table[soon_after] * heads + head) * size
+        a0 = a1 = b0 = b1 = c0 = c1 = d0 = d1 = const(0.0)
+        for at in range(0, size, LANES):
+            if cold:
+                fetch(k_cache, n0 + at)
+                fetch(k_cache, n1 + at)
+            i = at // LANES
+            key0, key1 = load(k_cache, k0 + at), load(k_cache, k1 + at)
+            query = splat(queries[vector, i])
+            a0, a1 = fma(query, key0, a0), fma(query, key1, a1)
+            query = splat(queries[vector + 1, i])
+            b0, b1 = fma(query, key0, b0), fma(query, key1, b1)
+            query = splat(queries[vector + 2, i])
+            c0, c1 = fma(query, key0, c0), fma(query, key1, c1)
+            query = splat(queries[vector + 3, i])
+            d0, d1 = fma(query, key0, d0), fma(query, key1, d1)
+        _store4(scores, page * LANES - start, width, (a0, b0, c0, d0))
+        _store4(scores, after * LANES - start, width, (a1, b1, c1, d1))
+
+
+@njit(cache=True, nogil=True)
+def _store4(out: Floats, at: int, stride: int, vectors: Any) -> None:
+    """Writes four vectors, ``stride`` apart."""
+    store(out, at, vectors[0])
+    store(out, at + stride, vectors[1])
+    store(out, at + 2 * stride, vectors[2])
+    store(out, at + 3 * stride, vectors[3])
 
 
 @njit(cache=True, nogil=True)
@@ -212,16 +220,33 @@ def _weighted(
 
 @njit(cache=True, nogil=True)
 def _weighted_tile(
-    totals: Any, weights: Floats, start: int, low: int, high: int, v_cache: Floats, table: Int32, at: Any
+    totals: Any,
+    weights: Floats,
+    start: int,
+    low: int,
+    high: int,
+    v_cache: Floats,
+    table: Int32,
+    at: Any,
+    cold: bool,
+    last: int,
 ) -> Any:
-    """The same for all four queries at once, over keys that all of them see."""
+    """The same for all four queries at once, over keys that all of them see.
+
+    While ``cold``, the page after each, up to ``last``, is brought into the cache.
+    """
     (a0, a1, a2, a3), (b0, b1, b2, b3), (c0, c1, c2, c3), (d0, d1, d2, d3) = totals
     width = v_cache.shape[3]
     page_size = v_cache.shape[1] * LANES * width
     for page in range(low // LANES, (high + LANES - 1) // LANES):
-        base = table[page] * page_size
+        base, base_after = table[page] * page_size, table[min(page + 1, last)] * page_size
         for number in range(max(low, page * LANES), min(high, (page + 1) * LANES)):
-            row = base + number % LANES * width
+            row, after = base + number % LANES * width, base_after + number % LANES * width
+            if cold:
+                fetch(v_cache, after + at[0])
+                fetch(v_cache, after + at[1])
+                fetch(v_cache, after + at[2])
+                fetch(v_cache, after + at[3])
             v0, v1 = load(v_cache, row + at[0]), load(v_cache, row + at[1])
             v2, v3 = load(v_cache, row + at[2]), load(v_cache, row + at[3])
             weight = splat(weights[0, number - start])
@@ -247,6 +272,8 @@ def _values(
     keys: Int32,
     lines: Int64,
     context: int,
+    cold: bool,
+    last: int,
     results: Floats,
 ) -> None:
     """Σ weight · value for the tile's queries, into the beginning of each of ``results`` [TILE, …].
@@ -258,7 +285,7 @@ def _values(
     width, stride = v_cache.shape[3], results.shape[1]
     k0, k1, k2, k3 = keys[lines[0]], keys[lines[1]], keys[lines[2]], keys[lines[3]]
     zero = const(0.0), const(0.0), const(0.0), const(0.0)
-    for lane in range(0, width, PAGES * LANES):
+    for lane in range(0, width, 4 * LANES):
         # A head may end within the four vectors: its last vector is then computed more than once.
         l0, l1, l2, l3 = (
             lane,
@@ -272,16 +299,15 @@ def _values(
         o1 = _weighted(zero, weights, 1, start, lows[1], min(begin, highs[1]), v_cache, table, at, k1, context)
         o2 = _weighted(zero, weights, 2, start, lows[2], min(begin, highs[2]), v_cache, table, at, k2, context)
         o3 = _weighted(zero, weights, 3, start, lows[3], min(begin, highs[3]), v_cache, table, at, k3, context)
-        o0, o1, o2, o3 = _weighted_tile((o0, o1, o2, o3), weights, start, begin, end, v_cache, table, at)
+        o0, o1, o2, o3 = _weighted_tile((o0, o1, o2, o3), weights, start, begin, end, v_cache, table, at, cold, last)
         o0 = _weighted(o0, weights, 0, start, max(end, lows[0]), highs[0], v_cache, table, at, k0, context)
         o1 = _weighted(o1, weights, 1, start, max(end, lows[1]), highs[1], v_cache, table, at, k1, context)
         o2 = _weighted(o2, weights, 2, start, max(end, lows[2]), highs[2], v_cache, table, at, k2, context)
         o3 = _weighted(o3, weights, 3, start, max(end, lows[3]), highs[3], v_cache, table, at, k3, context)
-        to = l0, l1, l2, l3
-        _store4(results, 0, to, o0)
-        _store4(results, stride, to, o1)
-        _store4(results, 2 * stride, to, o2)
-        _store4(results, 3 * stride, to, o3)
+        _store4(results, l0, stride, (o0[0], o1[0], o2[0], o3[0]))
+        _store4(results, l1, stride, (o0[1], o1[1], o2[1], o3[1]))
+        _store4(results, l2, stride, (o0[2], o1[2], o2[2], o3[2]))
+        _store4(results, l3, stride, (o0[3], o1[3], o2[3], o3[3]))
 
 
 @njit(cache=True, nogil=True)
@@ -290,14 +316,12 @@ def _merge(whole: Floats, to: int, part: Floats, at: int, width: int) -> None:
 
     A result is Σ weight · value [width], Σ weight in 16 lanes, and the peak that the weights are relative to.
     """
-    before, peak = whole[to + width + LANES], part[at + width + LANES]
-    if peak > before:
-        keep, add = exp(splat(before - peak)), const(1.0)
-        store(whole, to + width + LANES, splat(peak))
-    else:
-        keep, add = const(1.0), exp(splat(peak - before))
+    before, peak = load(whole, to + width + LANES), load(part, at + width + LANES)
+    top = maximum(peak, before)
+    keep, add = exp(before - top), exp(peak - top)
     for lane in range(0, width + LANES, LANES):
         store(whole, to + lane, fma(load(part, at + lane), add, load(whole, to + lane) * keep))
+    store(whole, to + width + LANES, top)
 
 
 @njit(cache=True, nogil=True)
@@ -319,8 +343,8 @@ def _put(out: Floats, target: int, head_dim: int, result: Floats, at: int, width
 
 
 @njit(
-    "void(i8, i8, f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], f4[:, :, ::1], i4[:, ::1], i8[::1],"
-    " i4[::1], i4[::1], i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8, i8)",
+    "void(i8, i8, f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], f4[:, ::1], i4[:, ::1], i8[::1],"
+    " i8[::1], i4[::1], i4[::1], i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8, i8)",
     cache=True,
     nogil=True,
 )
@@ -334,6 +358,7 @@ def _share(
     parts: Floats,
     units: Int32,
     bounds: Int64,
+    kept: Int64,
     query_start: Int32,
     context_lens: Int32,
     block_tables: Int32,
@@ -388,9 +413,10 @@ def _share(
         for vector in range(vectors, padded):
             queries[vector] = queries[vectors - 1]
             lows[vector], highs[vector] = lows[vectors - 1], highs[vectors - 1]
-        for vector in range(padded):
+        for vector in range(vectors):
             _clear(wholes, vector * stride, width)
         limit = highs[vectors - 1] if chains[sequence] else context
+        last_page = (context + end - 1) // LANES
         for block in range(first_block, end_block):
             start = block * KEYS
             for tile in range(0, padded, TILE):
@@ -404,48 +430,69 @@ def _share(
                         last = ends[t] - 1 if ends[t] <= limit else keys[lines[t], ends[t] - 1 - context]
                         first_page, end_page = min(first_page, starts[t] // LANES), max(end_page, last // LANES + 1)
                 if first_page < end_page:
-                    _scores(queries, tile, k_cache, head, table, first_page, end_page, scores)
+                    _scores(
+                        queries, tile, k_cache, head, table, start, first_page, end_page, tile == 0, last_page, scores
+                    )
                 for t in range(TILE):
                     if starts[t] < ends[t]:
                         for place in range(max(starts[t], limit), ends[t]):
                             scores[t, place - start] = scores[t, keys[lines[t], place - context] - start]
                         _softmax(scores, t, starts[t] - start, ends[t] - start, softcap, results, t * stride + width)
                 if first_page < end_page:
-                    _values(scores, start, starts, ends, v_cache, head, table, keys, lines, limit, results)
-                for t in range(TILE):
-                    if starts[t] == ends[t]:
-                        _clear(results, t * stride, width)
-                    if parts.size:
-                        vector = min(tile + t, vectors - 1)
-                        row = first_row + first + vector // group
-                        parts[row * heads + head * group + vector % group, block] = results[t]
+                    _values(
+                        scores,
+                        start,
+                        starts,
+                        ends,
+                        v_cache,
+                        head,
+                        table,
+                        keys,
+                        lines,
+                        limit,
+                        tile == 0,
+                        last_page,
+                        results,
+                    )
+                for t in range(min(TILE, vectors - tile)):
+                    if kept.size:
+                        row = first_row + first + (tile + t) // group
+                        own = (row - first_row) * heads + head * group + (tile + t) % group
+                        blocks = blocks_of(context + query_start[sequence + 1] - first_row)
+                        part = kept[sequence] + own * blocks + block
+                        parts[part] = results[t]
+                        if starts[t] == ends[t]:
+                            _clear(parts, part * stride, width)
                     elif starts[t] < ends[t]:
-                        _merge(wholes, (tile + t) * stride, results.reshape(-1), t * stride, width)
-        if not parts.size:
+                        _merge(wholes, (tile + t) * stride, results, t * stride, width)
+        if not kept.size:
             for vector in range(vectors):
                 row, query_head = first_row + first + vector // group, head * group + vector % group
                 _put(out, (row * heads + query_head) * head_dim, head_dim, wholes, vector * stride, width)
 
 
 @njit(cache=True, nogil=True)
-def _join(parts: Floats, out: Floats, heads: int, query_start: Int32, context_lens: Int32, width: int) -> None:
+def _join(
+    parts: Floats, kept: Int64, out: Floats, heads: int, query_start: Int32, context_lens: Int32, width: int
+) -> None:
     """Merges the blocks' results of every query vector."""
-    stride, head_dim = parts.shape[2], out.shape[1] // heads
+    stride, head_dim = parts.shape[1], out.shape[1] // heads
     whole = np.empty(stride, np.float32)
     for sequence in range(context_lens.size):
         begin, end = query_start[sequence], query_start[sequence + 1]
-        blocks = (context_lens[sequence] + end - begin + KEYS - 1) // KEYS
+        part, blocks = kept[sequence], blocks_of(context_lens[sequence] + end - begin)
         for vector in range(begin * heads, end * heads):
             _clear(whole, 0, width)
-            for block in range(blocks):
-                if parts[vector, block, width + LANES] != np.float32(NOTHING):
-                    _merge(whole, 0, parts[vector, block], 0, width)
+            for _ in range(blocks):
+                if parts[part, width + LANES] != np.float32(NOTHING):
+                    _merge(whole, 0, parts, part * stride, width)
+                part += 1
             _put(out, vector * head_dim, head_dim, whole, 0, width)
 
 
 @njit(
-    "void(f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], i4[:, ::1], i8[::1], i8, i4[::1], i4[::1],"
-    " i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8, i8)",
+    "void(f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], i4[:, ::1], i8[::1], i8[::1], i4[::1],"
+    " i4[::1], i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8, i8)",
     cache=True,
     nogil=True,
 )
@@ -456,7 +503,7 @@ def attend(
     out: Floats,
     units: Int32,
     bounds: Int64,
-    kept: int,
+    kept: Int64,
     query_start: Int32,
     context_lens: Int32,
     block_tables: Int32,
@@ -478,8 +525,8 @@ def attend(
         units: [U, 5] sequence, first and end row within it, first and end block of keys. Work is numbered unit · kv
             heads + kv head.
         bounds: [threads + 1] thread i does work bounds[i] … bounds[i + 1] − 1.
-        kept: 0: a unit has all blocks of its rows. Otherwise units may have some, whose results are kept and merged
-            at the end; so many are those of the longest sequence.
+        kept: empty: a unit has all blocks of its rows. Otherwise units may have some of them, whose results are kept
+            and merged at the end: [S + 1] those of sequence s are kept[s] … kept[s + 1] − 1.
         ancestors: [R] see ``ForwardBatch``; empty = −1 throughout.
         chains: [S] whether positions, slots and ancestors are those of plain text, so that row i simply sees the
             context and rows 0 … i.
@@ -487,7 +534,7 @@ def attend(
         hidden_keys: keys at the beginning of every sequence that no row sees.
     """
     width = v_cache.shape[3]
-    parts = np.empty((q.shape[0] * q.shape[1] if kept else 0, kept, width + 2 * LANES), np.float32)
+    parts = np.empty((kept[-1] if kept.size else 0, width + 2 * LANES), np.float32)
     work = (
         q,
         k_cache,
@@ -496,6 +543,7 @@ def attend(
         parts,
         units,
         bounds,
+        kept,
         query_start,
         context_lens,
         block_tables,
@@ -512,5 +560,5 @@ def attend(
         _share(0, 1, *work)
     else:
         together(_share, bounds.size - 1, work)
-    if kept:
-        _join(parts, out, q.shape[1], query_start, context_lens, width)
+    if kept.size:
+        _join(parts, kept, out, q.shape[1], query_start, context_lens, width)
