@@ -57,7 +57,7 @@ class CpuAttention:
     def prepare(self, batch: ForwardBatch) -> CpuMeta:
         spec = self.spec
         ancestors = NO_ANCESTORS if batch.ancestors is None else batch.ancestors
-        units, chains, bounds, longest = plan_work(
+        units, chains, bounds, kept = plan_work(
             batch.query_start,
             batch.context_lens,
             batch.slots,
@@ -69,7 +69,7 @@ class CpuAttention:
             attention_work(spec),
         )
         tables = batch.query_start, batch.context_lens, batch.block_tables, batch.slots, batch.positions
-        work = units, bounds, longest, *tables, ancestors, chains
+        work = units, bounds, kept, *tables, ancestors, chains
         return CpuMeta(torch.from_numpy(batch.positions), torch.from_numpy(batch.slots), work)
 
     def attend(

@@ -7,14 +7,19 @@ import numpy.typing as npt
 
 from dynaspec.compiled import njit
 
-from .paged_attention import TILE
+from .paged_attention import KEYS, TILE, blocks_of
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
+VECTORS = 48
+"""Query vectors of a unit, at most: their results and a block's keys and values stay in the core's cache."""
+SHARES = 4
+"""Pieces for every thread, if the work can be split so far: so that all end at about the same time."""
+
 
 @njit(
-    "Tuple((i4[:, ::1], b1[::1], i8[::1], i8))(i4[::1], i4[::1], i8[::1], i8[::1], i8[::1], i8, i8, i8, i8)",
+    "Tuple((i4[:, ::1], b1[::1], i8[::1], i8[::1]))(i4[::1], i4[::1], i8[::1], i8[::1], i8[::1], i8, i8, i8, i8)",
     cache=True,
     nogil=True,
 )
@@ -28,8 +33,11 @@ def plan_work(
     kv_heads: int,
     threads: int,
     team_work: int,
-) -> tuple[Int32, npt.NDArray[np.bool_], Int64, int]:
-    """Splits a pass into units of few rows of one sequence, as many as fill a tile, and these over the threads.
+) -> tuple[Int32, npt.NDArray[np.bool_], Int64, Int64]:
+    """Splits a pass into units of rows of one sequence, and these over the threads.
+
+    A unit has many rows, so that what it reads of the cache serves many. If that makes some too large to be shared
+    equally, they are split by keys, and by rows where there are few keys.
 
     Args:
         query_start, context_lens, slots, positions: see ``ForwardBatch``.
@@ -38,38 +46,55 @@ def plan_work(
         team_work: rows · keys from which more threads than one are faster.
 
     Returns:
-        units [U, 3], chains [S], bounds and longest, all as ``paged_attention.attend`` wants them.
+        units [U, 5], chains [S], bounds and kept, all as ``paged_attention.attend`` wants them.
     """
     sequences = context_lens.size
-    unit_rows = max(1, TILE * kv_heads // heads)
-    count, longest = 0, 0
-    for s in range(sequences):
-        count += (query_start[s + 1] - query_start[s] + unit_rows - 1) // unit_rows
-        longest = max(longest, context_lens[s] + query_start[s + 1] - query_start[s])
-    units = np.empty((count, 3), np.int32)
+    tile_rows, most_rows = max(1, TILE * kv_heads // heads), max(1, VECTORS * kv_heads // heads)
+    total, largest, longest = 0, 0, 0
     chains = np.empty(sequences, np.bool_)
-    cost = np.zeros(count + 1, np.int64)  # cumulative, in row · key
-    unit = 0
     for s in range(sequences):
         begin, end = query_start[s], query_start[s + 1]
+        keys = context_lens[s] + end - begin
+        total += (end - begin) * keys
+        largest = max(largest, min(end - begin, most_rows) * keys)
+        longest = max(longest, keys)
         chains[s] = True
         for row in range(begin, end):
             branches = ancestors.size > 0 and ancestors[row] != -1
             if branches or slots[row] < 0 or positions[row] != context_lens[s] + row - begin:
                 chains[s] = False
-        for first in range(0, end - begin, unit_rows):
-            stop = min(first + unit_rows, end - begin)
-            units[unit] = (s, first, stop)
-            cost[unit + 1] = cost[unit] + (stop - first) * (context_lens[s] + stop)
-            unit += 1
-    if cost[count] < team_work:
+    if total < team_work:
         threads = 1
+    pieces, spans = threads * SHARES, 1
+    if threads > 1 and largest * pieces > total * kv_heads:
+        spans = max(1, min(pieces, longest // KEYS))
+    rows = query_start[sequences]
+    unit_rows = min(max(tile_rows, rows * kv_heads * spans // pieces), most_rows)
+    count = 0
+    for s in range(sequences):
+        count += (query_start[s + 1] - query_start[s] + unit_rows - 1) // unit_rows
+    units = np.empty((count * spans, 5), np.int32)
+    cost = np.zeros(count * spans + 1, np.int64)  # cumulative, in row · key
+    kept = np.zeros(sequences + 1 if spans > 1 else 0, np.int64)
+    unit = 0
+    for s in range(sequences):
+        own_rows = query_start[s + 1] - query_start[s]
+        if spans > 1:
+            kept[s + 1] = kept[s] + own_rows * heads * blocks_of(context_lens[s] + own_rows)
+        for first in range(0, own_rows, unit_rows):
+            stop = min(first + unit_rows, own_rows)
+            keys = context_lens[s] + (stop if spans == 1 else own_rows)  # what is kept is there for all blocks
+            for span in range(spans):
+                begin, end = blocks_of(keys) * span // spans, blocks_of(keys) * (span + 1) // spans
+                units[unit] = (s, first, stop, begin, end)
+                cost[unit + 1] = cost[unit] + (stop - first) * (min(end * KEYS, keys) - begin * KEYS)
+                unit += 1
     bounds = np.empty(threads + 1, np.int64)
-    bounds[0], bounds[threads] = 0, count * kv_heads
+    bounds[0], bounds[threads] = 0, count * spans * kv_heads
     unit = 0
     for thread in range(1, threads):
-        share = cost[count] * kv_heads * thread // threads
+        share = cost[count * spans] * kv_heads * thread // threads
         while cost[unit + 1] * kv_heads <= share:
             unit += 1
         bounds[thread] = unit * kv_heads + (share - cost[unit] * kv_heads) // (cost[unit + 1] - cost[unit])
-    return units, chains, bounds, longest
+    return units, chains, bounds, kept

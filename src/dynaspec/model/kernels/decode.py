@@ -54,10 +54,10 @@ def attention_of(model: CompiledDecoder, rows: PassRows) -> PassWork:
     """The work of attention in a pass."""
     _, start, context, tables, slots, positions, ancestors = rows
     heads, kv_heads, _ = model.heads
-    units, chains, bounds, longest = plan_work(
+    units, chains, bounds, kept = plan_work(
         start, context, slots, positions, ancestors, heads, kv_heads, model.threads, model.attention_work
     )
-    return PassWork(units, bounds, longest, start, context, tables, slots, positions, ancestors, chains)
+    return PassWork(units, bounds, kept, start, context, tables, slots, positions, ancestors, chains)
 
 
 @njit(cache=True, nogil=True, apart=True)

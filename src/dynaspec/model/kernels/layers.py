@@ -51,7 +51,7 @@ class PassWork(NamedTuple):
 
     units: Int32
     bounds: Int64
-    longest: int
+    kept: Int64
     query_start: Int32
     context_lens: Int32
     block_tables: Int32

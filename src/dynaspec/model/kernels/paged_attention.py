@@ -1,12 +1,16 @@
 """Paged attention on CPU, float32.
 
-Blocks hold 16 keys with the keys as vector lanes, K [blocks, kv heads, head_dim, 16], and 16 values with the head's
-dimensions as lanes, V [blocks, kv heads, 16, head_dim rounded up to 16]. Four query vectors that share a KV head
-(of one row under GQA, of several rows otherwise) are worked on at a time, so that a key is loaded once for four.
+Pages hold 16 keys with the keys as vector lanes, K [pages, kv heads, head_dim, 16], and 16 values with the head's
+dimensions as lanes, V [pages, kv heads, 16, head_dim rounded up to 16].
+
+The visible keys of a row are numbered densely, so a path through a tree gives the bits that the same chain would.
+Blocks of ``KEYS`` numbers are attended to one by one, each with a softmax of its own, and their results are merged in
+order. Four query vectors that share a KV head are worked on at a time, so that a key is loaded once for four, and a
+block is used for all vectors of a unit of work while it is in the cache.
 
 For every query vector the order of float operations depends on nothing but its own row: a dot product runs over
-head_dim, the softmax sum over its visible keys in 16 lanes, the weighted sum over its visible keys one by one. The
-visible keys of a row are numbered densely, so a path through a tree gives the bits that the same chain would.
+head_dim, a block's softmax sum over its visible keys in 16 lanes, the weighted sum over its visible keys one by one.
+So blocks may also be shared out over threads, their results kept, and merged in the same order afterwards.
 """
 
 from __future__ import annotations
@@ -28,6 +32,10 @@ Int64 = npt.NDArray[np.int64]
 
 TILE = 4
 """Query vectors worked on at a time."""
+KEYS = 256
+"""Keys of a block: few enough to stay in the core's cache, many enough that merging costs nothing."""
+NOTHING = -3e38
+"""Peak of a result over no keys."""
 
 
 @njit("void(f4[:, :, :], f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], i8[::1])", cache=True, nogil=True)
@@ -67,74 +75,95 @@ def move_kv(k_cache: Floats, v_cache: Floats, source: Int64, target: Int64) -> N
 
 
 @njit(cache=True, nogil=True)
-def _scores(queries: Floats, k_cache: Floats, head: int, table: Int32, first: int, end: int, scores: Floats) -> None:
-    """Dot products of the tile's queries [TILE, head_dim] with all keys of blocks first … end − 1.
-
-    Two blocks at a time: eight sums that do not wait for each other.
-    """
-    heads, head_dim = k_cache.shape[1], k_cache.shape[2]
-    width = scores.shape[1]
-    for block in range(first, end, 2):
-        after = min(block + 1, end - 1)
-        base = (table[block] * heads + head) * head_dim * LANES
-        base_after = (table[after] * heads + head) * head_dim * LANES
-        soon, soon_after = table[min(block + 2, end - 1)], table[min(block + 3, end - 1)]
-        next_base, next_after = (soon * heads + head) * head_dim * LANES, (soon_after * heads + head) * head_dim * LANES
-        s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = const(0.0)
-        for d in range(head_dim):
-            fetch(k_cache, next_base + d * LANES)
-            fetch(k_cache, next_after + d * LANES)
-            key, key_after = load(k_cache, base + d * LANES), load(k_cache, base_after + d * LANES)
-            q0, q1, q2, q3 = splat(queries[0, d]), splat(queries[1, d]), splat(queries[2, d]), splat(queries[3, d])
-            s0, t0 = fma(q0, key, s0), fma(q0, key_after, t0)
-            s1, t1 = fma(q1, key, s1), fma(q1, key_after, t1)
-            s2, t2 = fma(q2, key, s2), fma(q2, key_after, t2)
-            s3, t3 = fma(q3, key, s3), fma(q3, key_after, t3)
-        at, at_after = block * LANES, after * LANES
-        store(scores, at, s0)
-        store(scores, width + at, s1)
-        store(scores, 2 * width + at, s2)
-        store(scores, 3 * width + at, s3)
-        store(scores, at_after, t0)
-        store(scores, width + at_after, t1)
-        store(scores, 2 * width + at_after, t2)
-        store(scores, 3 * width + at_after, t3)
+def blocks_of(keys: int) -> int:
+    """Blocks that so many keys lie in."""
+    return (keys + KEYS - 1) // KEYS
 
 
 @njit(cache=True, nogil=True)
-def _softmax(scores: Floats, t: int, low: int, high: int, softcap: float) -> Any:
-    """scores[t, low:high] → exp(score − max) in place; returns their sum, 1 if there are none.
+def _scores(
+    queries: Floats,
+    vector: int,
+    k_cache: Floats,
+    head: int,
+    table: Int32,
+    start: int,
+    first: int,
+    end: int,
+    cold: bool,
+    last: int,
+    scores: Floats,
+) -> None:
+    """Dot products of the queries ``vector`` … ``vector`` + 3 with all keys of the pages first … end − 1.
+
+    ``scores`` [TILE, …] begins with key ``start``. Two pages at a time: eight sums that do not wait for each other.
+    While ``cold``, the pages after these, up to ``last``, are brought into the cache.
+    """
+    heads, head_dim = k_cache.shape[1], k_cache.shape[2]
+    width, size = scores.shape[1], head_dim * LANES
+    for page in range(first, end, 2):
+        after, soon, soon_after = min(page + 1, end - 1), min(page + 2, last), min(page + 3, last)
+        k0, k1 = (table[page] * heads + head) * size, (table[after] * heads + head) * size
+        n0, n1 = (table[soon] * heads + head) * size, (table[soon_after] * heads + head) * size
+        a0 = a1 = b0 = b1 = c0 = c1 = d0 = d1 = const(0.0)
+        for at in range(0, size, LANES):
+            if cold:
+                fetch(k_cache, n0 + at)
+                fetch(k_cache, n1 + at)
+            i = at // LANES
+            key0, key1 = load(k_cache, k0 + at), load(k_cache, k1 + at)
+            query = splat(queries[vector, i])
+            a0, a1 = fma(query, key0, a0), fma(query, key1, a1)
+            query = splat(queries[vector + 1, i])
+            b0, b1 = fma(query, key0, b0), fma(query, key1, b1)
+            query = splat(queries[vector + 2, i])
+            c0, c1 = fma(query, key0, c0), fma(query, key1, c1)
+            query = splat(queries[vector + 3, i])
+            d0, d1 = fma(query, key0, d0), fma(query, key1, d1)
+        _store4(scores, page * LANES - start, width, (a0, b0, c0, d0))
+        _store4(scores, after * LANES - start, width, (a1, b1, c1, d1))
+
+
+@njit(cache=True, nogil=True)
+def _store4(out: Floats, at: int, stride: int, vectors: Any) -> None:
+    """Writes four vectors, ``stride`` apart."""
+    store(out, at, vectors[0])
+    store(out, at + stride, vectors[1])
+    store(out, at + 2 * stride, vectors[2])
+    store(out, at + 3 * stride, vectors[3])
+
+
+@njit(cache=True, nogil=True)
+def _softmax(scores: Floats, t: int, low: int, high: int, softcap: float, result: Floats, at: int) -> None:
+    """scores[t, low:high], which are some → exp(score − peak) in place; their sum and the peak go to ``result``.
 
     Works on whole vectors: what lies around the range inside them becomes 0.
     """
-    if low >= high:
-        return np.float32(1.0)
     lowest = np.float32(-np.inf)
     begin = low // LANES * LANES
     end = (high + LANES - 1) // LANES * LANES
     base = t * scores.shape[1]
     if softcap > 0.0:
-        for at in range(base + begin, base + end, LANES):
-            store(scores, at, tanh(load(scores, at) / const(softcap)) * const(softcap))
+        for place in range(base + begin, base + end, LANES):
+            store(scores, place, tanh(load(scores, place) / const(softcap)) * const(softcap))
     scores[t, begin:low] = lowest
     scores[t, high:end] = lowest
     top = const(-np.inf)
-    for at in range(base + begin, base + end, LANES):
-        top = maximum(load(scores, at), top)
+    for place in range(base + begin, base + end, LANES):
+        top = maximum(load(scores, place), top)
     peak = splat(lane_max(top))
     total = const(0.0)
-    for at in range(base + begin, base + end, LANES):
-        weight = exp(load(scores, at) - peak)
-        store(scores, at, weight)
+    for place in range(base + begin, base + end, LANES):
+        weight = exp(load(scores, place) - peak)
+        store(scores, place, weight)
         total = total + weight
-    return lane_sum(total)
+    store(result, at, total)
+    store(result, at + LANES, peak)
 
 
 @njit(cache=True, nogil=True)
 def _number_keys(
-    scores: Floats,
     keys: Int32,
-    t: int,
     low: int,
     context: int,
     row: int,
@@ -144,7 +173,7 @@ def _number_keys(
     ancestors: Int64,
     window: int,
 ) -> tuple[int, int]:
-    """Numbers the row's visible keys of this pass from ``context`` on, and moves their scores there.
+    """Numbers the row's visible keys of this pass from ``context`` on: number n is key keys[n − context].
 
     Returns the range of numbers that the row sees, given that of the context it sees all from ``low`` on.
     """
@@ -152,9 +181,7 @@ def _number_keys(
     for other in range(first_row, row + 1):
         if slots[other] < 0 or (branches and not (ancestors[row] >> (other - first_row)) & 1):
             continue
-        key = context + other - first_row
-        keys[t, number] = key
-        scores[t, number] = scores[t, key]
+        keys[number - context] = context + other - first_row
         number += 1
         if window and positions[other] <= positions[row] - window:
             low = number
@@ -163,98 +190,161 @@ def _number_keys(
 
 @njit(cache=True, nogil=True)
 def _weighted(
-    totals: Any, weights: Floats, keys: Int32, t: int, low: int, high: int, v_cache: Floats, table: Int32, at: Any
+    totals: Any,
+    weights: Floats,
+    t: int,
+    start: int,
+    low: int,
+    high: int,
+    v_cache: Floats,
+    table: Int32,
+    at: Any,
+    keys: Int32,
+    context: int,
 ) -> Any:
     """totals + Σ weight · value over the keys numbered low … high − 1.
 
-    Two vectors of 16 dimensions, ``at`` their places in a block.
+    Four vectors of 16 dimensions, ``at`` their places in a page. Numbers below ``context`` are keys.
     """
-    first, second = totals
+    o0, o1, o2, o3 = totals
     width = v_cache.shape[3]
-    block_size = v_cache.shape[1] * LANES * width
+    page_size = v_cache.shape[1] * LANES * width
     for number in range(low, high):
-        key = keys[t, number]
-        base = table[key // LANES] * block_size + key % LANES * width
-        weight = splat(weights[t, number])
-        first = fma(weight, load(v_cache, base + at[0]), first)
-        second = fma(weight, load(v_cache, base + at[1]), second)
-    return first, second
+        key = number if number < context else keys[number - context]
+        base = table[key // LANES] * page_size + key % LANES * width
+        weight = splat(weights[t, number - start])
+        o0, o1 = fma(weight, load(v_cache, base + at[0]), o0), fma(weight, load(v_cache, base + at[1]), o1)
+        o2, o3 = fma(weight, load(v_cache, base + at[2]), o2), fma(weight, load(v_cache, base + at[3]), o3)
+    return o0, o1, o2, o3
 
 
 @njit(cache=True, nogil=True)
-def _weighted_tile(totals: Any, weights: Floats, low: int, high: int, v_cache: Floats, table: Int32, at: Any) -> Any:
-    """The same for all four queries at once, over context keys that all of them see."""
-    (a0, b0), (a1, b1), (a2, b2), (a3, b3) = totals
+def _weighted_tile(
+    totals: Any,
+    weights: Floats,
+    start: int,
+    low: int,
+    high: int,
+    v_cache: Floats,
+    table: Int32,
+    at: Any,
+    cold: bool,
+    last: int,
+) -> Any:
+    """The same for all four queries at once, over keys that all of them see.
+
+    While ``cold``, the page after each, up to ``last``, is brought into the cache.
+    """
+    (a0, a1, a2, a3), (b0, b1, b2, b3), (c0, c1, c2, c3), (d0, d1, d2, d3) = totals
     width = v_cache.shape[3]
-    block_size = v_cache.shape[1] * LANES * width
-    last = (high + LANES - 1) // LANES
-    for block in range(low // LANES, last):
-        base, next_base = table[block] * block_size, table[min(block + 1, last - 1)] * block_size
-        for number in range(max(low, block * LANES), min(high, (block + 1) * LANES)):
-            key, next_key = base + number % LANES * width, next_base + number % LANES * width
-            fetch(v_cache, next_key + at[0])
-            fetch(v_cache, next_key + at[1])
-            first, second = load(v_cache, key + at[0]), load(v_cache, key + at[1])
-            w0, w1 = splat(weights[0, number]), splat(weights[1, number])
-            w2, w3 = splat(weights[2, number]), splat(weights[3, number])
-            a0, b0 = fma(w0, first, a0), fma(w0, second, b0)
-            a1, b1 = fma(w1, first, a1), fma(w1, second, b1)
-            a2, b2 = fma(w2, first, a2), fma(w2, second, b2)
-            a3, b3 = fma(w3, first, a3), fma(w3, second, b3)
-    return (a0, b0), (a1, b1), (a2, b2), (a3, b3)
-
-
-@njit(cache=True, nogil=True)
-def _put(out: Floats, target: int, lane: int, head_dim: int, pair: Any, total: float) -> None:
-    """Writes two vectors of a head's dimensions ``lane`` … over ``total``; what lies beyond the head is left out."""
-    store_first(out, target + lane, pair[0] / splat(total), min(LANES, head_dim - lane))
-    if head_dim > lane + LANES:
-        store_first(out, target + lane + LANES, pair[1] / splat(total), min(LANES, head_dim - lane - LANES))
+    page_size = v_cache.shape[1] * LANES * width
+    for page in range(low // LANES, (high + LANES - 1) // LANES):
+        base, base_after = table[page] * page_size, table[min(page + 1, last)] * page_size
+        for number in range(max(low, page * LANES), min(high, (page + 1) * LANES)):
+            row, after = base + number % LANES * width, base_after + number % LANES * width
+            if cold:
+                fetch(v_cache, after + at[0])
+                fetch(v_cache, after + at[1])
+                fetch(v_cache, after + at[2])
+                fetch(v_cache, after + at[3])
+            v0, v1 = load(v_cache, row + at[0]), load(v_cache, row + at[1])
+            v2, v3 = load(v_cache, row + at[2]), load(v_cache, row + at[3])
+            weight = splat(weights[0, number - start])
+            a0, a1, a2, a3 = fma(weight, v0, a0), fma(weight, v1, a1), fma(weight, v2, a2), fma(weight, v3, a3)
+            weight = splat(weights[1, number - start])
+            b0, b1, b2, b3 = fma(weight, v0, b0), fma(weight, v1, b1), fma(weight, v2, b2), fma(weight, v3, b3)
+            weight = splat(weights[2, number - start])
+            c0, c1, c2, c3 = fma(weight, v0, c0), fma(weight, v1, c1), fma(weight, v2, c2), fma(weight, v3, c3)
+            weight = splat(weights[3, number - start])
+            d0, d1, d2, d3 = fma(weight, v0, d0), fma(weight, v1, d1), fma(weight, v2, d2), fma(weight, v3, d3)
+    return (a0, a1, a2, a3), (b0, b1, b2, b3), (c0, c1, c2, c3), (d0, d1, d2, d3)
 
 
 @njit(cache=True, nogil=True)
 def _values(
     weights: Floats,
-    keys: Int32,
-    sums: Floats,
+    start: int,
     lows: Int64,
     highs: Int64,
-    limit: int,
     v_cache: Floats,
     head: int,
     table: Int32,
-    out: Floats,
-    targets: Int64,
-    head_dim: int,
+    keys: Int32,
+    lines: Int64,
+    context: int,
+    cold: bool,
+    last: int,
+    results: Floats,
 ) -> None:
-    """Σ weight · value / Σ weight for the tile's queries, into ``out`` at ``targets``.
+    """Σ weight · value for the tile's queries, into the beginning of each of ``results`` [TILE, …].
 
-    Keys below ``limit`` are numbered by their place in the sequence.
+    Query t has the keys ``keys[lines[t]]``, see ``_number_keys``; numbers below ``context`` are keys.
     """
-    begin = min(lows.max(), limit)
-    end = max(begin, min(highs.min(), limit))
-    width = v_cache.shape[3]
-    zero = const(0.0), const(0.0)
-    for lane in range(0, head_dim, 2 * LANES):
-        at = head * LANES * width + lane, head * LANES * width + min(lane + LANES, width - LANES)
-        o0 = _weighted(zero, weights, keys, 0, lows[0], min(begin, highs[0]), v_cache, table, at)
-        o1 = _weighted(zero, weights, keys, 1, lows[1], min(begin, highs[1]), v_cache, table, at)
-        o2 = _weighted(zero, weights, keys, 2, lows[2], min(begin, highs[2]), v_cache, table, at)
-        o3 = _weighted(zero, weights, keys, 3, lows[3], min(begin, highs[3]), v_cache, table, at)
-        o0, o1, o2, o3 = _weighted_tile((o0, o1, o2, o3), weights, begin, end, v_cache, table, at)
-        o0 = _weighted(o0, weights, keys, 0, max(end, lows[0]), highs[0], v_cache, table, at)
-        o1 = _weighted(o1, weights, keys, 1, max(end, lows[1]), highs[1], v_cache, table, at)
-        o2 = _weighted(o2, weights, keys, 2, max(end, lows[2]), highs[2], v_cache, table, at)
-        o3 = _weighted(o3, weights, keys, 3, max(end, lows[3]), highs[3], v_cache, table, at)
-        _put(out, targets[0], lane, head_dim, o0, sums[0])
-        _put(out, targets[1], lane, head_dim, o1, sums[1])
-        _put(out, targets[2], lane, head_dim, o2, sums[2])
-        _put(out, targets[3], lane, head_dim, o3, sums[3])
+    begin = min(lows.max(), context)
+    end = max(begin, min(highs.min(), context))
+    width, stride = v_cache.shape[3], results.shape[1]
+    k0, k1, k2, k3 = keys[lines[0]], keys[lines[1]], keys[lines[2]], keys[lines[3]]
+    zero = const(0.0), const(0.0), const(0.0), const(0.0)
+    for lane in range(0, width, 4 * LANES):
+        # A head may end within the four vectors: its last vector is then computed more than once.
+        l0, l1, l2, l3 = (
+            lane,
+            min(lane + LANES, width - LANES),
+            min(lane + 2 * LANES, width - LANES),
+            min(lane + 3 * LANES, width - LANES),
+        )
+        base = head * LANES * width
+        at = base + l0, base + l1, base + l2, base + l3
+        o0 = _weighted(zero, weights, 0, start, lows[0], min(begin, highs[0]), v_cache, table, at, k0, context)
+        o1 = _weighted(zero, weights, 1, start, lows[1], min(begin, highs[1]), v_cache, table, at, k1, context)
+        o2 = _weighted(zero, weights, 2, start, lows[2], min(begin, highs[2]), v_cache, table, at, k2, context)
+        o3 = _weighted(zero, weights, 3, start, lows[3], min(begin, highs[3]), v_cache, table, at, k3, context)
+        o0, o1, o2, o3 = _weighted_tile((o0, o1, o2, o3), weights, start, begin, end, v_cache, table, at, cold, last)
+        o0 = _weighted(o0, weights, 0, start, max(end, lows[0]), highs[0], v_cache, table, at, k0, context)
+        o1 = _weighted(o1, weights, 1, start, max(end, lows[1]), highs[1], v_cache, table, at, k1, context)
+        o2 = _weighted(o2, weights, 2, start, max(end, lows[2]), highs[2], v_cache, table, at, k2, context)
+        o3 = _weighted(o3, weights, 3, start, max(end, lows[3]), highs[3], v_cache, table, at, k3, context)
+        _store4(results, l0, stride, (o0[0], o1[0], o2[0], o3[0]))
+        _store4(results, l1, stride, (o0[1], o1[1], o2[1], o3[1]))
+        _store4(results, l2, stride, (o0[2], o1[2], o2[2], o3[2]))
+        _store4(results, l3, stride, (o0[3], o1[3], o2[3], o3[3]))
+
+
+@njit(cache=True, nogil=True)
+def _merge(whole: Floats, to: int, part: Floats, at: int, width: int) -> None:
+    """Adds a result over some keys, ``part`` from ``at`` on, to the one over keys before, ``whole`` from ``to`` on.
+
+    A result is Σ weight · value [width], Σ weight in 16 lanes, and the peak that the weights are relative to.
+    """
+    before, peak = load(whole, to + width + LANES), load(part, at + width + LANES)
+    top = maximum(peak, before)
+    keep, add = exp(before - top), exp(peak - top)
+    for lane in range(0, width + LANES, LANES):
+        store(whole, to + lane, fma(load(part, at + lane), add, load(whole, to + lane) * keep))
+    store(whole, to + width + LANES, top)
+
+
+@njit(cache=True, nogil=True)
+def _clear(result: Floats, at: int, width: int) -> None:
+    """The result over no keys."""
+    for lane in range(0, width + LANES, LANES):
+        store(result, at + lane, const(0.0))
+    store(result, at + width + LANES, const(NOTHING))
+
+
+@njit(cache=True, nogil=True)
+def _put(out: Floats, target: int, head_dim: int, result: Floats, at: int, width: int) -> None:
+    """Σ weight · value / Σ weight, 0 where no key was seen."""
+    total = lane_sum(load(result, at + width))
+    if total == 0.0:
+        total = np.float32(1.0)
+    for lane in range(0, head_dim, LANES):
+        store_first(out, target + lane, load(result, at + lane) / splat(total), min(LANES, head_dim - lane))
 
 
 @njit(
-    "void(i8, i8, f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], i4[:, ::1], i8[::1], i8, i4[::1],"
-    " i4[::1], i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8, i8)",
+    "void(i8, i8, f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], f4[:, ::1], i4[:, ::1], i8[::1],"
+    " i8[::1], i4[::1], i4[::1], i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8, i8)",
     cache=True,
     nogil=True,
 )
@@ -265,9 +355,10 @@ def _share(
     k_cache: Floats,
     v_cache: Floats,
     out: Floats,
+    parts: Floats,
     units: Int32,
     bounds: Int64,
-    longest: int,
+    kept: Int64,
     query_start: Int32,
     context_lens: Int32,
     block_tables: Int32,
@@ -280,56 +371,128 @@ def _share(
     window: int,
     hidden_keys: int,
 ) -> None:
-    """One thread's units of ``attend``."""
+    """One thread's units of ``attend``: into ``out``, or block by block into ``parts`` if there are any."""
     heads, head_dim = q.shape[1], q.shape[2]
-    kv_heads = k_cache.shape[1]
-    group = heads // kv_heads
-    width = (longest + LANES - 1) // LANES * LANES
-    scores = np.empty((TILE, width), np.float32)
-    keys = np.empty((TILE, width), np.int32)
-    queries = np.empty((TILE, head_dim), np.float32)
-    sums = np.empty(TILE, np.float32)
-    rows, targets, lows, highs = np.empty((4, TILE), np.int64)
-    for t in range(TILE):
-        for key in range(width):
-            keys[t, key] = key
+    kv_heads, width = k_cache.shape[1], v_cache.shape[3]
+    group, stride = heads // kv_heads, width + 2 * LANES
+    most_rows, most_vectors = 0, 0
+    for sequence in range(context_lens.size):
+        most_rows = max(most_rows, query_start[sequence + 1] - query_start[sequence])
     for number in range(bounds[thread], bounds[thread + 1]):
-        sequence, first, end = units[number // kv_heads]
+        _, first, end, _, _ = units[number // kv_heads]
+        most_vectors = max(most_vectors, (end - first) * group)
+    most_vectors = (most_vectors + TILE - 1) // TILE * TILE
+    scores = np.empty((TILE, KEYS + (most_rows + LANES - 1) // LANES * LANES), np.float32)
+    keys = np.empty((most_vectors // group + 1, most_rows), np.int32)
+    queries = np.empty((most_vectors, head_dim), np.float32)
+    wholes = np.empty(most_vectors * stride, np.float32)
+    results = np.empty((TILE, stride), np.float32)
+    lows, highs = np.empty((2, most_vectors), np.int64)
+    starts, ends, lines = np.empty((3, TILE), np.int64)
+    for number in range(bounds[thread], bounds[thread + 1]):
+        sequence, first, end, first_block, end_block = units[number // kv_heads]
         head = number % kv_heads
         first_row, context, table = query_start[sequence], context_lens[sequence], block_tables[sequence]
         vectors = (end - first) * group
-        for tile in range(0, vectors, TILE):
-            for t in range(TILE):
-                # The last tile is filled up with its last query, whose result is then written more than once.
-                vector = min(tile + t, vectors - 1)
-                row = first_row + first + vector // group
-                query_head = head * group + vector % group
-                rows[t] = row
-                targets[t] = (row * heads + query_head) * head_dim
+        padded = (vectors + TILE - 1) // TILE * TILE
+        for row in range(first_row + first, first_row + end):
+            low = max(hidden_keys, positions[row] - window + 1) if window else hidden_keys
+            high = context + row - first_row + 1
+            at = (row - first_row - first) * group
+            if not chains[sequence]:
+                line = keys[row - first_row - first]
+                low, high = _number_keys(
+                    line, min(low, context), context, row, first_row, slots, positions, ancestors, window
+                )
+            lows[at : at + group] = low
+            highs[at : at + group] = high
+            for i in range(group):
                 for d in range(head_dim):
-                    queries[t, d] = q[row, query_head, d] * np.float32(scale)
-                highs[t] = context + row - first_row + 1
-                lows[t] = max(hidden_keys, positions[row] - window + 1) if window else hidden_keys
-                if not chains[sequence]:
-                    lows[t] = min(lows[t], context)
-            last_block = (highs.max() + LANES - 1) // LANES
-            _scores(queries, k_cache, head, table, lows.min() // LANES, last_block, scores)
-            for t in range(TILE):
-                if chains[sequence]:
-                    for key in range(context, highs[t]):
-                        keys[t, key] = key
-                else:
-                    lows[t], highs[t] = _number_keys(
-                        scores, keys, t, lows[t], context, rows[t], first_row, slots, positions, ancestors, window
+                    queries[at + i, d] = q[row, head * group + i, d] * np.float32(scale)
+        # The last tile is filled up with the last query, whose result is then computed more than once.
+        for vector in range(vectors, padded):
+            queries[vector] = queries[vectors - 1]
+            lows[vector], highs[vector] = lows[vectors - 1], highs[vectors - 1]
+        for vector in range(vectors):
+            _clear(wholes, vector * stride, width)
+        limit = highs[vectors - 1] if chains[sequence] else context
+        last_page = (context + end - 1) // LANES
+        for block in range(first_block, end_block):
+            start = block * KEYS
+            for tile in range(0, padded, TILE):
+                first_page, end_page = (start + KEYS) // LANES, 0
+                for t in range(TILE):
+                    vector = tile + t
+                    lines[t] = min(vector, vectors - 1) // group
+                    starts[t] = min(max(lows[vector], start), start + KEYS)
+                    ends[t] = max(min(highs[vector], start + KEYS), starts[t])
+                    if starts[t] < ends[t]:
+                        last = ends[t] - 1 if ends[t] <= limit else keys[lines[t], ends[t] - 1 - context]
+                        first_page, end_page = min(first_page, starts[t] // LANES), max(end_page, last // LANES + 1)
+                if first_page < end_page:
+                    _scores(
+                        queries, tile, k_cache, head, table, start, first_page, end_page, tile == 0, last_page, scores
                     )
-                sums[t] = _softmax(scores, t, lows[t], highs[t], softcap)
-            limit = highs.min() if chains[sequence] else context
-            _values(scores, keys, sums, lows, highs, limit, v_cache, head, table, out, targets, head_dim)
+                for t in range(TILE):
+                    if starts[t] < ends[t]:
+                        for place in range(max(starts[t], limit), ends[t]):
+                            scores[t, place - start] = scores[t, keys[lines[t], place - context] - start]
+                        _softmax(scores, t, starts[t] - start, ends[t] - start, softcap, results, t * stride + width)
+                if first_page < end_page:
+                    _values(
+                        scores,
+                        start,
+                        starts,
+                        ends,
+                        v_cache,
+                        head,
+                        table,
+                        keys,
+                        lines,
+                        limit,
+                        tile == 0,
+                        last_page,
+                        results,
+                    )
+                for t in range(min(TILE, vectors - tile)):
+                    if kept.size:
+                        row = first_row + first + (tile + t) // group
+                        own = (row - first_row) * heads + head * group + (tile + t) % group
+                        blocks = blocks_of(context + query_start[sequence + 1] - first_row)
+                        part = kept[sequence] + own * blocks + block
+                        parts[part] = results[t]
+                        if starts[t] == ends[t]:
+                            _clear(parts, part * stride, width)
+                    elif starts[t] < ends[t]:
+                        _merge(wholes, (tile + t) * stride, results, t * stride, width)
+        if not kept.size:
+            for vector in range(vectors):
+                row, query_head = first_row + first + vector // group, head * group + vector % group
+                _put(out, (row * heads + query_head) * head_dim, head_dim, wholes, vector * stride, width)
+
+
+@njit(cache=True, nogil=True)
+def _join(
+    parts: Floats, kept: Int64, out: Floats, heads: int, query_start: Int32, context_lens: Int32, width: int
+) -> None:
+    """Merges the blocks' results of every query vector."""
+    stride, head_dim = parts.shape[1], out.shape[1] // heads
+    whole = np.empty(stride, np.float32)
+    for sequence in range(context_lens.size):
+        begin, end = query_start[sequence], query_start[sequence + 1]
+        part, blocks = kept[sequence], blocks_of(context_lens[sequence] + end - begin)
+        for vector in range(begin * heads, end * heads):
+            _clear(whole, 0, width)
+            for _ in range(blocks):
+                if parts[part, width + LANES] != np.float32(NOTHING):
+                    _merge(whole, 0, parts, part * stride, width)
+                part += 1
+            _put(out, vector * head_dim, head_dim, whole, 0, width)
 
 
 @njit(
-    "void(f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], i4[:, ::1], i8[::1], i8, i4[::1], i4[::1],"
-    " i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8, i8)",
+    "void(f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], i4[:, ::1], i8[::1], i8[::1], i4[::1],"
+    " i4[::1], i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8, i8)",
     cache=True,
     nogil=True,
 )
@@ -340,7 +503,7 @@ def attend(
     out: Floats,
     units: Int32,
     bounds: Int64,
-    longest: int,
+    kept: Int64,
     query_start: Int32,
     context_lens: Int32,
     block_tables: Int32,
@@ -359,23 +522,28 @@ def attend(
         q: [R, heads, head_dim], rows may lie apart.
         k_cache: see the module; like ``v_cache``.
         out: [R, heads · head_dim].
-        units: [U, 3] sequence, first and end row within it. Work is numbered unit · kv heads + kv head.
+        units: [U, 5] sequence, first and end row within it, first and end block of keys. Work is numbered unit · kv
+            heads + kv head.
         bounds: [threads + 1] thread i does work bounds[i] … bounds[i + 1] − 1.
-        longest: most keys that any row may look at.
+        kept: empty: a unit has all blocks of its rows. Otherwise units may have some of them, whose results are kept
+            and merged at the end: [S + 1] those of sequence s are kept[s] … kept[s + 1] − 1.
         ancestors: [R] see ``ForwardBatch``; empty = −1 throughout.
         chains: [S] whether positions, slots and ancestors are those of plain text, so that row i simply sees the
             context and rows 0 … i.
         scale, softcap, window: 0 = none for the last two.
         hidden_keys: keys at the beginning of every sequence that no row sees.
     """
+    width = v_cache.shape[3]
+    parts = np.empty((kept[-1] if kept.size else 0, width + 2 * LANES), np.float32)
     work = (
         q,
         k_cache,
         v_cache,
         out,
+        parts,
         units,
         bounds,
-        longest,
+        kept,
         query_start,
         context_lens,
         block_tables,
@@ -392,3 +560,5 @@ def attend(
         _share(0, 1, *work)
     else:
         together(_share, bounds.size - 1, work)
+    if kept.size:
+        _join(parts, kept, out, q.shape[1], query_start, context_lens, width)

@@ -12,6 +12,7 @@ from dynaspec.model.attention.base import AttentionSpec
 from dynaspec.model.attention.cpu import CpuAttention
 from dynaspec.model.attention.reference import ReferenceAttention
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.kernels.paged_attention import KEYS
 from support.attention_cases import AttentionCase, run_case
 
 CPU = torch.device("cpu")
@@ -171,6 +172,50 @@ def test_path_of_a_tree_has_the_bits_of_the_chain() -> None:
     for window in (None, 3, 20):
         in_tree = tree.run(CpuAttention(tree.spec, 1), window)[path]
         assert torch.equal(in_tree, chain.run(CpuAttention(chain.spec, 1), window))
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_contexts_of_many_blocks_of_keys(window: int | None) -> None:
+    check(make([KEYS - 1, 3 * KEYS, 5 * KEYS - 3, 0], [2, 1, 6, KEYS + 40]), window)
+
+
+@pytest.mark.parametrize("context", [KEYS - 5, KEYS - 1, 3 * KEYS - 3])
+@pytest.mark.parametrize("window", [None, 3, KEYS])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_path_of_a_tree_across_blocks_of_keys_has_the_bits_of_the_chain(
+    context: int, window: int | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynaspec.model.attention.cpu._TEAM_WORK", 0)
+    tree = as_tree(make([context], [12]), [-1, 0, 0, 1, 2, 2, 5, 6, 7, 8, 9, 10])
+    check(tree, window)
+    path = [0, 2, 5, 6, 7, 8, 9, 10, 11]
+    chain = make([context], [9])
+    chain = replace(chain, q=tree.q[path], k=tree.k[path], v=tree.v[path], past=tree.past)
+    in_tree = tree.run(CpuAttention(tree.spec, threads), window)[path]
+    assert torch.equal(in_tree, chain.run(CpuAttention(chain.spec, 1), window))
+
+
+@pytest.mark.parametrize("window", [None, 2 * KEYS])
+@pytest.mark.parametrize(
+    ("contexts", "rows"), [([20 * KEYS], [1]), ([3 * KEYS - 2, 5, 9 * KEYS, 0], [4, 1, 8, 3]), ([6 * KEYS], [70])]
+)
+def test_keys_shared_out_over_threads_change_no_bit(
+    contexts: list[int], rows: list[int], window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynaspec.model.attention.cpu._TEAM_WORK", 0)
+    monkeypatch.setattr("dynaspec.model.attention.cpu.team_size", lambda threads: threads)
+    case = make(contexts, rows)
+    expected = case.run(CpuAttention(case.spec, 1), window)
+    for threads in (2, 3, 8):
+        assert torch.equal(case.run(CpuAttention(case.spec, threads), window), expected)
+
+
+def test_a_row_has_the_same_bits_alone_and_in_a_prefill() -> None:
+    case = make([0], [2 * KEYS + 9])
+    whole = case.run(CpuAttention(case.spec, 1))
+    last = make([2 * KEYS + 8], [1])
+    last = replace(last, q=case.q[-1:], k=case.k[-1:], v=case.v[-1:], past=[(case.k[:-1], case.v[:-1])])
+    assert torch.equal(last.run(CpuAttention(case.spec, 1)), whole[-1:])
 
 
 @pytest.mark.parametrize("window", [None, 9])
