@@ -1,13 +1,14 @@
 """Passes of a real model on CPU by the dtype of products and the form of weights: decoding, verification and prefill.
 
 Each variant has the same text to read; they take turns. Prints milliseconds of a pass, logits included (of the last row
-alone where a prompt is read), and how many times as fast as the first variant each is.
+alone where a prompt is read), how many times as fast as the first variant each is, and how passes of each compare.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -60,6 +61,18 @@ def seconds(model: Model, batch: ForwardBatch, kv: list[tuple[torch.Tensor, torc
     return time.perf_counter() - started
 
 
+def ratios(ms: Mapping[str, float]) -> dict[str, float]:
+    """Of passes of one variant. A chunk of a prompt takes the longer the more is before it, evenly, so a prompt of 8,000
+    takes the mean of its first and last chunk for each."""
+    first, last = ms["prefill of 512"], ms["512 tokens at 7,488"]
+    return {
+        "8 tokens of one request / 1 token": ms["8 tokens of one request"] / ms["1 token"],
+        "16 requests / 1 token": ms["16 requests"] / ms["1 token"],
+        "1 token at 8,000 / at 256": ms["1 token at 8,000"] / ms["1 token"],
+        "rate of a prompt of 8,000 / of 512": first / ((first + last) / 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a checkpoint (the demonstration's)")
@@ -73,14 +86,22 @@ def main() -> None:
         table.add_column(heading, justify="left" if heading == "pass" else "right")
     first = next(iter(models.values()))
     shapes = first.kv_shapes(BLOCKS)
-    kv = [(torch.zeros(shapes[0]), torch.zeros(shapes[1])) for _ in range(first.config.num_layers)]
+    # Not zeros: those need no memory until they are written.
+    kv = [(torch.randn(shapes[0]), torch.randn(shapes[1])) for _ in range(first.config.num_layers)]
+    medians: dict[str, dict[str, float]] = {name: {} for name in models}
     for name, requests, tokens, context in CASES:
         batch = batch_of(requests, tokens, context, first.config.vocab_size)
         turns = [[seconds(model, batch, kv) for model in models.values()] for _ in range(options.turns + 1)][1:]
         found = [median(column) for column in zip(*turns, strict=True)]
+        for variant, one in zip(models, found, strict=True):
+            medians[variant][name] = one
         times = (f"{found[0] / one:.2f}" for one in found[1:])
         table.add_row(name, *(f"{one * 1e3:.1f}" for one in found), *times)
-    Console().print(table)
+    comparison = Table("passes", *models, title="Passes of one variant")
+    by_variant = [ratios(ms) for ms in medians.values()]
+    for name in by_variant[0]:
+        comparison.add_row(name, *(f"{found[name]:.2f}" for found in by_variant))
+    Console().print(table, comparison)
 
 
 if __name__ == "__main__":
