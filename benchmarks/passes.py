@@ -62,8 +62,8 @@ def seconds(model: Model, batch: ForwardBatch, kv: list[tuple[torch.Tensor, torc
 
 
 def ratios(ms: Mapping[str, float]) -> dict[str, float]:
-    """Of passes of one variant. A chunk of a prompt takes the longer the more is before it, evenly, so a prompt of 8,000
-    takes the mean of its first and last chunk for each."""
+    """Of passes of one variant. A chunk's time grows evenly with what is before it, so a prompt of 8,000 takes the mean
+    of its first and last chunk for each."""
     first, last = ms["prefill of 512"], ms["512 tokens at 7,488"]
     return {
         "8 tokens of one request / 1 token": ms["8 tokens of one request"] / ms["1 token"],
