@@ -62,26 +62,6 @@ def test_products_are_bit_for_bit_those_of_numpy(shape: tuple[int, int], threads
         np.testing.assert_array_equal(layer(x[:rows]).numpy(), expected[:rows], f"{rows} rows")
 
 
-def test_products_without_a_look_up_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What processors without AVX-512 run, on this one."""
-    monkeypatch.setattr(gemm, "_HAS_TABLE", False)
-    plain = gemm._panel_kernel(gemm._int4_sums, 4 * gemm.INT4_WORDS * gemm.NIBBLES // GROUP, inputs=gemm.NIBBLES)
-
-    @gemm.njit("void(f4[:, ::1], i8, u4[::1], f4[::1], f4[:, ::1])", nogil=True)
-    def product(x, depth, panel, bias, out):  # type: ignore[no-untyped-def]
-        rows, stride = x.shape
-        at, to = panel.ctypes.data, out.ctypes.data
-        plain(x.ctypes.data, rows, stride, depth, at, bias.ctypes.data, to, out.shape[1])
-
-    torch.manual_seed(0)
-    blocks, x = blocks_of(torch.randn(32, 72), "int4"), torch.randn(5, 72)
-    inputs = np.zeros((5, 96 + 3), np.float32)
-    gemm._sum_share(0, 1, x.numpy(), inputs)
-    bias, out = np.zeros(32, np.float32), np.empty((5, 32), np.float32)
-    product(inputs, 72, int4.pack(blocks.numpy()).reshape(-1), bias, out)
-    np.testing.assert_array_equal(out, PackedLinear(blocks, None, 1)(x).numpy())
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_rows_have_the_same_bits_for_every_number_of_rows_and_threads(shape: tuple[int, int], threads: int) -> None:

@@ -47,8 +47,8 @@ def test_loops_over_inputs_take_one_input_a_turn() -> None:
     outer = [block for block in loops if "\tprefetch" in block]
     assert len(outer) >= 3 * gemm._TILE_ROWS
     assert {block.count("\tprefetch") for block in outer} == {1}
-    # Within a turn over words of int4, the numbers of both words are shifted out one by one.
-    inner = [block for block in loops if block not in outer and "\tvbroadcastss" in block]
+    # Within a turn over words of int4, the numbers of two registers are shifted out one by one. (Widening takes all.)
+    inner = [block for block in loops if "\tvpsrld\t$4," in block and "\tvpsrld\t$28," not in block]
     assert len(inner) >= gemm._INT4_TILE_ROWS
     assert {block.count("\tvpsrld\t$4,") for block in inner} == {2}
 

@@ -55,10 +55,20 @@ NIBBLES = 8
 INT4_WORDS = (2 * 2 * PANEL) // 4 + GROUP // NIBBLES * PANEL
 """32-bit words of a panel's group of int4 weights: float16 scales, then float16 minimums of the outputs, then for each
 8 inputs a word an output."""
-_TILE_ROWS = 14
-"""Rows worked on at a time, at most: 28 sums in registers, two weights and an input: all that there are."""
-_INT4_TILE_ROWS = 13
-"""The same where two registers are taken by the words that numbers come from."""
+Halves = Sequence[int]
+BOTH: Halves = (0, 1)
+Vectors = Sequence[Any]
+"""16 numbers of one half of a panel each, or of both."""
+_WIDE = platform.machine() == "x86_64" and bool(llvm.get_host_cpu_features().get("avx512f"))
+"""Whether registers have 16 numbers, and there are 32 of them. Else they have a quarter of the room: 16 of 8 numbers
+(AVX2) or 32 of 4 (NEON)."""
+_PARTS: Sequence[Halves] = (BOTH,) if _WIDE else ((0,), (1,))
+"""Halves of a panel whose sums are in registers at the same time."""
+_TILE_ROWS = 14 if _WIDE else 6
+"""Rows worked on at a time, at most: 28 sums of 16 in registers, two weights and an input: all that there are. In a
+quarter of the room 6 sums and one weight."""
+_INT4_TILE_ROWS = 13 if _WIDE else 5
+"""The same where room is taken by the words that numbers come from."""
 _AHEAD = 128
 """Inputs that weights are fetched ahead of their use where there is one tile; without it 8 rows wait for memory. Where
 there are more, each fetches its share of the next panel: the first one alone would wait for all of it, and memory for
@@ -99,9 +109,6 @@ class _BFloat(ir.Type):  # type: ignore[misc]
 _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 
-_HAS_TABLE = platform.machine() == "x86_64" and bool(llvm.get_host_cpu_features().get("avx512f"))
-
-
 def _has_dot() -> bool:
     return platform.machine() == "x86_64" and bool(llvm.get_host_cpu_features().get("avx512bf16"))
 
@@ -119,24 +126,20 @@ def _load(builder: Any, base: Any, offset: Any, vector: Any) -> Any:
     return value
 
 
-def _two(builder: Any, base: Any, offset: Any, vector: Any) -> tuple[Any, Any]:
-    """Two vectors of words in a row: of the panel's first and last 16 outputs."""
-    second = builder.add(offset, _I64(LANES))
-    return _load(builder, base, offset, vector), _load(builder, base, second, vector)
+def _halves(builder: Any, base: Any, offset: Any, vector: Any, halves: Halves = BOTH) -> Vectors:
+    """Vectors of words in a row: of the panel's first 16 outputs, of its last 16, or of both."""
+    return [_load(builder, base, builder.add(offset, _I64(half * LANES)), vector) for half in halves]
 
 
-def _int8_weights(builder: Any, base: Any, offset: Any, scales: tuple[Any, Any]) -> tuple[Any, Any]:
-    def widened(half: int) -> Any:
-        whole = _load(builder, base, builder.add(offset, _I64(half * LANES // 4)), _BYTES)
-        return builder.fmul(builder.sitofp(builder.sext(whole, _INTS), _VEC), scales[half])
-
-    return widened(0), widened(1)
+def _int8_weights(builder: Any, base: Any, offset: Any, scales: Vectors, halves: Halves = BOTH) -> Vectors:
+    whole = [_load(builder, base, builder.add(offset, _I64(half * LANES // 4)), _BYTES) for half in halves]
+    numbers = [builder.sitofp(builder.sext(one, _INTS), _VEC) for one in whole]
+    return [builder.fmul(number, scale) for number, scale in zip(numbers, scales, strict=True)]
 
 
-def _scales(builder: Any, base: Any, offset: Any) -> tuple[Any, Any]:
-    first, second = (builder.add(offset, _I64(half * LANES // 2)) for half in range(2))
-    low, high = (_load(builder, base, at, _HALVES) for at in (first, second))
-    return builder.fpext(low, _VEC), builder.fpext(high, _VEC)
+def _scales(builder: Any, base: Any, offset: Any, halves: Halves = BOTH) -> Vectors:
+    stored = [_load(builder, base, builder.add(offset, _I64(half * LANES // 2)), _HALVES) for half in halves]
+    return [builder.fpext(one, _VEC) for one in stored]
 
 
 def _splat(builder: Any, scalar: Any, vector: Any = _VEC) -> Any:
@@ -155,7 +158,7 @@ def _keep_rolled(branch: Any) -> None:
 
 def _int4_numbers(builder: Any, words: Any) -> Any:
     """Those in the lowest 4 bits of words, as float32."""
-    if _HAS_TABLE:  # a look-up heeds no more than 4 bits of an index, so it is all in one instruction
+    if _WIDE:  # a look-up heeds no more than 4 bits of an index, so it is all in one instruction
         kind = ir.FunctionType(_VEC, [_VEC, _INTS])
         look_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.sf.512")
         return builder.call(look_up, [ir.Constant(_VEC, [float(number) for number in range(16)]), words])
@@ -173,23 +176,30 @@ class _Tile:
         stride: Any,
         out: Any,
         out_stride: Any,
+        halves: Halves,
         fetched: tuple[Any, Any, int],
     ) -> None:
         """
         Args:
+            halves: those of the panel that are summed.
             x: the rows' inputs, ``stride`` words apart.
             out: where their sums go, ``out_stride`` numbers apart.
             fetched: address that is fetched when a panel's first words are loaded, bytes that it moves on with each
                 step, and how many times two lines are fetched from there.
         """
         self.builder = builder
+        self.halves = halves
         self._fetched, self._pace, self._lines = fetched
         self._x = [builder.gep(x, [builder.mul(stride, _I64(row))]) for row in range(rows)]
         self._out = [builder.gep(out, [builder.mul(out_stride, _I64(row))]) for row in range(rows)]
-        self._sums = [[cgutils.alloca_once(builder, _VEC) for _ in range(2)] for _ in range(rows)]
+        self._sums = [[cgutils.alloca_once(builder, _VEC) for _ in halves] for _ in range(rows)]
         self._fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_VEC, [_VEC] * 3), "llvm.fma.v16f32")
 
-    def fill(self, values: tuple[Any, Any]) -> None:
+    def load(self, base: Any, offset: Any, vector: Any) -> Vectors:
+        """Its halves of the panel's words from ``offset`` on."""
+        return _halves(self.builder, base, offset, vector, self.halves)
+
+    def fill(self, values: Vectors) -> None:
         """Every row's sums become these."""
         for slots in self._sums:
             for slot, value in zip(slots, values, strict=True):
@@ -198,14 +208,14 @@ class _Tile:
     def put(self) -> None:
         """Writes the sums to memory."""
         for out, slots in zip(self._out, self._sums, strict=True):
-            for half, slot in enumerate(slots):
+            for half, slot in zip(self.halves, slots, strict=True):
                 to = self.builder.bitcast(self.builder.gep(out, [_I64(half * LANES)]), _VEC.as_pointer())
                 self.builder.store(self.builder.load(slot), to).align = 4
 
-    def put_onto(self, scales: tuple[Any, Any]) -> None:
+    def put_onto(self, scales: Vectors) -> None:
         """The sums times ``scales``, plus what is in memory, become the sums."""
         for out, slots in zip(self._out, self._sums, strict=True):
-            before = _two(self.builder, out, _I64(0), _VEC)
+            before = self.load(out, _I64(0), _VEC)
             for slot, scale, value in zip(slots, scales, before, strict=True):
                 self.builder.store(self.builder.call(self._fma, [self.builder.load(slot), scale, value]), slot)
 
@@ -224,7 +234,7 @@ class _Tile:
             latch = builder.block
         _keep_rolled(latch.terminator)
 
-    def add(self, index: Any, weights: tuple[Any, Any]) -> None:
+    def add(self, index: Any, weights: Vectors) -> None:
         """Adds input ``index`` times its weights."""
         builder = self.builder
         for x_row, slots in zip(self._x, self._sums, strict=True):
@@ -232,7 +242,7 @@ class _Tile:
             for slot, weight in zip(slots, weights, strict=True):
                 builder.store(builder.call(self._fma, [value, weight, builder.load(slot)]), slot)
 
-    def add_pairs(self, index: Any, words: tuple[Any, Any]) -> None:
+    def add_pairs(self, index: Any, words: Vectors) -> None:
         """Adds two inputs, whose words are the ``index``-th of the rows, times their weights."""
         builder = self.builder
         name, kinds = "llvm.x86.avx512bf16.dpbf16ps.512", [_VEC, _PAIRS, _PAIRS]
@@ -245,9 +255,7 @@ class _Tile:
 
 
 def _float_sums(tile: _Tile, panel: Any, depth: Any) -> None:
-    tile.steps(
-        _I64(0), depth, lambda _, n: tile.add(n, _two(tile.builder, panel, tile.builder.mul(n, _I64(PANEL)), _VEC))
-    )
+    tile.steps(_I64(0), depth, lambda _, n: tile.add(n, tile.load(panel, tile.builder.mul(n, _I64(PANEL)), _VEC)))
 
 
 def _bfloat_sums(tile: _Tile, panel: Any, depth: Any) -> None:
@@ -255,8 +263,8 @@ def _bfloat_sums(tile: _Tile, panel: Any, depth: Any) -> None:
 
     def step(_: Any, n: Any) -> None:
         words = _load(builder, panel, builder.mul(n, _I64(LANES)), _INTS)
-        low, high = builder.shl(words, _SIXTEEN), builder.and_(words, _HIGH)
-        tile.add(n, (builder.bitcast(low, _VEC), builder.bitcast(high, _VEC)))
+        widened = [builder.and_(words, _HIGH) if half else builder.shl(words, _SIXTEEN) for half in tile.halves]
+        tile.add(n, [builder.bitcast(one, _VEC) for one in widened])
 
     tile.steps(_I64(0), depth, step)
 
@@ -265,7 +273,7 @@ def _dot_sums(tile: _Tile, panel: Any, depth: Any) -> None:
     builder = tile.builder
 
     def pair(_: Any, n: Any) -> None:
-        tile.add_pairs(n, _two(builder, panel, builder.mul(n, _I64(PANEL)), _INTS))
+        tile.add_pairs(n, tile.load(panel, builder.mul(n, _I64(PANEL)), _INTS))
 
     tile.steps(_I64(0), builder.lshr(builder.add(depth, _I64(1)), _I64(1)), pair)
 
@@ -275,7 +283,7 @@ def _int8_sums(tile: _Tile, panel: Any, depth: Any) -> None:
     groups = builder.udiv(builder.add(depth, _I64(GROUP - 1)), _I64(GROUP))
     with cgutils.for_range(builder, groups) as group:
         at = builder.mul(group.index, _I64(GROUP_WORDS))
-        scales = _scales(builder, panel, at)
+        scales = _scales(builder, panel, at, tile.halves)
         weights_at = builder.add(at, _I64(2 * PANEL // 4))
         start = builder.mul(group.index, _I64(GROUP))
         left = builder.sub(depth, start)
@@ -283,7 +291,7 @@ def _int8_sums(tile: _Tile, panel: Any, depth: Any) -> None:
 
         def step(number: Any, index: Any) -> None:
             offset = builder.add(weights_at, builder.mul(number, _I64(PANEL // 4)))
-            tile.add(index, _int8_weights(builder, panel, offset, scales))
+            tile.add(index, _int8_weights(builder, panel, offset, scales, tile.halves))
 
         tile.steps(start, count, step)
 
@@ -298,25 +306,25 @@ def _int4_sums(tile: _Tile, panel: Any, depth: Any) -> None:
         at = builder.mul(group.index, _I64(INT4_WORDS))
         weights_at = builder.add(at, _I64(PANEL))
         tile.put()
-        tile.fill((zeros, zeros))
+        tile.fill([zeros for _ in tile.halves])
 
         def step(number: Any, index: Any) -> None:
-            words = _two(builder, panel, builder.add(weights_at, builder.mul(number, _I64(PANEL))), _INTS)
+            words = tile.load(panel, builder.add(weights_at, builder.mul(number, _I64(PANEL))), _INTS)
             left = [cgutils.alloca_once(builder, _INTS) for _ in words]
             for slot, word in zip(left, words, strict=True):
                 builder.store(word, slot)
             with cgutils.for_range(builder, _I64(NIBBLES)) as place:
-                first, last = (_int4_numbers(builder, builder.load(slot)) for slot in left)
-                tile.add(builder.add(builder.mul(index, _I64(NIBBLES)), place.index), (first, last))
+                numbers = [_int4_numbers(builder, builder.load(slot)) for slot in left]
+                tile.add(builder.add(builder.mul(index, _I64(NIBBLES)), place.index), numbers)
                 for slot in left:
                     builder.store(builder.lshr(builder.load(slot), _FOUR), slot)
                 latch = builder.block
             _keep_rolled(latch.terminator)
 
         tile.steps(builder.mul(group.index, _I64(steps)), _I64(steps), step)
-        tile.put_onto(_scales(builder, panel, at))
+        tile.put_onto(_scales(builder, panel, at, tile.halves))
         sums_at = builder.add(builder.mul(groups, _I64(GROUP)), group.index)
-        tile.add(sums_at, _scales(builder, panel, builder.add(at, _I64(LANES))))
+        tile.add(sums_at, _scales(builder, panel, builder.add(at, _I64(LANES)), tile.halves))
 
 
 def _panel_kernel(
@@ -325,6 +333,7 @@ def _panel_kernel(
     inputs: int = 1,
     pairs: bool = False,
     most_rows: int = _TILE_ROWS,
+    parts: Sequence[Halves] = _PARTS,
 ) -> Any:
     """A product with one panel, (x, rows, stride, in, panel, bias, out, out stride) → nothing.
 
@@ -336,6 +345,7 @@ def _panel_kernel(
         inputs: that a step takes.
         pairs: x has words of two bfloat16; else of float32.
         most_rows: worked on at a time.
+        parts: of a panel, worked on one after the other.
     """
 
     @intrinsic
@@ -349,13 +359,13 @@ def _panel_kernel(
             panel_at = builder.inttoptr(panel_, _I32.as_pointer())
             steps = builder.udiv(builder.add(depth_, _I64(inputs - 1)), _I64(inputs))
 
-            def tile(count: int, row: Any, ahead: Any, pace: Any) -> None:
+            def tile(count: int, halves: Halves, row: Any, ahead: Any, pace: Any) -> None:
                 fetched = builder.gep(builder.bitcast(panel_at, _I8.as_pointer()), [ahead])
                 x_tile = builder.gep(x_at, [builder.mul(row, x_stride_)])
                 out_tile = builder.gep(out_at, [builder.mul(row, stride_)])
                 lines = -(-size // (2 * _LINE))
-                sums = _Tile(builder, count, x_tile, x_stride_, out_tile, stride_, (fetched, pace, lines))
-                sums.fill(_two(builder, bias_at, _I64(0), _VEC))
+                sums = _Tile(builder, count, x_tile, x_stride_, out_tile, stride_, halves, (fetched, pace, lines))
+                sums.fill(sums.load(bias_at, _I64(0), _VEC))
                 emit(sums, panel_at, depth_)
                 sums.put()
 
@@ -364,21 +374,23 @@ def _panel_kernel(
             with builder.if_then(builder.icmp_signed(">", tiles, _I64(0))):
                 small = builder.udiv(rows_, tiles)
                 larger = builder.urem(rows_, tiles)
-                pace = builder.udiv(_I64(size), tiles)
-                alone = builder.icmp_signed("==", tiles, _I64(1))
+                turns = builder.mul(tiles, _I64(len(parts)))
+                pace = builder.udiv(_I64(size), turns)
+                alone = builder.icmp_signed("==", turns, _I64(1))
                 whole = builder.mul(steps, _I64(size))
                 ahead = builder.select(alone, _I64(_AHEAD // inputs * size), whole)
                 share = builder.mul(steps, pace)
-                for rows_of_tile in range(1, most_rows + 1):
-                    for before, offset, count in (
-                        (_I64(0), 1, larger),
-                        (larger, 0, builder.sub(tiles, larger)),
-                    ):
-                        fits = builder.icmp_signed("==", builder.add(small, _I64(offset)), _I64(rows_of_tile))
-                        with builder.if_then(fits), cgutils.for_range(builder, count) as loop:
-                            number = builder.add(before, loop.index)
-                            row = builder.add(builder.mul(number, small), loop.index if offset else before)
-                            tile(rows_of_tile, row, builder.add(ahead, builder.mul(number, share)), pace)
+                for part, halves in enumerate(parts):
+                    with cgutils.for_range(builder, tiles) as loop:
+                        number = loop.index
+                        is_larger = builder.icmp_signed("<", number, larger)
+                        rows_here = builder.add(small, builder.zext(is_larger, _I64))
+                        row = builder.add(builder.mul(number, small), builder.select(is_larger, number, larger))
+                        turn = builder.add(builder.mul(tiles, _I64(part)), number)
+                        fetch = builder.add(ahead, builder.mul(turn, share))
+                        for rows_of_tile in range(1, most_rows + 1):
+                            with builder.if_then(builder.icmp_signed("==", rows_here, _I64(rows_of_tile))):
+                                tile(rows_of_tile, halves, row, fetch, pace)
             return context.get_dummy_value()
 
         return types.void(*(types.intp,) * 8), generate
@@ -426,7 +438,7 @@ def _pair_thirty_two(typingctx: Any, source: Any, target: Any) -> Any:
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         from_at, to_at = (builder.inttoptr(at, _I32.as_pointer()) for at in args)
-        first, last = (_as_bfloat(builder, value) for value in _two(builder, from_at, _I64(0), _VEC))
+        first, last = (_as_bfloat(builder, value) for value in _halves(builder, from_at, _I64(0), _VEC))
         even, odd = (
             builder.shuffle_vector(first, last, ir.Constant(_INTS, list(range(start, 2 * LANES, 2))))
             for start in (0, 1)
@@ -438,27 +450,27 @@ def _pair_thirty_two(typingctx: Any, source: Any, target: Any) -> Any:
     return types.void(types.intp, types.intp), generate
 
 
-def _two_int8(builder: Any, group: Any, number: Any) -> Sequence[tuple[Any, Any]]:
+def _two_int8(builder: Any, group: Any, number: Any) -> Sequence[Vectors]:
     """Weights of the ``number``-th two inputs of a panel's group."""
     scales = _scales(builder, group, _I64(0))
     at = builder.add(_I64(2 * PANEL // 4), builder.mul(number, _I64(2 * PANEL // 4)))
     return [_int8_weights(builder, group, builder.add(at, _I64(n * PANEL // 4)), scales) for n in range(2)]
 
 
-def _eight_int4(builder: Any, group: Any, number: Any) -> Sequence[tuple[Any, Any]]:
+def _eight_int4(builder: Any, group: Any, number: Any) -> Sequence[Vectors]:
     """Weights of the ``number``-th eight inputs of a panel's group: each rounded to float32 once."""
     fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_VEC, [_VEC] * 3), "llvm.fma.v16f32")
-    words = _two(builder, group, builder.add(_I64(PANEL), builder.mul(number, _I64(PANEL))), _INTS)
+    words = _halves(builder, group, builder.add(_I64(PANEL), builder.mul(number, _I64(PANEL))), _INTS)
     scales, minimums = (_scales(builder, group, _I64(at)) for at in (0, LANES))
 
     def weights(place: int, half: int) -> Any:
         shifted = builder.lshr(words[half], ir.Constant(_INTS, [4 * place] * LANES))
         return builder.call(fma, [_int4_numbers(builder, shifted), scales[half], minimums[half]])
 
-    return [(weights(place, 0), weights(place, 1)) for place in range(NIBBLES)]
+    return [[weights(place, half) for half in BOTH] for place in range(NIBBLES)]
 
 
-def _widened(some: Callable[[Any, Any, Any], Sequence[tuple[Any, Any]]], inputs: int, pairs: bool) -> Any:
+def _widened(some: Callable[[Any, Any, Any], Sequence[Vectors]], inputs: int, pairs: bool) -> Any:
     """A group of a panel of quantised weights → the same as it is in ``PAIRS``, or in ``FLOAT`` rounded to bfloat16.
 
     Both are addresses.
@@ -534,7 +546,7 @@ def _sum_thirty_two(typingctx: Any, source: Any, target: Any) -> Any:
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         from_at, to_at = (builder.inttoptr(at, _FLOAT.as_pointer()) for at in args)
-        low, high = _two(builder, builder.bitcast(from_at, _I32.as_pointer()), _I64(0), _VEC)
+        low, high = _halves(builder, builder.bitcast(from_at, _I32.as_pointer()), _I64(0), _VEC)
         total, lanes = builder.fadd(low, high), LANES
         while lanes > 1:
             lanes //= 2
