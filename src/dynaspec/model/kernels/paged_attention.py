@@ -23,7 +23,7 @@ import numpy.typing as npt
 from dynaspec.compiled import njit
 
 from .functions import exp, tanh
-from .simd import LANES, const, fetch, fma, lane_max, lane_sum, load, maximum, splat, store, store_first
+from .simd import LANES, WIDE, const, fetch, fma, lane_max, lane_sum, load, maximum, splat, splat_at, store, store_first
 from .team import together
 
 Floats = npt.NDArray[np.float32]
@@ -32,6 +32,8 @@ Int64 = npt.NDArray[np.int64]
 
 TILE = 4
 """Query vectors worked on at a time."""
+_PAGES = 2 if WIDE else 1
+"""Pages whose keys are worked on at a time."""
 KEYS = 256
 """Keys of a block: few enough to stay in the core's cache, many enough that merging costs nothing."""
 NOTHING = -3e38
@@ -96,32 +98,33 @@ def _scores(
 ) -> None:
     """Dot products of the queries ``vector`` … ``vector`` + 3 with all keys of the pages first … end − 1.
 
-    ``scores`` [TILE, …] begins with key ``start``. Two pages at a time: eight sums that do not wait for each other.
-    While ``cold``, the pages after these, up to ``last``, are brought into the cache.
+    ``scores`` [TILE, …] begins with key ``start``. While ``cold``, the pages after these, up to ``last``, are brought
+    into the cache.
     """
     heads, head_dim = k_cache.shape[1], k_cache.shape[2]
     width, size = scores.shape[1], head_dim * LANES
-    for page in range(first, end, 2):
-        after, soon, soon_after = min(page + 1, end - 1), min(page + 2, last), min(page + 3, last)
+    for page in range(first, end, _PAGES):
+        # Eight sums that do not wait for each other: of two pages, or of one where they take two registers each.
+        after, soon, soon_after = min(page + 1, end - 1), min(page + _PAGES, last), min(page + _PAGES + 1, last)
         k0, k1 = (table[page] * heads + head) * size, (table[after] * heads + head) * size
         n0, n1 = (table[soon] * heads + head) * size, (table[soon_after] * heads + head) * size
         a0 = a1 = b0 = b1 = c0 = c1 = d0 = d1 = const(0.0)
         for at in range(0, size, LANES):
+            i = vector * head_dim + at // LANES
+            q0, q1 = splat_at(queries, i), splat_at(queries, i + head_dim)
+            q2, q3 = splat_at(queries, i + 2 * head_dim), splat_at(queries, i + 3 * head_dim)
+            key = load(k_cache, k0 + at)
+            a0, b0, c0, d0 = fma(q0, key, a0), fma(q1, key, b0), fma(q2, key, c0), fma(q3, key, d0)
             if cold:
                 fetch(k_cache, n0 + at)
-                fetch(k_cache, n1 + at)
-            i = at // LANES
-            key0, key1 = load(k_cache, k0 + at), load(k_cache, k1 + at)
-            query = splat(queries[vector, i])
-            a0, a1 = fma(query, key0, a0), fma(query, key1, a1)
-            query = splat(queries[vector + 1, i])
-            b0, b1 = fma(query, key0, b0), fma(query, key1, b1)
-            query = splat(queries[vector + 2, i])
-            c0, c1 = fma(query, key0, c0), fma(query, key1, c1)
-            query = splat(queries[vector + 3, i])
-            d0, d1 = fma(query, key0, d0), fma(query, key1, d1)
+            if _PAGES == 2:
+                key = load(k_cache, k1 + at)
+                a1, b1, c1, d1 = fma(q0, key, a1), fma(q1, key, b1), fma(q2, key, c1), fma(q3, key, d1)
+                if cold:
+                    fetch(k_cache, n1 + at)
         _store4(scores, page * LANES - start, width, (a0, b0, c0, d0))
-        _store4(scores, after * LANES - start, width, (a1, b1, c1, d1))
+        if _PAGES == 2:
+            _store4(scores, after * LANES - start, width, (a1, b1, c1, d1))
 
 
 @njit(cache=True, nogil=True)
@@ -219,6 +222,26 @@ def _weighted(
 
 
 @njit(cache=True, nogil=True)
+def _weighted_lane(totals: Any, weights: Floats, place: int, keys: int, v_cache: Floats, base: int, ahead: int) -> Any:
+    """totals + Σ weight · value for four queries and 16 dimensions, over ``keys`` in a row of one page.
+
+    The weights begin at ``place``, the values at ``base``. What lies ``ahead`` of them is brought into the cache, if
+    that is not 0.
+    """
+    a, b, c, d = totals
+    width, stride = v_cache.shape[3], weights.shape[1]
+    for number in range(keys):
+        at, here = base + number * width, place + number
+        value = load(v_cache, at)
+        if ahead:
+            fetch(v_cache, at + ahead)
+        a, b = fma(splat_at(weights, here), value, a), fma(splat_at(weights, here + stride), value, b)
+        c = fma(splat_at(weights, here + 2 * stride), value, c)
+        d = fma(splat_at(weights, here + 3 * stride), value, d)
+    return a, b, c, d
+
+
+@njit(cache=True, nogil=True)
 def _weighted_tile(
     totals: Any,
     weights: Floats,
@@ -236,27 +259,36 @@ def _weighted_tile(
     While ``cold``, the page after each, up to ``last``, is brought into the cache.
     """
     (a0, a1, a2, a3), (b0, b1, b2, b3), (c0, c1, c2, c3), (d0, d1, d2, d3) = totals
-    width = v_cache.shape[3]
+    width, stride = v_cache.shape[3], weights.shape[1]
     page_size = v_cache.shape[1] * LANES * width
     for page in range(low // LANES, (high + LANES - 1) // LANES):
-        base, base_after = table[page] * page_size, table[min(page + 1, last)] * page_size
-        for number in range(max(low, page * LANES), min(high, (page + 1) * LANES)):
-            row, after = base + number % LANES * width, base_after + number % LANES * width
-            if cold:
-                fetch(v_cache, after + at[0])
-                fetch(v_cache, after + at[1])
-                fetch(v_cache, after + at[2])
-                fetch(v_cache, after + at[3])
-            v0, v1 = load(v_cache, row + at[0]), load(v_cache, row + at[1])
-            v2, v3 = load(v_cache, row + at[2]), load(v_cache, row + at[3])
-            weight = splat(weights[0, number - start])
-            a0, a1, a2, a3 = fma(weight, v0, a0), fma(weight, v1, a1), fma(weight, v2, a2), fma(weight, v3, a3)
-            weight = splat(weights[1, number - start])
-            b0, b1, b2, b3 = fma(weight, v0, b0), fma(weight, v1, b1), fma(weight, v2, b2), fma(weight, v3, b3)
-            weight = splat(weights[2, number - start])
-            c0, c1, c2, c3 = fma(weight, v0, c0), fma(weight, v1, c1), fma(weight, v2, c2), fma(weight, v3, c3)
-            weight = splat(weights[3, number - start])
-            d0, d1, d2, d3 = fma(weight, v0, d0), fma(weight, v1, d1), fma(weight, v2, d2), fma(weight, v3, d3)
+        begin, end = max(low, page * LANES), min(high, (page + 1) * LANES)
+        base, place = table[page] * page_size + (begin - page * LANES) * width, begin - start
+        ahead = (table[min(page + 1, last)] - table[page]) * page_size if cold else 0
+        if WIDE:
+            for number in range(end - begin):
+                row, here = base + number * width, place + number
+                if ahead:
+                    fetch(v_cache, row + at[0] + ahead)
+                    fetch(v_cache, row + at[1] + ahead)
+                    fetch(v_cache, row + at[2] + ahead)
+                    fetch(v_cache, row + at[3] + ahead)
+                v0, v1 = load(v_cache, row + at[0]), load(v_cache, row + at[1])
+                v2, v3 = load(v_cache, row + at[2]), load(v_cache, row + at[3])
+                weight = splat_at(weights, here)
+                a0, a1, a2, a3 = fma(weight, v0, a0), fma(weight, v1, a1), fma(weight, v2, a2), fma(weight, v3, a3)
+                weight = splat_at(weights, here + stride)
+                b0, b1, b2, b3 = fma(weight, v0, b0), fma(weight, v1, b1), fma(weight, v2, b2), fma(weight, v3, b3)
+                weight = splat_at(weights, here + 2 * stride)
+                c0, c1, c2, c3 = fma(weight, v0, c0), fma(weight, v1, c1), fma(weight, v2, c2), fma(weight, v3, c3)
+                weight = splat_at(weights, here + 3 * stride)
+                d0, d1, d2, d3 = fma(weight, v0, d0), fma(weight, v1, d1), fma(weight, v2, d2), fma(weight, v3, d3)
+        else:  # registers have room for the sums of 16 dimensions
+            keys = end - begin
+            a0, b0, c0, d0 = _weighted_lane((a0, b0, c0, d0), weights, place, keys, v_cache, base + at[0], ahead)
+            a1, b1, c1, d1 = _weighted_lane((a1, b1, c1, d1), weights, place, keys, v_cache, base + at[1], ahead)
+            a2, b2, c2, d2 = _weighted_lane((a2, b2, c2, d2), weights, place, keys, v_cache, base + at[2], ahead)
+            a3, b3, c3, d3 = _weighted_lane((a3, b3, c3, d3), weights, place, keys, v_cache, base + at[3], ahead)
     return (a0, a1, a2, a3), (b0, b1, b2, b3), (c0, c1, c2, c3), (d0, d1, d2, d3)
 
 

@@ -9,11 +9,13 @@ with narrower registers.
 from __future__ import annotations
 
 import operator
+import platform
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
@@ -21,6 +23,9 @@ from numba.extending import intrinsic, models, overload, register_model
 from dynaspec.compiled import njit
 
 LANES = 16
+WIDE = platform.machine() == "x86_64" and bool(llvm.get_host_cpu_features().get("avx512f"))
+"""Whether registers hold 32 vectors. Else they hold 8: there are 16 of half a vector (AVX2), or 32 of a quarter
+(NEON)."""
 
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
@@ -137,6 +142,18 @@ def store_first(typingctx: Any, array: Any, offset: Any, value: Any, count: Any)
 def splat(typingctx: Any, scalar: Any) -> Any:
     """All lanes equal to a float32."""
     return f32x16(types.float32), lambda context, builder, sig, args: _splat(builder, args[0])
+
+
+@intrinsic
+def splat_at(typingctx: Any, array: Any, offset: Any) -> Any:
+    """All lanes equal to the float32 element at ``offset``, counted from the array's first element."""
+    signature = f32x16(array, types.intp)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = context.make_array(sig.args[0])(context, builder, args[0]).data
+        return _splat(builder, builder.load(builder.gep(data, [args[1]])))
+
+    return signature, generate
 
 
 @intrinsic
