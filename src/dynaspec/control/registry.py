@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
+import numpy as np
+
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError, IntegrityError
 from dynaspec.contract.step import DraftView, Ended, Limits, ProposerTraits, StepOutcome, StepView, Work
 
 from .auto import AutoController, CachedPlan
+from .auto.lengths import Target, admit
 from .config import SpeculativeConfig
 from .planner import ChainPlanner
 from .policies.confidence import ConfidenceStop
@@ -189,3 +192,6 @@ def load_kernels() -> None:
         work = Work(rows_per_pass=(2,) if any(drafted) else (), verify_rows=2 + sum(drafted), kv_tokens=8)
         counts = (plan.proposer, drafted, drafted, drafted, (0, 0), (1, 1), ended, (False, False), shown, work)
         controller.observe(StepOutcome(step, view.ids, *counts, 1e-4, 1e-3, 2e-3))
+    # Chains are trimmed where that pays, which is not for certain in so few steps.
+    target = Target(controller.costs.knots, controller.costs.curve, 1.0)
+    admit(1.0, np.ones((1, 1)), np.ones(1, dtype=np.int64), np.zeros(1), target, 1)

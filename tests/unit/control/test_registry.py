@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import get_args
 
 import pytest
@@ -153,3 +156,21 @@ def test_the_longest_draft_is_known_beforehand(keys: dict, longest: int) -> None
     for _ in range(100):
         made.observe(outcome(0, a=accepted(longest)))
     assert made.plan(view("a", host)).depth == (longest,)
+
+
+LOADED = """
+from numba.core.dispatcher import Dispatcher
+from dynaspec.control.auto import lengths
+from dynaspec.control.registry import load_kernels
+
+load_kernels()
+own = {name: value for name, value in vars(lengths).items() if getattr(value, "__module__", "") == lengths.__name__}
+functions = {name: one for name, one in own.items() if isinstance(one, Dispatcher) and not name.startswith("_")}
+print(len(functions), *(name for name, one in functions.items() if not one.signatures))
+"""
+
+
+def test_no_step_waits_for_what_the_controller_has_compiled() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, env=environment, check=True)
+    assert found.stdout == "5\n"
