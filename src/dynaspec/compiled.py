@@ -60,6 +60,13 @@ def njit(*signatures: Any, cache: bool = False, apart: bool = False, **options: 
     return decorate
 
 
+def compile_for(compiled: Any, signature: Any) -> None:
+    """One more signature of a function that was compiled for others at once."""
+    compiled.disable_compile(False)
+    compiled.compile(signature)
+    compiled.disable_compile()
+
+
 _apart: dict[str, Any] = {}
 """numba's results by their symbols, for as long as the process lives: their addresses are in other code."""
 _symbols: dict[Any, str] = {}
@@ -162,7 +169,11 @@ class _Kept(CompileResultCacheImpl):  # type: ignore[misc]
                 continue
             if symbol != _symbol(module, name, arguments):
                 return None
-            getattr(sys.modules[module], name).compile(arguments)
+            function = getattr(sys.modules[module], name)
+            if function._can_compile:
+                function.compile(arguments)
+            else:
+                compile_for(function, arguments)
         return super().rebuild(context, result)
 
 

@@ -38,6 +38,7 @@ class EngineOptions(TypedDict, total=False):
     max_num_batched_tokens: int | None
     kv_cache_memory: int | str | None
     """Bytes, or a text such as ``4GiB``."""
+    kv_cache_dtype: str | None
     enable_prefix_caching: bool | None
     async_scheduling: bool | None
     stream_interval_s: float

@@ -44,6 +44,7 @@ SAME = frozenset(
             "generation_config",
             "override_generation_config",
             "max_num_batched_tokens",
+            "kv_cache_dtype",
             "enable_prefix_caching",
             "async_scheduling",
             "tensor_parallel_size",

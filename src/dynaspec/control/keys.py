@@ -80,7 +80,7 @@ REFUSED: Mapping[str, Refusal] = {
     "tensor_parallel_size": Refusal((1,), _ONE_DEVICE),
     "moe_backend": Refusal(("auto",), "mixture-of-experts drafters are not available in this version"),
     "attention_backend": Refusal((), _SAME_ATTENTION),
-    "kv_cache_dtype": Refusal(("auto",), "the drafter's KV cache has the drafter's own dtype"),
+    "kv_cache_dtype": Refusal(("auto",), "the drafter's KV cache is kept as the target's"),
     "code_revision": Refusal((), "code from checkpoints is never run"),
     "draft_load_config": Refusal((), "the drafter is loaded like the target"),
     "index_share_for_mtp_iteration": Refusal(

@@ -43,6 +43,11 @@ class EngineConfig(BaseModel):
         description="Bytes of KV cache for target and drafter together; default: what max_num_seqs requests of full "
         "length need, but at most a quarter of the memory available (CPU) or 90 % of what is free (CUDA).",
     )
+    kv_cache_dtype: Literal["auto", "bfloat16"] = Field(
+        "auto",
+        description="bfloat16 = keys and values of target and drafter are kept in half the memory, rounded (CPU, and "
+        "models in bfloat16); auto = in the model's dtype, float32 on CPU.",
+    )
     enable_prefix_caching: bool = Field(True, description="Reuse the KV of prompts that begin alike.")
     async_scheduling: bool = Field(False, description="Schedule each step while the one before is running.")
     stream_interval_s: float = Field(

@@ -107,7 +107,6 @@ FOREIGN: Mapping[str, Foreign] = {
     "ignore_patterns": _ignored("only the files of the weights are read"),
     "interleave_mm_strings": _ignored(_TEXT_ALONE, False),
     "kernel_config": _ignored("kernels are the engine's own"),
-    "kv_cache_dtype": Foreign(("auto",), "the KV cache has the model's dtype"),
     "kv_cache_metrics": _ignored("the metrics have the cache's use and hits", False),
     "kv_offloading_size": _ignored("the KV cache stays on its device"),
     "kv_transfer_config": Foreign((), "KV is not moved between engines"),

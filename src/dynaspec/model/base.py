@@ -20,11 +20,11 @@ class Model(Protocol):
     config: DecoderConfig
     device: torch.device
     dtype: torch.dtype
-    """Of activations and the KV cache."""
+    """Of activations, and of the KV cache unless that is told otherwise."""
     product_dtype: torch.dtype
     """What the inputs and weights of matrix products are rounded to: ``dtype``, or bfloat16 where that is float32."""
     kv_bytes_per_block: int
-    """Bytes of one KV block over all layers."""
+    """Bytes of one KV block over all layers, in the model's dtype."""
     compiled: CompiledDecoder | None
     """The same model for compiled code; None where its passes have to be run from Python."""
 
@@ -39,7 +39,7 @@ class Model(Protocol):
         ...
 
     def kv_shapes(self, num_blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of the key and of the value cache of one layer; their dtype is the model's."""
+        """Shapes of the key and of the value cache of one layer; their dtype is the model's, or bfloat16."""
         ...
 
     def forward(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from .attention.base import KV
 
 Floats = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
+Addresses = npt.NDArray[np.int64] | npt.NDArray[np.uint64]
+"""Of caches: int64 where they are float32, uint64 where they are bfloat16. Compiled code is made for either."""
 
 
 class CompiledDecoder(NamedTuple):
@@ -62,11 +65,17 @@ class CacheAddresses:
 
     def __init__(self) -> None:
         self._kv: Sequence[KV] = ()
-        self._found = np.empty((0, 2), np.int64)
+        self._found: Addresses = np.empty((0, 2), np.int64)
 
-    def of(self, kv: Sequence[KV]) -> Int64:
+    def of(self, kv: Sequence[KV]) -> Addresses:
         """[layers, 2]"""
         if kv is not self._kv:
-            self._found = np.array([[key.data_ptr(), value.data_ptr()] for key, value in kv], np.int64)
+            dtype: Any = np.int64
+            if kv[0][0].dtype == torch.bfloat16:
+                from .kernels.paged_attention import load_bfloat16  # it compiles its kernels when it is imported
+
+                load_bfloat16()
+                dtype = np.uint64
+            self._found = np.array([[key.data_ptr(), value.data_ptr()] for key, value in kv], dtype)
             self._kv = kv
         return self._found

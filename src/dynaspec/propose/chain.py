@@ -18,7 +18,7 @@ from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import Ints
 from dynaspec.kv.arena import Arena
 from dynaspec.kv.rows import fill_rows
-from dynaspec.model.compiled import NO_TAPS, CacheAddresses, CompiledDecoder
+from dynaspec.model.compiled import NO_TAPS, Addresses, CacheAddresses, CompiledDecoder
 from dynaspec.model.decoder_heads.compiled import CompiledHead
 from dynaspec.model.kernels.decode import PassRows, decode, logits
 from dynaspec.model.kernels.decoder_heads import fuse, head_logits, head_pass
@@ -101,7 +101,7 @@ def _read(
     model: CompiledDecoder,
     head: CompiledHead | None,
     states: Floats,
-    caches: Ints,
+    caches: Addresses,
     blocks: int,
     tables: Int32,
     block_size: int,
@@ -124,7 +124,7 @@ def draft_tree(
     model: CompiledDecoder,
     head: CompiledHead | None,
     states: Floats,
-    caches: Ints,
+    caches: Addresses,
     blocks: int,
     tables: Int32,
     block_size: int,
@@ -193,7 +193,7 @@ def draft_chain(
     head: CompiledHead | None,
     states: Floats,
     known: Known,
-    caches: Ints,
+    caches: Addresses,
     blocks: int,
     texts: Int32,
     lengths: Ints,

@@ -84,7 +84,7 @@ def test_options_of_llm_alone() -> None:
 
 def test_the_sentences_about_options() -> None:
     with pytest.raises(ConfigError) as raised:
-        translate("kv_cache_dtype", "fp8")
+        translate("load_format", "dummy")
     assert f"error: {raised.value}" in re.sub(r"\s+", " ", TEXT)
 
 

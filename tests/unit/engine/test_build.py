@@ -12,9 +12,11 @@ from dynaspec import SamplingParams
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.config import SpeculativeConfig
+from dynaspec.engine.build import build_engine
+from dynaspec.engine.config import EngineConfig
 from dynaspec.observe.decision_log import read_header, read_log
 from support.checkpoints import Pair
-from support.engines import open_llm
+from support.engines import kv_bytes, open_llm
 from support.state_heads import FittedHeads
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -89,6 +91,24 @@ def test_a_log_that_cannot_be_written_is_an_error(tiny: Pair, tmp_path: Path) ->
         open_llm(tiny.target, decision_log=str(tmp_path / "none" / "log.jsonl")),
     ):
         raise AssertionError("not reached")
+
+
+def test_a_kv_cache_in_bfloat16_has_twice_the_blocks(tiny: Pair) -> None:
+    found = []
+    for dtype in ("auto", "bfloat16"):
+        config = EngineConfig.build(
+            model=tiny.target,
+            speculative_config={"model": tiny.drafter},
+            kv_cache_memory=kv_bytes(10, tiny.target, tiny.drafter),
+            kv_cache_dtype=dtype,
+        )
+        found.append(build_engine(config).snapshot().kv_blocks)
+    assert found == [10, 20]
+
+
+def test_a_kv_cache_is_not_rounded_to_another_type_of_16_bits(tiny: Pair) -> None:
+    with pytest.raises(ConfigError, match="kv_cache_dtype is 'bfloat16' but the model is in float16 on cpu"):
+        open_llm(tiny.target, dtype="float16", kv_cache_dtype="bfloat16").__enter__()
 
 
 def test_synthetic_acceptance_says_so(tiny: Pair, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ KV = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What all layers of a model share. The KV cache has the model's dtype and lies on its device."""
+    """What all layers of a model share. The KV cache lies on the model's device and has its dtype, or bfloat16."""
 
     num_heads: int
     num_kv_heads: int

@@ -1,4 +1,4 @@
-"""Paged attention on CPU in float32, by the numba kernels."""
+"""Paged attention on CPU, computed in float32 on caches in float32 or bfloat16, by the numba kernels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dynaspec.model.batch import BLOCK_SIZE, NO_ANCESTORS, ForwardBatch
@@ -35,6 +36,14 @@ class CpuMeta:
     """``units`` … ``chains`` of ``kernels.attend``, in its order."""
 
 
+def _arrays(kv: KV) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The same caches for compiled code, bfloat16 as uint16."""
+    if kv[0].dtype != torch.bfloat16:
+        return kv[0].numpy(), kv[1].numpy()
+    kernels.load_bfloat16()
+    return kv[0].view(torch.uint16).numpy(), kv[1].view(torch.uint16).numpy()
+
+
 class CpuAttention:
     """Bitwise the same result for a row, whatever else is in the pass and however it is split over threads.
 
@@ -52,7 +61,7 @@ class CpuAttention:
 
     def move(self, kv: KV, source: torch.Tensor, target: torch.Tensor) -> None:
         """See ``AttentionBackend.move``."""
-        kernels.move_kv(kv[0].numpy(), kv[1].numpy(), source.numpy(), target.numpy())
+        kernels.move_kv(*_arrays(kv), source.numpy(), target.numpy())
 
     def prepare(self, batch: ForwardBatch) -> CpuMeta:
         spec = self.spec
@@ -77,7 +86,7 @@ class CpuAttention:
     ) -> torch.Tensor:
         """See ``AttentionBackend.attend``."""
         spec = self.spec
-        k_cache, v_cache = kv[0].numpy(), kv[1].numpy()
+        k_cache, v_cache = _arrays(kv)
         kernels.write_kv(k.numpy(), v.numpy(), k_cache, v_cache, meta.slots.numpy())
         out = np.empty((q.shape[0], spec.num_heads * spec.head_dim), np.float32)
         settings = spec.scale, spec.softcap or 0.0, window or 0, spec.hidden_keys

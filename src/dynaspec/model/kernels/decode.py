@@ -19,7 +19,7 @@ from .layers import MATRIX, PassWork, add_norm, keep, product, run
 
 if TYPE_CHECKING:
     from dynaspec.model.batch import ForwardBatch
-    from dynaspec.model.compiled import CompiledDecoder
+    from dynaspec.model.compiled import Addresses, CompiledDecoder
 
 Floats = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -61,7 +61,9 @@ def attention_of(model: CompiledDecoder, rows: PassRows) -> PassWork:
 
 
 @njit(cache=True, nogil=True, apart=True)
-def decode(model: CompiledDecoder, taps: Floats, tapped: Int64, caches: Int64, blocks: int, rows: PassRows) -> Floats:
+def decode(
+    model: CompiledDecoder, taps: Floats, tapped: Int64, caches: Addresses, blocks: int, rows: PassRows
+) -> Floats:
     """[R, hidden] after the final norm; writes the rows' KV.
 
     Args:
@@ -104,7 +106,7 @@ def logits(model: CompiledDecoder, hidden: Floats) -> Floats:
 
 @njit(cache=True, nogil=True)
 def repeat(
-    model: CompiledDecoder, taps: Floats, tapped: Int64, caches: Int64, blocks: int, rows: PassRows, passes: int
+    model: CompiledDecoder, taps: Floats, tapped: Int64, caches: Addresses, blocks: int, rows: PassRows, passes: int
 ) -> None:
     """The same pass, with its logits, so many times: what one takes among others of a draft."""
     for _ in range(passes):

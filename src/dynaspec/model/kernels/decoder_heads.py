@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.compiled import njit
+from dynaspec.model.compiled import Addresses
 from dynaspec.model.decoder_heads.compiled import CompiledHead
 from dynaspec.model.decoder_heads.config import FIRST_POSITION
 
@@ -39,7 +40,7 @@ def fuse(head: CompiledHead, states: Floats) -> Floats:
 
 
 @njit(cache=True, nogil=True, apart=True)
-def head_pass(head: CompiledHead, caches: Int64, blocks: int, rows: PassRows, hidden: Floats) -> Floats:
+def head_pass(head: CompiledHead, caches: Addresses, blocks: int, rows: PassRows, hidden: Floats) -> Floats:
     """[R, hidden] the next states; writes the rows' KV.
 
     Args:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from numba import carray, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from dynaspec.compiled import njit
 
@@ -23,7 +23,7 @@ from .rope import rotate
 from .simd import LANES
 
 if TYPE_CHECKING:
-    from dynaspec.model.compiled import CompiledDecoder
+    from dynaspec.model.compiled import Addresses, CompiledDecoder
 
 Floats = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -66,7 +66,7 @@ def _pointer(typingctx: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
 
-    return types.voidptr(types.int64), generate
+    return types.voidptr(address), generate
 
 
 @njit(cache=True, nogil=True)
@@ -134,17 +134,31 @@ def keep(x: Floats, at: int, taps: Floats, slots: Int64) -> None:
             taps[slots[row], at : at + x.shape[1]] = x[row]
 
 
+def _cache(address: int, shape: tuple[int, int, int, int]) -> Any:
+    """The cache at an address, of the dtype that the address's type says, see ``CacheAddresses``."""
+
+
+@overload(_cache)
+def _cache_of(address: Any, shape: Any) -> Any:
+    dtype = np.uint16 if address == types.uint64 else np.float32
+
+    def cache(address: Any, shape: Any) -> Any:
+        return carray(_pointer(address), shape, dtype)
+
+    return cache
+
+
 @njit(cache=True, nogil=True)
-def _caches(model: CompiledDecoder, caches: Int64, blocks: int) -> tuple[Floats, Floats]:
+def _caches(model: CompiledDecoder, caches: Addresses, blocks: int) -> tuple[Any, Any]:
     """A layer's key and value cache, of ``caches`` [2] addresses."""
     _, kv_heads, head_dim = model.heads
     padded = (head_dim + LANES - 1) // LANES * LANES
-    keys = carray(_pointer(caches[0]), (blocks, kv_heads, head_dim, LANES), np.float32)
-    return keys, carray(_pointer(caches[1]), (blocks, kv_heads, LANES, padded), np.float32)
+    keys = _cache(caches[0], (blocks, kv_heads, head_dim, LANES))
+    return keys, _cache(caches[1], (blocks, kv_heads, LANES, padded))
 
 
 @njit(cache=True, nogil=True)
-def move(model: CompiledDecoder, caches: Int64, blocks: int, source: Int64, target: Int64) -> None:
+def move(model: CompiledDecoder, caches: Addresses, blocks: int, source: Int64, target: Int64) -> None:
     """``paged_attention.move_kv`` in every layer.
 
     Args:
@@ -157,7 +171,7 @@ def move(model: CompiledDecoder, caches: Int64, blocks: int, source: Int64, targ
 
 @njit(cache=True, nogil=True, apart=True)
 def after_norm(
-    model: CompiledDecoder, x: Floats, h: Floats, layer: Int64, caches: Int64, blocks: int, work: PassWork
+    model: CompiledDecoder, x: Floats, h: Floats, layer: Int64, caches: Addresses, blocks: int, work: PassWork
 ) -> Floats:
     """One layer from its attention's normed input on.
 
@@ -210,7 +224,7 @@ def run(
     layers: Int64,
     taps: Floats,
     tapped: Int64,
-    caches: Int64,
+    caches: Addresses,
     blocks: int,
     work: PassWork,
 ) -> None:

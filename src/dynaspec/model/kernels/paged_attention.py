@@ -1,7 +1,8 @@
-"""Paged attention on CPU, float32.
+"""Paged attention on CPU, computed in float32.
 
 Pages hold 16 keys with the keys as vector lanes, K [pages, kv heads, head_dim, 16], and 16 values with the head's
-dimensions as lanes, V [pages, kv heads, 16, head_dim rounded up to 16].
+dimensions as lanes, V [pages, kv heads, 16, head_dim rounded up to 16], as float32 or as bfloat16 in uint16. What is
+written is rounded once; all who read it see the same numbers, so bits do not depend on who has written them.
 
 The visible keys of a row are numbered densely, so a path through a tree gives the bits that the same chain would.
 Blocks of ``KEYS`` numbers are attended to one by one, each with a softmax of its own, and their results are merged in
@@ -15,18 +16,36 @@ So blocks may also be shared out over threads, their results kept, and merged in
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.compiled import njit
+from dynaspec.compiled import compile_for, njit
 
 from .functions import exp, tanh
-from .simd import LANES, WIDE, const, fetch, fma, lane_max, lane_sum, load, maximum, splat, splat_at, store, store_first
+from .simd import (
+    LANES,
+    WIDE,
+    as_element,
+    const,
+    fetch,
+    fma,
+    lane_max,
+    lane_sum,
+    load,
+    maximum,
+    splat,
+    splat_at,
+    store,
+    store_first,
+)
 from .team import together
 
 Floats = npt.NDArray[np.float32]
+Kept = npt.NDArray[Any]
+"""Of a cache: float32, or bfloat16 as uint16."""
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
@@ -36,12 +55,18 @@ _PAGES = 2 if WIDE else 1
 """Pages whose keys are worked on at a time."""
 KEYS = 256
 """Keys of a block: few enough to stay in the core's cache, many enough that merging costs nothing."""
+_WRITE = "void(f4[:, :, :], f4[:, :, :], {0}[:, :, :, ::1], {0}[:, :, :, ::1], i8[::1])"
+_ATTEND = (
+    "void(f4[:, :, :], {0}[:, :, :, ::1], {0}[:, :, :, ::1], f4[:, ::1], i4[:, ::1], i8[::1], i8[::1], i4[::1],"
+    " i4[::1], i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8, i8)"
+)
+"""Of functions that take caches of either dtype."""
 NOTHING = -3e38
 """Peak of a result over no keys."""
 
 
-@njit("void(f4[:, :, :], f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], i8[::1])", cache=True, nogil=True)
-def write_kv(k: Floats, v: Floats, k_cache: Floats, v_cache: Floats, slots: Int64) -> None:
+@njit(_WRITE.format("f4"), cache=True, nogil=True)
+def write_kv(k: Floats, v: Floats, k_cache: Kept, v_cache: Kept, slots: Int64) -> None:
     """Writes k and v [R, kv heads, head_dim] at ``slots`` [R]; rows with slot −1 are skipped."""
     rows, heads, head_dim = k.shape
     for row in range(rows):
@@ -50,17 +75,17 @@ def write_kv(k: Floats, v: Floats, k_cache: Floats, v_cache: Floats, slots: Int6
         block, offset = slots[row] // LANES, slots[row] % LANES
         for head in range(heads):
             for d in range(head_dim):
-                k_cache[block, head, d, offset] = k[row, head, d]
-                v_cache[block, head, offset, d] = v[row, head, d]
+                k_cache[block, head, d, offset] = as_element(k_cache, k[row, head, d])
+                v_cache[block, head, offset, d] = as_element(v_cache, v[row, head, d])
 
 
 @njit(cache=True, nogil=True)
-def move_kv(k_cache: Floats, v_cache: Floats, source: Int64, target: Int64) -> None:
+def move_kv(k_cache: Kept, v_cache: Kept, source: Int64, target: Int64) -> None:
     """Copies what is at the slots ``source`` [n] to ``target`` [n]; all is read before anything is written."""
     heads, head_dim, width = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
     keys, values = (
-        np.empty((source.size, heads, head_dim), np.float32),
-        np.empty((source.size, heads, width), np.float32),
+        np.empty((source.size, heads, head_dim), k_cache.dtype),
+        np.empty((source.size, heads, width), v_cache.dtype),
     )
     for i in range(source.size):
         block, offset = source[i] // LANES, source[i] % LANES
@@ -86,7 +111,7 @@ def blocks_of(keys: int) -> int:
 def _scores(
     queries: Floats,
     vector: int,
-    k_cache: Floats,
+    k_cache: Kept,
     head: int,
     table: Int32,
     start: int,
@@ -199,7 +224,7 @@ def _weighted(
     start: int,
     low: int,
     high: int,
-    v_cache: Floats,
+    v_cache: Kept,
     table: Int32,
     at: Any,
     keys: Int32,
@@ -222,7 +247,7 @@ def _weighted(
 
 
 @njit(cache=True, nogil=True)
-def _weighted_lane(totals: Any, weights: Floats, place: int, keys: int, v_cache: Floats, base: int, ahead: int) -> Any:
+def _weighted_lane(totals: Any, weights: Floats, place: int, keys: int, v_cache: Kept, base: int, ahead: int) -> Any:
     """totals + Σ weight · value for four queries and 16 dimensions, over ``keys`` in a row of one page.
 
     The weights begin at ``place``, the values at ``base``. What lies ``ahead`` of them is brought into the cache, if
@@ -248,7 +273,7 @@ def _weighted_tile(
     start: int,
     low: int,
     high: int,
-    v_cache: Floats,
+    v_cache: Kept,
     table: Int32,
     at: Any,
     cold: bool,
@@ -298,7 +323,7 @@ def _values(
     start: int,
     lows: Int64,
     highs: Int64,
-    v_cache: Floats,
+    v_cache: Kept,
     head: int,
     table: Int32,
     keys: Int32,
@@ -374,18 +399,13 @@ def _put(out: Floats, target: int, head_dim: int, result: Floats, at: int, width
         store_first(out, target + lane, load(result, at + lane) / splat(total), min(LANES, head_dim - lane))
 
 
-@njit(
-    "void(i8, i8, f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], f4[:, ::1], i4[:, ::1], i8[::1],"
-    " i8[::1], i4[::1], i4[::1], i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8, i8)",
-    cache=True,
-    nogil=True,
-)
+@njit(cache=True, nogil=True, apart=True)
 def _share(
     thread: int,
     threads: int,
     q: Floats,
-    k_cache: Floats,
-    v_cache: Floats,
+    k_cache: Kept,
+    v_cache: Kept,
     out: Floats,
     parts: Floats,
     units: Int32,
@@ -522,16 +542,11 @@ def _join(
             _put(out, vector * head_dim, head_dim, whole, 0, width)
 
 
-@njit(
-    "void(f4[:, :, :], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], i4[:, ::1], i8[::1], i8[::1], i4[::1],"
-    " i4[::1], i4[:, :], i8[::1], i8[::1], i8[::1], b1[::1], f8, f8, i8, i8)",
-    cache=True,
-    nogil=True,
-)
+@njit(_ATTEND.format("f4"), cache=True, nogil=True)
 def attend(
     q: Floats,
-    k_cache: Floats,
-    v_cache: Floats,
+    k_cache: Kept,
+    v_cache: Kept,
     out: Floats,
     units: Int32,
     bounds: Int64,
@@ -594,3 +609,10 @@ def attend(
         together(_share, bounds.size - 1, work)
     if kept.size:
         _join(parts, kept, out, q.shape[1], query_start, context_lens, width)
+
+
+@cache
+def load_bfloat16() -> None:
+    """Makes ``write_kv`` and ``attend`` take caches in bfloat16; once a process, and before they are used."""
+    compile_for(write_kv, _WRITE.format("u2"))
+    compile_for(attend, _ATTEND.format("u2"))

@@ -31,6 +31,7 @@ _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
 _VEC = ir.VectorType(_F32, LANES)
 _INTS = ir.VectorType(_I32, LANES)
+_SHORTS = ir.VectorType(ir.IntType(16), LANES)
 _MASK = ir.VectorType(ir.IntType(1), LANES)
 
 
@@ -48,10 +49,10 @@ class _F32x16Model(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, fe_type, _VEC)
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, vector: Any = _VEC) -> Any:
     """Address ``offset`` elements behind the array's first one, whatever its strides."""
     data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [offset]), _VEC.as_pointer())
+    return builder.bitcast(builder.gep(data, [offset]), vector.as_pointer())
 
 
 def _splat(builder: Any, scalar: Any, vector: Any = _VEC) -> Any:
@@ -73,13 +74,20 @@ def _llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
 
 @intrinsic
 def load(typingctx: Any, array: Any, offset: Any) -> Any:
-    """16 consecutive elements from ``offset`` on, counted from the array's first element."""
+    """16 consecutive elements from ``offset`` on, counted from the array's first element.
+
+    Of an array of uint16 they are bfloat16, and widened.
+    """
     signature = f32x16(array, types.intp)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = builder.load(_pointer(context, builder, sig.args[0], *args))
-        value.align = 4
-        return value
+        is_half = sig.args[0].dtype == types.uint16
+        vector = _SHORTS if is_half else _VEC
+        value = builder.load(_pointer(context, builder, sig.args[0], args[0], args[1], vector))
+        value.align = 2 if is_half else 4
+        if not is_half:
+            return value
+        return builder.bitcast(builder.shl(builder.zext(value, _INTS), ir.Constant(_INTS, [16] * LANES)), _VEC)
 
     return signature, generate
 
@@ -136,6 +144,28 @@ def store_first(typingctx: Any, array: Any, offset: Any, value: Any, count: Any)
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@intrinsic
+def as_element(typingctx: Any, array: Any, value: Any) -> Any:
+    """A float32 as an array's element: itself, or bfloat16 in an array of uint16, rounded to nearest, ties to even.
+
+    What is undefined stays so.
+    """
+    is_half = array.dtype == types.uint16
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if not is_half:
+            return args[1]
+        bits = builder.bitcast(args[1], _I32)
+        odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
+        rounded = builder.add(builder.add(bits, _I32(0x7FFF)), odd)
+        undefined = builder.fcmp_unordered("uno", args[1], args[1])
+        quiet = builder.or_(bits, _I32(0x00400000))
+        high = builder.lshr(builder.select(undefined, quiet, rounded), _I32(16))
+        return builder.trunc(high, ir.IntType(16))
+
+    return array.dtype(array, types.float32), generate
 
 
 @intrinsic

@@ -29,11 +29,16 @@ class Case:
     v: torch.Tensor
     past: list[tuple[torch.Tensor, torch.Tensor]]
 
-    def run(self, backend: CpuAttention | ReferenceAttention, window: int | None = None) -> torch.Tensor:
-        """Result of the pass on a cache that is NaN wherever nothing was written."""
+    def run(
+        self,
+        backend: CpuAttention | ReferenceAttention,
+        window: int | None = None,
+        kept: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        """Result of the pass on a cache of a dtype, which is NaN wherever nothing was written."""
         blocks = int(self.batch.block_tables.max()) + 1
         shapes = backend.kv_shape(blocks)
-        kv = (torch.full(shapes[0], torch.nan), torch.full(shapes[1], torch.nan))
+        kv = (torch.full(shapes[0], torch.nan, dtype=kept), torch.full(shapes[1], torch.nan, dtype=kept))
         for s, (k, v) in enumerate(self.past):
             if len(k):
                 self._fill(backend, kv, s, k, v)
@@ -126,6 +131,22 @@ def test_the_first_keys_may_be_hidden(window: int | None) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(after, expected_after, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(found[:4], run_case(plain, CpuAttention(plain.spec, 2))[0][:4]) or window is not None
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_cache_in_bfloat16_has_the_bits_of_one_with_rounded_numbers(window: int | None, threads: int) -> None:
+    case = make([0, 5, 16, 700], [3, 1, 18, 2], dim=24)
+    case.k[1, 0, 0], case.v[3, 1, 2] = 1 + 2**-8, 1 + 3 * 2**-8  # ties, which go to even
+    rounded = replace(case, k=_rounded(case.k), v=_rounded(case.v))
+    rounded = replace(rounded, past=[(_rounded(k), _rounded(v)) for k, v in case.past])
+    found = case.run(CpuAttention(case.spec, threads), window, torch.bfloat16)
+    assert torch.equal(found, rounded.run(CpuAttention(case.spec, threads), window))
+    assert not torch.equal(found, case.run(CpuAttention(case.spec, threads), window))
+
+
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    return x.bfloat16().float()
 
 
 def test_softcap() -> None:
