@@ -78,16 +78,19 @@ def main() -> None:
     parser.add_argument("--model", help="a checkpoint (the demonstration's)")
     parser.add_argument("--turns", type=int, default=9, help="turns of each variant (9)")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="those compared (all)")
+    parser.add_argument("--kv-cache-dtype", choices=("float32", "bfloat16"), default="float32", help="of all (float32)")
     options = parser.parse_args()
     path = options.model or demo_target()
     models = {name: load_model(path, **VARIANTS[name]) for name in options.variants}
-    table = Table(title=f"{path.rpartition('/')[2]}, {torch.get_num_threads()} threads, milliseconds of a pass")
+    title = f"{path.rpartition('/')[2]}, {torch.get_num_threads()} threads, KV cache in {options.kv_cache_dtype}"
+    table = Table(title=f"{title}, milliseconds of a pass")
     for heading in ("pass", *models, *(f"{name} times" for name in list(models)[1:])):
         table.add_column(heading, justify="left" if heading == "pass" else "right")
     first = next(iter(models.values()))
     shapes = first.kv_shapes(BLOCKS)
     # Not zeros: those need no memory until they are written.
-    kv = [(torch.randn(shapes[0]), torch.randn(shapes[1])) for _ in range(first.config.num_layers)]
+    kept = getattr(torch, options.kv_cache_dtype)
+    kv = [(torch.randn(shapes[0]).to(kept), torch.randn(shapes[1]).to(kept)) for _ in range(first.config.num_layers)]
     medians: dict[str, dict[str, float]] = {name: {} for name in models}
     for name, requests, tokens, context in CASES:
         batch = batch_of(requests, tokens, context, first.config.vocab_size)
