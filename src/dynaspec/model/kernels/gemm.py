@@ -467,10 +467,10 @@ def _eight_int4(builder: Any, group: Any, number: Any) -> Sequence[Vectors]:
     return [[weights(place, half) for half in BOTH] for place in range(NIBBLES)]
 
 
-def _widened(some: Callable[[Any, Any, Any], Sequence[Vectors]], inputs: int, pairs: bool) -> Any:
-    """A group of a panel of quantised weights → the same as it is in ``PAIRS``, or in ``FLOAT`` rounded to bfloat16.
+def _widened(some: Callable[[Any, Any, Any], Sequence[Vectors]], inputs: int, pairs: bool, rounded: bool = True) -> Any:
+    """A group of a panel of quantised weights → the same as it is in ``PAIRS``, or in ``FLOAT``.
 
-    Both are addresses.
+    Both are addresses. Numbers are ``rounded`` to bfloat16, which those in ``PAIRS`` have to be.
 
     Args:
         some: emits the weights of so many ``inputs`` in a row.
@@ -481,7 +481,9 @@ def _widened(some: Callable[[Any, Any, Any], Sequence[Vectors]], inputs: int, pa
         def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             from_at, to_at = (builder.inttoptr(at, _I32.as_pointer()) for at in args)
             with cgutils.for_range(builder, _I64(GROUP // inputs)) as loop:
-                words = [[_as_bfloat(builder, value) for value in one] for one in some(builder, from_at, loop.index)]
+                words = some(builder, from_at, loop.index)
+                if rounded:
+                    words = [[_as_bfloat(builder, value) for value in one] for one in words]
                 if pairs:
                     words = [
                         [builder.or_(one, builder.lshr(other, _SIXTEEN)) for one, other in zip(*both, strict=True)]
@@ -490,7 +492,7 @@ def _widened(some: Callable[[Any, Any, Any], Sequence[Vectors]], inputs: int, pa
                 to = builder.gep(to_at, [builder.mul(loop.index, _I64(len(words) * PANEL))])
                 for number, word in enumerate(word for one in words for word in one):
                     place = builder.gep(to, [_I64(number * LANES)])
-                    builder.store(word, builder.bitcast(place, _INTS.as_pointer())).align = 4
+                    builder.store(word, builder.bitcast(place, word.type.as_pointer())).align = 4
             return context.get_dummy_value()
 
         return types.void(types.intp, types.intp), generate
@@ -499,6 +501,7 @@ def _widened(some: Callable[[Any, Any, Any], Sequence[Vectors]], inputs: int, pa
 
 
 _int8_to_pairs, _int8_to_floats = (_widened(_two_int8, 2, pairs) for pairs in (True, False))
+_int8_exactly = _widened(_two_int8, 2, pairs=False, rounded=False)
 _int4_to_pairs, _int4_to_floats = (_widened(_eight_int4, NIBBLES, pairs) for pairs in (True, False))
 
 
@@ -589,9 +592,10 @@ def _share(
     rows, stride = x.shape
     panels, words = out.shape[1] // PANEL, panel_words(depth, form)
     inputs = x.ctypes.data
-    groups, group_words = (depth + GROUP - 1) // GROUP, GROUP * PANEL // (1 if arithmetic == ROUNDED else 2)
-    is_quantised = form in (INT8, INT4)
-    wide = np.empty(groups * group_words if arithmetic != FLOAT32 and is_quantised else 0, np.uint32)
+    groups, group_words = (depth + GROUP - 1) // GROUP, GROUP * PANEL // (2 if arithmetic in (DOT, TILES) else 1)
+    # For float32 arithmetic tiles widen int8 themselves, so that memory is read meanwhile, unless there are many.
+    is_wide = form in (INT8, INT4) if arithmetic != FLOAT32 else form == INT8 and rows > 2 * _TILE_ROWS
+    wide = np.empty(groups * group_words if is_wide else 0, np.uint32)
     for number in range(panels * thread // threads, panels * (thread + 1) // threads):
         panel = weights.ctypes.data + number * words * 4
         column = number * PANEL * 4
@@ -601,7 +605,9 @@ def _share(
                 to = wide.ctypes.data + group * group_words * 4
                 if form == INT8:
                     source = panel + group * GROUP_WORDS * 4
-                    if arithmetic == ROUNDED:
+                    if arithmetic == FLOAT32:
+                        _int8_exactly(source, to)
+                    elif arithmetic == ROUNDED:
                         _int8_to_floats(source, to)
                     else:
                         _int8_to_pairs(source, to)
