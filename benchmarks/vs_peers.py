@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,8 +199,6 @@ def main() -> None:
     except DynaspecError as error:
         print_error(str(error))
         sys.exit(2)
-    document = {"provenance": provenance(), "options": _options(args)} | results.as_document()
-    write_json(args.output_dir / "vs_peers.json", document)
     title = f"{TARGET_NAME}, {args.threads} threads, each engine at its best"
     report.picture(results, args.output_dir / "vs_peers.png", title)
     console.print(report.full_table(results))
@@ -241,11 +239,21 @@ def compare(args: argparse.Namespace, tell: Tell, stack: ExitStack) -> Results:
         "most_at_once": max(args.loads),
     }
     start(peers, pythons, setting, sides, args.output_dir, tell, stack)
-    measure(sides, workload, args.requests, args.loads, args.rounds, tell)
+    try:
+        for _ in measure(sides, workload, args.requests, args.loads, args.rounds, tell):
+            keep(args, sides)
+    except KeyboardInterrupt:
+        print("interrupted; these are the rounds that were done", file=sys.stderr)
+    return sides.results
+
+
+def keep(args: argparse.Namespace, sides: Sides) -> None:
+    """Writes what has been measured so far, and compares answers."""
     reference = sides.answers.get((OURS, PLAIN))
     if reference is not None:
         sides.results.agreement = {side: agreement(found, reference) for side, found in sides.answers.items()}
-    return sides.results
+    document = {"provenance": provenance(), "options": _options(args)} | sides.results.as_document()
+    write_json(args.output_dir / "vs_peers.json", document)
 
 
 def set_up(peers: Sequence[Peer], folder: Path, results: Results, tell: Tell) -> dict[str, Path]:
@@ -294,9 +302,11 @@ def start(
     tell("engines started", len(wanted), len(wanted))
 
 
-def measure(sides: Sides, workload: Workload, requests: int, loads: Sequence[int], rounds: int, tell: Tell) -> None:
+def measure(
+    sides: Sides, workload: Workload, requests: int, loads: Sequence[int], rounds: int, tell: Tell
+) -> Iterator[None]:
     """Every load in turn, with so many of the prompts, or as many as run at once: a short warm-up of every side, then
-    the rounds."""
+    the rounds. Yields after each."""
     for load in loads:
         at_load: Workload = {**workload, "at_once": load, "prompts": spread(workload["prompts"], max(requests, load))}
         for side in sides.at(load):
@@ -309,6 +319,7 @@ def measure(sides: Sides, workload: Workload, requests: int, loads: Sequence[int
                 turn = sides.turn(side, at_load)
                 if turn is not None:
                     sides.results.add(side, load, turn)
+            yield
         tell(f"rounds, {load} at once", rounds, rounds)
 
 

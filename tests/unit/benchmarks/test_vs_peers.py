@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -110,7 +111,7 @@ def test_failures_of_a_load_and_of_a_side_are_kept_apart(started):
     process = started()
     process.wait_ready(60)
     sides = Sides(Results([side], [1, 8]), {side: process})
-    vs_peers.measure(sides, workload(), 2, [1, 8], 3, lambda stage, done, total: None)
+    list(vs_peers.measure(sides, workload(), 2, [1, 8], 3, lambda stage, done, total: None))
     assert len(sides.results.turns[side][1]) == 3
     assert sides.results.failures[side] == {8: "ValueError: only one at a time"}
     assert sides.turn(side, workload(max_tokens=99)) is None
@@ -123,8 +124,21 @@ def test_a_load_has_prompts_for_all_that_run_at_once(monkeypatch):
     monkeypatch.setattr(vs_peers, "_warm_up", lambda *_: None)
     prompts = [[number] for number in range(9)]
     sides = Sides(Results([("fake", "plain")], [1, 8]), {("fake", "plain"): None})
-    vs_peers.measure(sides, {**workload(), "prompts": prompts}, 3, [1, 8], 1, lambda stage, done, total: None)
+    list(vs_peers.measure(sides, {**workload(), "prompts": prompts}, 3, [1, 8], 1, lambda stage, done, total: None))
     assert asked == [[[0], [3], [6]], prompts[:8]]
+
+
+def test_figures_are_kept_after_every_round(started, tmp_path):
+    process = started()
+    process.wait_ready(60)
+    sides = Sides(Results([(OURS, PLAIN)], [1]), {(OURS, PLAIN): process})
+    seen = []
+    for _ in vs_peers.measure(sides, workload(), 2, [1], 2, lambda stage, done, total: None):
+        vs_peers.keep(argparse.Namespace(output_dir=tmp_path), sides)
+        [side] = json.loads((tmp_path / "vs_peers.json").read_text())["sides"]
+        seen.append(len(side["loads"]["1"]["rounds"]))
+    assert seen == [1, 2]
+    assert side["agreement"] == {"same": 2, "start": 2, "prompts": 2}
 
 
 def test_so_many_requests_run_at_once_until_none_is_left():
