@@ -62,12 +62,12 @@ def next_tokens(llm: LLM, contexts: list[tuple[int, ...]]) -> np.ndarray:
     return shares
 
 
-def p_value(llm: LLM, law: dict[tuple[int, ...], float]) -> float:
-    """Pearson's test of ``SAMPLES`` continuations against the law; rare ones share a cell."""
+def p_value(llm: LLM, law: dict[tuple[int, ...], float], runs: int = RUNS) -> float:
+    """Pearson's test of 1000 continuations a run against the law; rare ones share a cell."""
     params = SamplingParams(
         n=1000, temperature=TEMPERATURE, max_tokens=DEPTH + 2, allowed_token_ids=ALLOWED, detokenize=False
     )
-    outputs = llm.generate([PROMPT] * RUNS, params)
+    outputs = llm.generate([PROMPT] * runs, params)
     seen = Counter(tuple(c.token_ids[:DEPTH]) for output in outputs for c in output.outputs)
     assert set(seen) <= set(product(ALLOWED, repeat=DEPTH))
     total = seen.total()
@@ -361,7 +361,8 @@ def test_a_ratio_forgotten_is_seen_in_blocks(
     with open_llm(
         tiny.target, speculative_config=speculation("blocks", head), max_model_len=64, max_num_seqs=250
     ) as llm:
-        assert p_value(llm, law) < 1e-8
+        # The head is fitted on this machine, and how often it is accepted depends on its arithmetic: hence so many.
+        assert p_value(llm, law, 3 * RUNS) < 1e-8
 
 
 def takes_the_first_child(patch: pytest.MonkeyPatch) -> None:
