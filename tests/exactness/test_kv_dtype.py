@@ -28,8 +28,7 @@ def speculation(drafter: str, **options: Any) -> dict[str, Any]:
     return {"model": drafter, "policy": "auto", "num_speculative_tokens": 4, "prompt_lookup_max": 0, **options}
 
 
-@pytest.mark.parametrize("mode", ["greedy", "truncated", "mixed"])
-@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize(("mode", "overlapped"), [("greedy", False), ("truncated", True), ("mixed", True)])
 def test_a_drafter(mode: str, overlapped: bool, drafter: str, tiny: Pair, kept: PlainDecoding) -> None:
     """With preemption, chunked prefill and every decision that a controller can take."""
     params = [MODES[mode](i) for i in range(len(PROMPTS))]
