@@ -61,10 +61,11 @@ def njit(*signatures: Any, cache: bool = False, apart: bool = False, **options: 
 
 
 def compile_for(compiled: Any, signature: Any) -> None:
-    """One more signature of a function that was compiled for others at once."""
+    """Compiles, or loads, a signature, of a function too that was compiled for others at once and takes no more."""
+    takes_more = compiled._can_compile
     compiled.disable_compile(False)
     compiled.compile(signature)
-    compiled.disable_compile()
+    compiled.disable_compile(not takes_more)
 
 
 _apart: dict[str, Any] = {}
@@ -169,11 +170,7 @@ class _Kept(CompileResultCacheImpl):  # type: ignore[misc]
                 continue
             if symbol != _symbol(module, name, arguments):
                 return None
-            function = getattr(sys.modules[module], name)
-            if function._can_compile:
-                function.compile(arguments)
-            else:
-                compile_for(function, arguments)
+            compile_for(getattr(sys.modules[module], name), arguments)
         return super().rebuild(context, result)
 
 

@@ -1,5 +1,5 @@
-"""Engines that multiply in bfloat16: speculation changes nothing about what their target says, on any path of the
-kernels that this processor has."""
+"""Engines that multiply in bfloat16, or keep keys and values in it: speculation changes nothing about what their target
+says, on any path of the kernels that this processor has."""
 
 from __future__ import annotations
 
@@ -16,26 +16,33 @@ from support.engines import PlainDecoding, assert_same, kv_bytes, open_llm, visi
 from support.state_heads import FittedHeads
 from support.workloads import MODES, PROMPTS
 
-PATHS = {"rounded": gemm.ROUNDED, "dot": gemm.DOT, "tiles": gemm.TILES}
+PATHS = {"float32": gemm.FLOAT32, "rounded": gemm.ROUNDED, "dot": gemm.DOT, "tiles": gemm.TILES}
 AVAILABLE = ["rounded", *["dot"] * gemm._has_dot(), *["tiles"] * amx.available()]
 
 
 class Path:
-    """One way of multiplying: what models use while it is current, and plain decoding with it."""
+    """One way of multiplying and of keeping: what models use while it is current, and plain decoding with it."""
 
-    def __init__(self, name: str, plain: PlainDecoding, quantization: str | None) -> None:
+    def __init__(self, name: str, plain: PlainDecoding, options: dict[str, Any]) -> None:
         self.arithmetic = PATHS[name]
         self.plain = plain
-        self.options = {"dtype": "bfloat16", "quantization": quantization}
+        self.options = options
 
 
-@pytest.fixture(scope="module", params=[(name, form) for name in AVAILABLE for form in (None, "int8")], ids=str)
+WAYS = [
+    *((name, {"dtype": "bfloat16", "quantization": form}) for name in AVAILABLE for form in (None, "int8")),
+    *(("float32", {"kv_cache_dtype": "bfloat16", "quantization": form}) for form in (None, "int8")),
+    (AVAILABLE[-1], {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}),
+]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=str)
 def path(request: pytest.FixtureRequest, tiny: Pair) -> Iterator[Path]:
-    name, quantization = request.param
+    name, options = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gemm, "best_arithmetic", lambda: PATHS[name])
-        reference = PlainDecoding(tiny.target, dtype="bfloat16", quantization=quantization)
-        yield Path(name, reference, quantization)
+        reference = PlainDecoding(tiny.target, **options)
+        yield Path(name, reference, options)
         reference.llm.close()
 
 
@@ -46,7 +53,8 @@ def speculation(drafter: str, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("mode", ["greedy", "truncated", "mixed"])
 def test_a_drafter(mode: str, drafter: str, tiny: Pair, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With preemption, chunked prefill and every decision that a controller can take."""
-    memory = kv_bytes(9, tiny.target, drafter)
+    blocks = 5 if "kv_cache_dtype" in path.options else 9  # of float32: there are up to twice as many
+    memory = kv_bytes(blocks, tiny.target, drafter)
     seen = set()
     pack = PackedLinear.__init__
 
@@ -92,6 +100,15 @@ def test_a_tree(drafter: str, tiny: Pair, path: Path) -> None:
     with open_llm(tiny.target, speculative_config=config, max_num_seqs=8, **path.options) as llm:
         assert_same(llm.generate(PROMPTS, params), path.plain.outputs(PROMPTS, params))
         assert llm.stats().accepted > 0
+
+
+def test_prompts_that_are_in_the_cache(drafter: str, tiny: Pair, path: Path) -> None:
+    params = [MODES["greedy"](i) for i in range(len(PROMPTS))]
+    with open_llm(tiny.target, speculative_config=speculation(drafter), max_num_seqs=8, **path.options) as llm:
+        assert_same(llm.generate(PROMPTS, params), path.plain.outputs(PROMPTS, params))
+        found = llm.generate(PROMPTS, params)
+        assert_same(found, path.plain.outputs(PROMPTS, params))
+        assert sum(output.num_cached_tokens for output in found) > 0
 
 
 def test_bfloat16_is_another_model(plain: PlainDecoding, path: Path) -> None:

@@ -166,11 +166,13 @@ from dynaspec.control.registry import load_kernels
 load_kernels()
 own = {name: value for name, value in vars(lengths).items() if getattr(value, "__module__", "") == lengths.__name__}
 functions = {name: one for name, one in own.items() if isinstance(one, Dispatcher) and not name.startswith("_")}
-print(len(functions), *(name for name, one in functions.items() if not one.signatures))
+print(*functions, "|", *(name for name, one in functions.items() if not one.signatures))
 """
 
 
 def test_no_step_waits_for_what_the_controller_has_compiled() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     found = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, env=environment, check=True)
-    assert found.stdout == "5\n"
+    functions, missing = found.stdout.split("|")
+    assert functions.strip()
+    assert not missing.strip()

@@ -52,7 +52,7 @@ def product_in(parts: tuple[gemm.Halves, ...], most_rows: int, form: int) -> Any
 @pytest.mark.parametrize("form", EMIT, ids=["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize(
     ("parts", "most_rows", "table"),
-    [(WIDE, 14, gemm.WIDE), (NARROW, 6, False), (NARROW, 1, False)],
+    [(WIDE, 14, gemm.HAS_AVX512), (NARROW, 6, False), (NARROW, 1, False)],
     ids=["32 registers of 16 numbers", "16 registers of 8 numbers", "one row"],
 )
 def test_products_have_the_same_bits_in_tiles_of_every_size(
@@ -61,7 +61,7 @@ def test_products_have_the_same_bits_in_tiles_of_every_size(
     torch.manual_seed(0)
     layer, x = layer_of(form), torch.randn(20, DEPTH)
     assert layer.form == form
-    monkeypatch.setattr(gemm, "WIDE", table)  # without AVX-512 int4 has no look-up
+    monkeypatch.setattr(gemm, "HAS_AVX512", table)  # without AVX-512 int4 has no look-up
     product = product_in(parts, most_rows, form)
     inputs = x.numpy()
     if form == gemm.INT4:

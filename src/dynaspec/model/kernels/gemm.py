@@ -35,7 +35,7 @@ from numba.extending import intrinsic
 from dynaspec.compiled import njit
 
 from . import amx
-from .simd import LANES, WIDE
+from .simd import HAS_AVX512, LANES
 from .team import together
 
 Floats = npt.NDArray[np.float32]
@@ -59,12 +59,12 @@ Halves = Sequence[int]
 BOTH: Halves = (0, 1)
 Vectors = Sequence[Any]
 """16 numbers of one half of a panel each, or of both."""
-_PARTS: Sequence[Halves] = (BOTH,) if WIDE else ((0,), (1,))
+_PARTS: Sequence[Halves] = (BOTH,) if HAS_AVX512 else ((0,), (1,))
 """Halves of a panel whose sums are in registers at the same time."""
-_TILE_ROWS = 14 if WIDE else 6
+_TILE_ROWS = 14 if HAS_AVX512 else 6
 """Rows worked on at a time, at most: 28 sums in registers, two weights and an input: all that there are. In a quarter
 of the room 6 sums, a weight and an input."""
-_INT4_TILE_ROWS = 13 if WIDE else 5
+_INT4_TILE_ROWS = 13 if HAS_AVX512 else 5
 """The same where room is taken by the words that numbers come from."""
 _AHEAD = 128
 """Inputs that weights are fetched ahead of their use where there is one tile; without it 8 rows wait for memory. Where
@@ -155,7 +155,7 @@ def _keep_rolled(branch: Any) -> None:
 
 def _int4_numbers(builder: Any, words: Any) -> Any:
     """Those in the lowest 4 bits of words, as float32."""
-    if WIDE:  # a look-up heeds no more than 4 bits of an index, so it is all in one instruction
+    if HAS_AVX512:  # a look-up heeds no more than 4 bits of an index, so it is all in one instruction
         kind = ir.FunctionType(_VEC, [_VEC, _INTS])
         look_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.sf.512")
         return builder.call(look_up, [ir.Constant(_VEC, [float(number) for number in range(16)]), words])

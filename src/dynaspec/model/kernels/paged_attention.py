@@ -26,8 +26,8 @@ from dynaspec.compiled import compile_for, njit
 
 from .functions import exp, tanh
 from .simd import (
+    HAS_AVX512,
     LANES,
-    WIDE,
     as_element,
     const,
     fetch,
@@ -51,7 +51,7 @@ Int64 = npt.NDArray[np.int64]
 
 TILE = 4
 """Query vectors worked on at a time."""
-_PAGES = 2 if WIDE else 1
+_PAGES = 2 if HAS_AVX512 else 1
 """Pages whose keys are worked on at a time."""
 KEYS = 256
 """Keys of a block: few enough to stay in the core's cache, many enough that merging costs nothing."""
@@ -290,7 +290,7 @@ def _weighted_tile(
         begin, end = max(low, page * LANES), min(high, (page + 1) * LANES)
         base, place = table[page] * page_size + (begin - page * LANES) * width, begin - start
         ahead = (table[min(page + 1, last)] - table[page]) * page_size if cold else 0
-        if WIDE:
+        if HAS_AVX512:
             for number in range(end - begin):
                 row, here = base + number * width, place + number
                 if ahead:

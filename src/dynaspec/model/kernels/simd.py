@@ -23,8 +23,8 @@ from numba.extending import intrinsic, models, overload, register_model
 from dynaspec.compiled import njit
 
 LANES = 16
-WIDE = platform.machine() == "x86_64" and bool(llvm.get_host_cpu_features().get("avx512f"))
-"""Whether registers hold 32 vectors. Else they hold 8: there are 16 of half a vector (AVX2), or 32 of a quarter
+HAS_AVX512 = platform.machine() == "x86_64" and bool(llvm.get_host_cpu_features().get("avx512f"))
+"""With it registers hold 32 vectors. Without it they hold 8: there are 16 of half a vector (AVX2), or 32 of a quarter
 (NEON)."""
 
 _F32 = ir.FloatType()
