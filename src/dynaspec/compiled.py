@@ -231,16 +231,7 @@ def _used(module: str, value: Any) -> str | None:
         return repr(value)
     if isinstance(value, tuple):
         return repr([_used(module, item) for item in value])
-    if isinstance(value, type):
-        return repr(value._fields) if issubclass(value, tuple) and hasattr(value, "_fields") else None
-    if isinstance(value, ModuleType):
-        compiled = value.__name__.startswith(_PACKAGE) and any(_is_compiled(other) for other in vars(value).values())
-        return stamp(value.__name__) if compiled else None
-    if _is_compiled(value) and value.__module__ != module and value.__module__.startswith(_PACKAGE):
-        return stamp(value.__module__)
+    origin = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    if isinstance(origin, str) and origin != module and origin.startswith(_PACKAGE):
+        return stamp(origin)
     return None
-
-
-def _is_compiled(value: Any) -> bool:
-    """Made by ``njit`` or ``numba.extending.intrinsic``."""
-    return type(value).__module__.startswith("numba.") and isinstance(getattr(value, "__module__", None), str)

@@ -30,7 +30,7 @@ class Path:
 
 
 WAYS = [
-    *((name, {"dtype": "bfloat16", "quantization": form}) for name in AVAILABLE for form in (None, "int8")),
+    *((name, {"dtype": "bfloat16"}) for name in AVAILABLE),
     *(("float32", {"kv_cache_dtype": "bfloat16", "quantization": form}) for form in (None, "int8")),
     (AVAILABLE[-1], {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}),
 ]

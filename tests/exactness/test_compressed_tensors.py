@@ -38,15 +38,6 @@ def test_drafts_change_nothing(bits: int, symmetric: bool, tiny: Pair, tmp_path:
     assert stats.proposer_faults == 0
 
 
-def test_w8a16_says_what_its_numbers_say(tiny: Pair, tmp_path: Path) -> None:
-    path, widened = compressed.save(Path(tiny.target), tmp_path, 8, None)
-    params = params_of("mixed")
-    plain = PlainDecoding(str(widened))
-    with open_llm(str(path), speculative_config=speculation(tiny.drafter)) as llm:
-        assert_same(llm.generate(PROMPTS, params), plain.outputs(PROMPTS, params))
-    plain.llm.close()
-
-
 def test_a_drafter_in_w4a16(tiny: Pair, plain: PlainDecoding, tmp_path: Path) -> None:
     path, _ = compressed.save(Path(tiny.drafter), tmp_path, 4, None)
     params = params_of("mixed")

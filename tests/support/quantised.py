@@ -1,16 +1,21 @@
-"""What quantising makes of a matrix."""
+"""What quantising makes of a matrix, and products with it in NumPy, as ``kernels.quantised`` defines them."""
 
 from __future__ import annotations
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType as Kind
 
 from dynaspec.model.kernels import int4, int8
 
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+
 QUANTISERS = {"int8": int8.quantise, "int4": int4.quantise}
 _KINDS = {"int8": Kind.Q8_0, "int4": Kind.Q4_1}
+_GROUP = 32
 
 
 def blocks_of(weight: torch.Tensor, form: str) -> torch.Tensor:
@@ -27,3 +32,67 @@ def widened(blocks: torch.Tensor, form: str, depth: int) -> torch.Tensor:
 def rounded(weight: torch.Tensor, form: str = "int8") -> torch.Tensor:
     """[out, in] the numbers that the matrix's quantised weights stand for, float32."""
     return widened(blocks_of(weight, form), form, weight.shape[1])
+
+
+def fma(x: Floats, y: Floats, z: Floats) -> Floats:
+    """x · y + z in float32, rounded once: the product is exact in float64, and the sum is rounded there to odd, which
+    makes the second rounding the right one."""
+    product, wide = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
+    total = product + wide
+    part = total - product
+    error = (product - (total - part)) + (wide - part)
+    even = (total.view(np.int64) & 1) == 0
+    towards = np.where(error > 0, np.inf, -np.inf)
+    return np.where((error != 0) & even, np.nextafter(total, towards), total).astype(np.float32)
+
+
+def quantised_inputs(x: Floats) -> tuple[Integers, Floats]:
+    """Integers [rows, groups, 32] and scales [rows, groups] of inputs [rows, in]."""
+    rows, depth = x.shape
+    whole = np.zeros((rows, -(-depth // _GROUP) * _GROUP), np.float32)
+    whole[:, :depth] = x
+    groups = whole.reshape(rows, -1, _GROUP)
+    most = np.abs(groups).max(axis=2)
+    with np.errstate(all="ignore"):
+        near = np.rint(groups * (np.float32(127) / most)[:, :, None])
+    return np.where(np.abs(near) <= 127, near, 0).astype(np.int64), most / np.float32(127)
+
+
+class Rounding:
+    """A matrix, in the place of a tensor [out, in], that is multiplied by rows whose inputs are rounded as the engine
+    does it: ``rows @ matrix.T``."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight
+        self.T = self
+
+    def __rmatmul__(self, rows: torch.Tensor) -> torch.Tensor:
+        integers, scales = quantised_inputs(rows.numpy())
+        inputs = (integers * scales[:, :, None].astype(np.float64)).reshape(len(rows), -1)[:, : rows.shape[1]]
+        return (torch.from_numpy(inputs) @ self._weight.double().T).float()
+
+
+def product(x: Floats, blocks: torch.Tensor, form: str, bias: Floats) -> Floats:
+    """x [rows, in] · weightᵀ + bias [out] → [rows, out]."""
+    inputs, x_scales = quantised_inputs(x)
+    stored = blocks.numpy()
+    if form == "int8":
+        scales = stored[:, :, :2].copy().view(np.float16).astype(np.float32)[:, :, 0]
+        numbers = stored[:, :, 2:].view(np.int8).astype(np.int64)
+    else:
+        ends = stored[:, :, :4].copy().view(np.float16).astype(np.float32)
+        scales, minimums = ends[:, :, 0], ends[:, :, 1]
+        numbers = np.concatenate([stored[:, :, 4:] & 15, stored[:, :, 4:] >> 4], axis=2).astype(np.int64)
+    out = np.repeat(bias[None], len(x), axis=0)
+    for group in range(numbers.shape[1]):
+        sums = (inputs[:, group] @ numbers[:, group].T).astype(np.float32) * scales[None, :, group]
+        if form == "int4":
+            totals = inputs[:, group].sum(axis=1).astype(np.float32)
+            sums = fma(*np.broadcast_arrays(totals[:, None], minimums[None, :, group]), sums)
+        out = fma(sums, np.broadcast_to(x_scales[:, group, None], out.shape), out)
+    return out
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """As near as logits are of which one model has its inputs rounded to int8, and the other one has not."""
+    assert (found - expected).abs().max() < 0.1 * expected.std()

@@ -121,6 +121,25 @@ def test_a_function_is_compiled_anew_when_a_constant_has_changed(package: Path) 
     assert run(package)[0] == [16, 4]
 
 
+def test_a_function_is_compiled_anew_when_what_emits_a_part_of_it_has_changed(package: Path) -> None:
+    (package / "emit.py").write_text("""
+def times(builder, value, factor):
+    return builder.mul(value, value.type(factor))
+""")
+    (package / "inner.py").write_text("""
+from dynaspec_example.emit import times
+from numba.extending import intrinsic
+
+@intrinsic
+def inner(typingctx, x):
+    return x(x), lambda context, builder, sig, args: times(builder, args[0], 2)
+""")
+    assert run(package) == ([7, 4], 1, 1)
+    assert run(package) == ([7, 4], 0, 0)
+    change(package / "emit.py", "type(factor)", "type(factor + 3)")
+    assert run(package)[:2] == ([16, 4], 1)
+
+
 def test_what_is_compiled_is_kept_where_the_environment_says(package: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     assert run(package, NUMBA_CACHE_DIR=str(kept))[1] == 1

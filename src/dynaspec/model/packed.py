@@ -10,6 +10,7 @@ import torch
 
 from .kernels import gemm, int4, int8
 from .kernels.team import team_size
+from .kernels.tiles import PANEL
 
 
 class PackedLinear:
@@ -23,7 +24,8 @@ class PackedLinear:
             weight: [out, in] float32; or blocks [out, groups, bytes] of ``kernels.int8`` or ``kernels.int4``, which
                 have other sizes.
             bias: [out]
-            arithmetic: see ``kernels.gemm``; with all but ``FLOAT32`` weights are rounded to bfloat16.
+            arithmetic: of a weight that is not blocks, see ``kernels.gemm``; with all but ``FLOAT32`` it is rounded to
+                bfloat16.
         """
         self.width = weight.shape[0]
         self.arithmetic = arithmetic
@@ -35,7 +37,7 @@ class PackedLinear:
             kept = weight if arithmetic == gemm.FLOAT32 else weight.bfloat16().float()
             self.packed, self.form = gemm.pack(kept.numpy(), arithmetic)
         self._weights = self.packed.reshape(-1)
-        self._padded = self.packed.shape[0] * gemm.PANEL
+        self._padded = self.packed.shape[0] * PANEL
         self.bias = np.zeros(self._padded, np.float32)
         if bias is not None:
             self.bias[: self.width] = bias.numpy()

@@ -6,27 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from dynaspec.model.kernels import amx, gemm, int8
+from dynaspec.model.kernels import amx, gemm
 from dynaspec.model.packed import PackedLinear
-from support.quantised import QUANTISERS, blocks_of, widened
 
 SHAPES = [(96, 48), (307, 48), (40, 72), (512, 192), (256, 1408), (1, 3), (33, 31), (64, 33)]
 PATHS = ["ROUNDED", *["DOT"] * gemm._has_dot(), *["TILES"] * amx.available()]
-FORMS = ["float32", "bfloat16", "int8", "int4"]
+FORMS = ["float32", "bfloat16"]
 
 
 def weight_of(form: str, shape: tuple[int, int]) -> torch.Tensor:
     weight = torch.randn(shape)
-    if form in QUANTISERS:
-        return blocks_of(weight, form)
     return weight.bfloat16().float() if form == "bfloat16" else weight
-
-
-def rounded(weight: torch.Tensor, shape: tuple[int, int]) -> np.ndarray:
-    """[out, in] what a weight is in bfloat16."""
-    if weight.dtype == torch.uint8:
-        weight = widened(weight, "int8" if weight.shape[2] == int8.BLOCK else "int4", shape[1])
-    return weight.bfloat16().float().numpy()
 
 
 def chain(x: np.ndarray, weight: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -69,7 +59,7 @@ def test_products_are_bit_for_bit_those_of_numpy(path: str, form: str, shape: tu
     torch.manual_seed(0)
     weight, bias, x = weight_of(form, shape), torch.randn(shape[0]), torch.randn(17, shape[1])
     sums = in_tiles if path == "TILES" else in_order
-    expected = sums(x.bfloat16().float().numpy(), rounded(weight, shape), bias.numpy())
+    expected = sums(x.bfloat16().float().numpy(), weight.bfloat16().float().numpy(), bias.numpy())
     found = PackedLinear(weight, bias, 1, getattr(gemm, path))(x)
     np.testing.assert_array_equal(found.numpy(), expected)
 

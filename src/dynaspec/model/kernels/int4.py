@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from dynaspec.compiled import njit
 
-from .gemm import GROUP, INT4_WORDS, NIBBLES, PANEL, Floats, Words
+from .quantised import INT4_WORDS, QUAD
 from .simd import LANES
+from .tiles import GROUP, PANEL, Floats, Words
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -37,8 +38,8 @@ def _interleave(blocks: Bytes, panels: Words) -> None:
                 for i in range(GROUP):
                     byte = np.uint32(block[4 + i % _HALF])
                     bits = byte >> np.uint32(i // _HALF * 4) & np.uint32(15)
-                    at = PANEL + i // NIBBLES * PANEL + lane
-                    panel[at] |= bits << np.uint32(i % NIBBLES * 4)
+                    at = PANEL + i // (2 * QUAD) * PANEL + lane
+                    panel[at] |= bits << np.uint32(i % QUAD * 8 + i // QUAD % 2 * 4)
 
 
 @njit("void(f4[:, ::1], f4[:, :, ::1])", cache=True, nogil=True)
@@ -109,7 +110,7 @@ def pack(blocks: Bytes) -> Words:
         blocks: [out, groups, 20].
 
     Returns:
-        [panels, groups, ``gemm.INT4_WORDS``], as uint32.
+        [panels, groups, ``quantised.INT4_WORDS``], as uint32.
     """
     packed = np.zeros((-(-len(blocks) // PANEL), blocks.shape[1], INT4_WORDS), np.uint32)
     _interleave(np.ascontiguousarray(blocks), packed)

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from dynaspec.compiled import njit
 
-from .gemm import GROUP, GROUP_WORDS, PANEL, Floats, Words
+from .quantised import INT8_WORDS, OFFSET, QUAD
+from .tiles import GROUP, PANEL, Floats, Words
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int8]
@@ -81,7 +82,8 @@ def _interleave(blocks: Bytes, panels: Bytes) -> None:
                 panels[number, group, 2 * lane] = blocks[first + lane, group, 0]
                 panels[number, group, 2 * lane + 1] = blocks[first + lane, group, 1]
                 for i in range(GROUP):
-                    panels[number, group, 2 * PANEL + i * PANEL + lane] = blocks[first + lane, group, 2 + i]
+                    at = 2 * PANEL + (i // QUAD * PANEL + lane) * QUAD + i % QUAD
+                    panels[number, group, at] = blocks[first + lane, group, 2 + i] ^ np.uint8(OFFSET)
 
 
 def pack(blocks: Bytes) -> Words:
@@ -91,9 +93,8 @@ def pack(blocks: Bytes) -> Words:
         blocks: [out, groups, 34].
 
     Returns:
-        [panels, groups, ``gemm.GROUP_WORDS``], as uint32: the scales of the panel's 32 outputs, then for each input
-        the weights of those outputs.
+        [panels, groups, ``quantised.INT8_WORDS``], as uint32.
     """
-    packed = np.zeros((-(-len(blocks) // PANEL), blocks.shape[1], GROUP_WORDS), np.uint32)
+    packed = np.zeros((-(-len(blocks) // PANEL), blocks.shape[1], INT8_WORDS), np.uint32)
     _interleave(np.ascontiguousarray(blocks), packed.view(np.uint8))
     return packed

@@ -16,11 +16,12 @@ from numba.extending import intrinsic, overload
 from dynaspec.compiled import njit
 
 from .elementwise import activate, gated
-from .gemm import PANEL, multiply, panel_words
+from .gemm import multiply, panel_words
 from .norm import add_layer_norm, add_rms_norm, add_rows, head_rms_norm, layer_norm, rms_norm
 from .paged_attention import attend, move_kv, write_kv
 from .rope import rotate
 from .simd import LANES
+from .tiles import PANEL
 
 if TYPE_CHECKING:
     from dynaspec.model.compiled import Addresses, CompiledDecoder

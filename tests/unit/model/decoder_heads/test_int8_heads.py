@@ -20,7 +20,7 @@ from dynaspec.model.packed import PackedLinear
 from support import compressed
 from support.decoder_heads import LAYOUTS, Layout, random_tensors, reference, write
 from support.head_passes import logits_of, states_of
-from support.quantised import rounded
+from support.quantised import Rounding, rounded
 from unit.model import tiny
 
 TEXT = np.random.default_rng(0).integers(3, 50, 37).tolist()
@@ -40,14 +40,15 @@ def is_int8(linear: Linear | None) -> bool:
 def test_it_computes_with_the_widened_matrices(layout: Layout, model: Model, tmp_path: Path) -> None:
     head, s = load_head(layout.method, str(write(layout, tmp_path)), model, quantization="int8"), layout.shape
     tensors = {
-        name: rounded(tensor) if tensor.ndim == 2 and "embed" not in name else tensor
+        name: Rounding(rounded(tensor)) if tensor.ndim == 2 and "embed" not in name else tensor
         for name, tensor in random_tensors(layout).items()
     }
     states = states_of(model, TEXT, s.states)
     embedding, output = tiny.tensors()["model.embed_tokens.weight"], tiny.tensors()["lm_head.weight"]
     expected = reference(layout, tensors, embedding, output, TEXT, states[:-1], CHAIN)
     whole = logits_of(head, states, TEXT, CHAIN, len(TEXT))
-    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-4)
+    # An input that lies between two integers may become the other one, where sums run in another order.
+    torch.testing.assert_close(whole, expected, rtol=0, atol=float(0.02 * expected.std()))
     assert torch.equal(logits_of(head, states, TEXT, CHAIN, 5), whole)
     weights = head._weights
     assert all(is_int8(one) for layer in weights.layers for one in (layer.qkv, layer.out, layer.up, layer.down))

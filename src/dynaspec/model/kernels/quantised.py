@@ -1,0 +1,277 @@
+"""Products of int8 and int4 weights: inputs become int8, too, and integers are multiplied, as llama.cpp does it.
+
+A row's inputs get a scale for each 32 of them, the largest magnitude / 127, and are rounded to nearest, ties to even.
+Σ input · number of a group is exact in int32, however a processor adds it up. A group then adds to an output, in the
+order of the groups, each operation rounded to float32 once:
+
+* int8: fma(Σ input · number · the weights' scale, the inputs' scale, output)
+* int4, whose numbers are 0 … 15 above a minimum: fma(fma(Σ input, minimum, Σ input · number · the weights' scale), the
+  inputs' scale, output)
+
+So the bits of a row depend on nothing but that row, and are the same on every processor. Where there are VNNI's dot
+products of four bytes, which want one factor without a sign, they are used; elsewhere two products of 16 bits each.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from dynaspec.compiled import njit
+
+from .simd import HAS_AVX512, LANES
+from .tiles import (
+    FLOATS,
+    GROUP,
+    I32,
+    I64,
+    INTS,
+    PANEL,
+    Floats,
+    Tile,
+    Vectors,
+    fma,
+    load,
+    load_halves,
+    panel_kernel,
+    same,
+    splat,
+)
+
+QUAD = 4
+"""Numbers of a word."""
+QUADS = GROUP // QUAD
+LARGEST = 127
+"""An int8 input's magnitude, at most."""
+OFFSET = 128
+"""int8 weights are kept as bytes without a sign: this much more than they are."""
+INT8_WORDS = (2 * PANEL + GROUP * PANEL) // 4
+"""32-bit words of a panel's group of int8 weights: a float16 scale for each output, then for each 4 inputs a word an
+output."""
+INT4_WORDS = (2 * 2 * PANEL) // 4 + GROUP // 2 * PANEL // 4
+"""32-bit words of a panel's group of int4 weights: float16 scales, then float16 minimums of the outputs, then for each
+8 inputs a word an output: the low halves of its bytes are the first 4, the high ones the others."""
+_TILE_ROWS = 13 if HAS_AVX512 else 4
+"""Rows worked on at a time, at most: integers of 26 sums in registers, two weights and their like."""
+
+_I8, _I16 = ir.IntType(8), ir.IntType(16)
+_BYTES = ir.VectorType(_I8, 4 * LANES)
+_SHORTS = ir.VectorType(_I16, 2 * LANES)
+_HALVES = ir.VectorType(ir.HalfType(), LANES)
+
+
+def _vnni() -> int:
+    """Bytes of the registers that VNNI's dot product works on here; 0 = there is none."""
+    features = llvm.get_host_cpu_features() if platform.machine() == "x86_64" else {}
+    if HAS_AVX512 and features.get("avx512vnni"):
+        return 64
+    return 32 if features.get("avxvnni") else 0
+
+
+_VNNI = _vnni()
+X_WORDS = QUADS if _VNNI else 2 * QUADS
+"""Words of a group of inputs: four bytes each; without VNNI four numbers of 16 bits in two, the first and the third and
+then the others."""
+
+
+def _products_of_four(builder: Any, total: Any, weights: Any, inputs: Vectors) -> Any:
+    """``total`` plus, in each of the 16 words, the sum of four bytes of ``weights``, which have no sign, times four
+    inputs."""
+    if not _VNNI:
+        kept = (builder.and_(weights, same(0x00FF00FF)), builder.and_(builder.lshr(weights, same(8)), same(0x00FF00FF)))
+        for numbers, some in zip(kept, inputs, strict=True):
+            total = builder.add(total, _products_of_two(builder, numbers, some))
+        return total
+    lanes = _VNNI // 4
+    kind = ir.VectorType(I32, lanes)
+    function = ir.FunctionType(kind, [kind] * 3)
+    name = f"llvm.x86.avx512.vpdpbusd.{8 * _VNNI}"
+    dot = cgutils.get_or_insert_function(builder.module, function, name)
+    if lanes == LANES:
+        return builder.call(dot, [total, weights, inputs[0]])
+    found = []
+    for first in range(0, LANES, lanes):
+        chosen = ir.Constant(kind, list(range(first, first + lanes)))
+        found.append(builder.call(dot, [builder.shuffle_vector(one, one, chosen) for one in (total, weights, *inputs)]))
+    return builder.shuffle_vector(*found, ir.Constant(INTS, list(range(LANES))))
+
+
+def _products_of_two(builder: Any, a: Any, b: Any) -> Any:
+    """In each of 16 words the sum of the products of its two numbers of 16 bits; LLVM knows it as PMADDWD."""
+    wide = ir.VectorType(I32, 2 * LANES)
+    product = builder.mul(*(builder.sext(builder.bitcast(one, _SHORTS), wide) for one in (a, b)))
+    even, odd = (
+        builder.shuffle_vector(product, product, ir.Constant(INTS, list(range(start, 2 * LANES, 2))))
+        for start in (0, 1)
+    )
+    return builder.add(even, odd)
+
+
+def _scales(tile: Tile, panel: Any, at: Any) -> Vectors:
+    """float16, of the tile's halves, from a word of the panel on."""
+    builder = tile.builder
+    stored = [load(builder, panel, builder.add(at, I64(half * LANES // 2)), _HALVES) for half in tile.halves]
+    return [builder.fpext(one, FLOATS) for one in stored]
+
+
+def _of_group(tile: Tile, groups: Any, group: Any, behind: int, kind: Any) -> Vectors:
+    """A word of each row's group, on all lanes: its scale, or what ``_quantise_thirty_two`` puts behind those."""
+    builder = tile.builder
+    at = builder.add(builder.mul(groups, I64(X_WORDS + behind)), group)
+    words = [builder.load(builder.gep(row, [at])) for row in tile.x]
+    return [splat(builder, builder.bitcast(word, kind.element), kind) for word in words]
+
+
+def _group_products(tile: Tile, totals: list[list[Any]], group: Any, quad: int, weights: Vectors) -> None:
+    """Adds to the ``totals`` of each row four inputs times their weights."""
+    builder = tile.builder
+    each = X_WORDS // QUADS
+    for row, sums in zip(tile.x, totals, strict=True):
+        at = builder.add(builder.mul(group, I64(X_WORDS)), I64(quad * each))
+        words = [builder.load(builder.gep(row, [builder.add(at, I64(n))])) for n in range(each)]
+        inputs = [splat(builder, word, INTS) for word in words]
+        sums[:] = [_products_of_four(builder, *both, inputs) for both in zip(sums, weights, strict=True)]
+
+
+def _add_group(tile: Tile, rows: list[list[Any]], scales: Vectors) -> None:
+    """Adds each row's numbers of a group, times the row's scale."""
+    builder = tile.builder
+    for slots, values, scale in zip(tile.sums, rows, scales, strict=True):
+        for slot, value in zip(slots, values, strict=True):
+            builder.store(fma(builder, value, scale, builder.load(slot)), slot)
+
+
+def int8_sums(tile: Tile, panel: Any, depth: Any) -> None:
+    builder = tile.builder
+    groups = builder.udiv(builder.add(depth, I64(GROUP - 1)), I64(GROUP))
+
+    def step(group: Any) -> None:
+        at = builder.mul(group, I64(INT8_WORDS))
+        totals = [[offset for _ in tile.halves] for offset in _of_group(tile, groups, group, 1, INTS)]
+        for quad in range(QUADS):
+            words_at = builder.add(at, I64(PANEL // 2 + quad * PANEL))
+            _group_products(tile, totals, group, quad, tile.load(panel, words_at, INTS))
+        scales = _scales(tile, panel, at)
+        found = [
+            [builder.fmul(builder.sitofp(total, FLOATS), scale) for total, scale in zip(sums, scales, strict=True)]
+            for sums in totals
+        ]
+        _add_group(tile, found, _of_group(tile, groups, group, 0, FLOATS))
+
+    tile.steps(groups, step)
+
+
+def int4_sums(tile: Tile, panel: Any, depth: Any) -> None:
+    builder = tile.builder
+    groups = builder.udiv(builder.add(depth, I64(GROUP - 1)), I64(GROUP))
+
+    def step(group: Any) -> None:
+        at = builder.mul(group, I64(INT4_WORDS))
+        totals = [[same(0) for _ in tile.halves] for _ in tile.x]
+        for two in range(QUADS // 2):
+            words = tile.load(panel, builder.add(at, I64(PANEL + two * PANEL)), INTS)
+            for which in range(2):
+                shifted = [builder.lshr(word, same(4)) for word in words] if which else words
+                numbers = [builder.and_(word, same(0x0F0F0F0F)) for word in shifted]
+                _group_products(tile, totals, group, 2 * two + which, numbers)
+        scales, minimums = _scales(tile, panel, at), _scales(tile, panel, builder.add(at, I64(PANEL // 2)))
+        found = [
+            [
+                fma(builder, whole, minimum, builder.fmul(builder.sitofp(total, FLOATS), scale))
+                for total, scale, minimum in zip(sums, scales, minimums, strict=True)
+            ]
+            for sums, whole in zip(totals, _of_group(tile, groups, group, 1, FLOATS), strict=True)
+        ]
+        _add_group(tile, found, _of_group(tile, groups, group, 0, FLOATS))
+
+    tile.steps(groups, step)
+
+
+int8_panel = panel_kernel(int8_sums, 4 * INT8_WORDS, _TILE_ROWS, ahead=6, inputs=GROUP, words=True)
+int4_panel = panel_kernel(int4_sums, 4 * INT4_WORDS, _TILE_ROWS, ahead=6, inputs=GROUP, words=True)
+
+
+def _reduce(builder: Any, name: str, vector: Any) -> Any:
+    kind = ir.FunctionType(vector.type.element, [vector.type])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.{name}")
+    return builder.call(function, [vector])
+
+
+@intrinsic
+def _quantise_thirty_two(typingctx: Any, source: Any, target: Any, scale: Any, behind: Any, signed: Any) -> Any:
+    """32 float32 at an address → their integers, their scale and what their sum adds, each at an address of its own.
+
+    That is −128 Σ input as int32 for weights that are kept 128 larger than they are (``signed``), else Σ input as
+    float32. Where an input is infinite or undefined, the scale is, too, and with it all that is made of the group.
+    """
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        from_at, to_at, scale_at, behind_at = (builder.inttoptr(at, I32.as_pointer()) for at in args[:4])
+        values = load_halves(builder, from_at, I64(0), FLOATS)
+        # As bits, magnitudes have the order of their numbers, with what is undefined behind them.
+        sizes = [builder.and_(builder.bitcast(value, INTS), same(0x7FFFFFFF)) for value in values]
+        larger = builder.select(builder.icmp_unsigned(">", *sizes), *sizes)
+        most = builder.bitcast(_reduce(builder, "umax.v16i32", larger), FLOATS.element)
+        limit = ir.Constant(FLOATS.element, float(LARGEST))
+        builder.store(builder.bitcast(builder.fdiv(most, limit), I32), scale_at)
+        inverse = splat(builder, builder.fdiv(limit, most))
+        round_kind = ir.FunctionType(FLOATS, [FLOATS])
+        nearest = cgutils.get_or_insert_function(builder.module, round_kind, "llvm.rint.v16f32")
+        limits = [ir.Constant(FLOATS, [sign * float(LARGEST)] * LANES) for sign in (-1, 1)]
+        zeros = ir.Constant(FLOATS, [0.0] * LANES)
+        integers = []
+        for value in values:
+            near = builder.call(nearest, [builder.fmul(value, inverse)])
+            # Out of bounds, or undefined, where all are 0 or nearly, or where one is infinite or undefined.
+            holds = builder.and_(
+                builder.fcmp_ordered(">=", near, limits[0]), builder.fcmp_ordered("<=", near, limits[1])
+            )
+            integers.append(builder.fptosi(builder.select(holds, near, zeros), INTS))
+        both = builder.shuffle_vector(*integers, ir.Constant(ir.VectorType(I32, 2 * LANES), list(range(2 * LANES))))
+        if _VNNI:
+            stored = builder.trunc(both, ir.VectorType(_I8, 2 * LANES))
+        else:
+            order = [first + place for first in range(0, 2 * LANES, QUAD) for place in (0, 2, 1, 3)]
+            short = builder.trunc(both, _SHORTS)
+            stored = builder.shuffle_vector(short, short, ir.Constant(ir.VectorType(I32, 2 * LANES), order))
+        builder.store(stored, builder.bitcast(to_at, stored.type.as_pointer())).align = 4
+        total = _reduce(builder, "add.v16i32", builder.add(*integers))
+        offset = builder.mul(total, I32(-OFFSET))
+        whole = builder.bitcast(builder.sitofp(total, FLOATS.element), I32)
+        builder.store(builder.select(args[4], offset, whole), behind_at)
+        return context.get_dummy_value()
+
+    return types.void(*(types.intp,) * 4, types.boolean), generate
+
+
+@njit("void(i8, i8, f4[:, ::1], b1, f4[:, ::1])", cache=True, nogil=True)
+def quantise_share(thread: int, threads: int, x: Floats, signed: bool, out: Floats) -> None:
+    """One thread's rows of x [rows, in] as integers: into ``out`` [rows, ``x_width`` of in], words of all groups, then
+    the groups' scales, then what their sums add, see ``_quantise_thirty_two``."""
+    rows, depth = x.shape
+    groups = (depth + GROUP - 1) // GROUP
+    last = np.empty(GROUP, np.float32)
+    for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+        source, target = x.ctypes.data + row * depth * 4, out.ctypes.data + row * out.shape[1] * 4
+        scales = target + groups * X_WORDS * 4
+        for group in range(groups):
+            here = source + group * GROUP * 4
+            if (group + 1) * GROUP > depth:
+                last[:] = 0.0
+                last[: depth - group * GROUP] = x[row, group * GROUP :]
+                here = last.ctypes.data
+            to = target + group * X_WORDS * 4
+            _quantise_thirty_two(here, to, scales + group * 4, scales + (groups + group) * 4, signed)
+
+
+@njit("i8(i8)", cache=True, nogil=True)
+def x_width(depth: int) -> int:
+    """Words of a row of inputs as ``quantise_share`` leaves it."""
+    return (depth + GROUP - 1) // GROUP * (X_WORDS + 2)

@@ -1,0 +1,127 @@
+"""Products with int8 and int4 weights: bit for bit those of NumPy, on every path and for every number of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dynaspec.compiled import njit
+from dynaspec.model.kernels import gemm, quantised
+from dynaspec.model.kernels.tiles import BOTH, GROUP, PANEL, Halves, panel_kernel
+from dynaspec.model.packed import PackedLinear
+from support.quantised import blocks_of, product, widened
+
+SHAPES = [(96, 64), (307, 48), (40, 72), (1, 3), (33, 32), (64, 33), (31, 1), (256, 1408), (512, 192)]
+FORMS = {"int8": gemm.INT8, "int4": gemm.INT4}
+WIDE: tuple[Halves, ...] = (BOTH,)
+NARROW: tuple[Halves, ...] = ((0,), (1,))
+PATHS = {"no VNNI": 0, "VNNI": quantised._VNNI, "VNNI in half the width": 32 if quantised._VNNI else 0}
+"""Bytes of the registers that VNNI works on; what the processor has not is left out below."""
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("form", FORMS)
+def test_products_are_bit_for_bit_those_of_numpy(form: str, shape: tuple[int, int], threads: int) -> None:
+    torch.manual_seed(0)
+    blocks, bias = blocks_of(torch.randn(shape), form), torch.randn(shape[0])
+    layer, x = PackedLinear(blocks, bias, threads), torch.randn(17, shape[1])
+    assert layer.form == FORMS[form]
+    expected = product(x.numpy(), blocks, form, bias.numpy())
+    for rows in range(1, 18):
+        np.testing.assert_array_equal(layer(x[:rows]).numpy(), expected[:rows], f"{rows} rows")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_have_the_same_bits_for_every_number_of_rows_and_threads(
+    form: str, shape: tuple[int, int], threads: int
+) -> None:
+    torch.manual_seed(0)
+    blocks = blocks_of(torch.randn(shape), form)
+    layer, x = PackedLinear(blocks, None, threads), torch.randn(300, shape[1])
+    together = PackedLinear(blocks, None, 1)(x)
+    for rows in (*range(1, 34), 100, 255):
+        assert torch.equal(layer(x[7 : 7 + rows].clone()), together[7 : 7 + rows]), f"{rows} rows"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rounding_inputs_changes_little(form: str) -> None:
+    """Two in a hundred of what outputs vary by: an input of a group is off by 1/254 of the largest at most."""
+    torch.manual_seed(0)
+    blocks, x = blocks_of(torch.randn(256, 1408), form), torch.randn(40, 1408)
+    expected = x.double() @ widened(blocks, form, 1408).double().T
+    found = PackedLinear(blocks, None, 1)(x)
+    assert (found - expected).abs().max() < 0.03 * expected.std()
+    assert (found - expected).abs().max() > 1e-4 * expected.std()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_extreme_numbers(form: str) -> None:
+    """The largest integers that there are, and inputs of zeros and of numbers that have no inverse."""
+    weight = torch.ones(32, 96)
+    weight[::2] = -1
+    x = torch.tensor([1.0, -1.0, 0.0, 1e-42, 3e36])[:, None].repeat(1, 96)
+    x[3, 40] = 1.0  # the rest of its group is nothing beside it
+    blocks = blocks_of(weight, form)
+    if form == "int8":
+        blocks[5, :, 2:] = 0x80  # −128, which no quantiser of ours makes
+    expected = product(x.numpy(), blocks, form, np.zeros(32, np.float32))
+    np.testing.assert_array_equal(PackedLinear(blocks, None, 1)(x).numpy(), expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_infinite_and_undefined_values_stay_in_their_row(form: str) -> None:
+    x = torch.randn(5, 48)  # the last group is half empty
+    x[1], x[3, 2] = float("nan"), float("inf")
+    out = PackedLinear(blocks_of(torch.randn(32, 48), form), None, 1)(x)
+    assert out[1].isnan().all()
+    assert not out[3].isfinite().any()
+    assert out[[0, 2, 4]].isfinite().all()
+
+
+def kernels_of(form: str, parts: tuple[Halves, ...], most_rows: int, depth: int) -> tuple[Any, Any]:
+    """What quantises rows, and x [rows, words], panels [panels, words], bias, out → nothing in tiles of ``parts`` by
+    ``most_rows``: compiled anew, for what the module now says of the processor."""
+    emit, words = {
+        "int8": (quantised.int8_sums, quantised.INT8_WORDS),
+        "int4": (quantised.int4_sums, quantised.INT4_WORDS),
+    }[form]
+    panel = panel_kernel(emit, 4 * words, most_rows, ahead=1, inputs=GROUP, words=True, parts=parts)
+
+    @njit("void(f4[:, ::1], u4[:, ::1], f4[::1], f4[:, ::1])", nogil=True)
+    def multiply(x, panels, bias, out):  # type: ignore[no-untyped-def]
+        rows, stride = x.shape
+        for number in range(len(panels)):
+            weights, column = panels.ctypes.data + number * panels.shape[1] * 4, number * PANEL * 4
+            target = out.ctypes.data + column
+            panel(x.ctypes.data, rows, stride, depth, weights, bias.ctypes.data + column, target, out.shape[1])
+
+    share = quantised.quantise_share
+    return njit(share.signatures[0], nogil=True)(share.py_func), multiply
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("path", [name for name, width in PATHS.items() if width or name == "no VNNI"])
+@pytest.mark.parametrize(("parts", "most_rows"), [(WIDE, 13), (NARROW, 4)], ids=["wide tiles", "narrow tiles"])
+def test_every_path_has_the_same_bits(
+    parts: tuple[Halves, ...], most_rows: int, path: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of other processors too, as far as this one can compute them."""
+    torch.manual_seed(0)
+    blocks, bias, x = blocks_of(torch.randn(64, 72), form), torch.randn(64), torch.randn(20, 72)
+    layer = PackedLinear(blocks, bias, 1)
+    expected, panels = layer(x).numpy(), layer.packed.reshape(len(layer.packed), -1)
+    monkeypatch.setattr(quantised, "_VNNI", PATHS[path])
+    monkeypatch.setattr(quantised, "X_WORDS", 8 if PATHS[path] else 16)
+    quantise, multiply = kernels_of(form, parts, most_rows, 72)
+    inputs = np.zeros((len(x), 3 * (quantised.X_WORDS + 2)), np.float32)
+    quantise(0, 1, x.numpy(), form == "int8", inputs)
+    for rows in range(1, len(x) + 1):
+        out = np.empty((rows, 64), np.float32)
+        multiply(inputs[:rows].copy(), panels, layer.bias, out)
+        np.testing.assert_array_equal(out, expected[:rows], f"{rows} rows")
