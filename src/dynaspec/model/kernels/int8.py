@@ -9,47 +9,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.compiled import njit
-
-from .quantised import INT8_WORDS, OFFSET, QUAD
+from .quantised import INT8_WORDS, OFFSET, by_panel, in_groups
 from .tiles import GROUP, PANEL, Floats, Words
 
 Bytes = npt.NDArray[np.uint8]
-Numbers = npt.NDArray[np.int8]
 
 BLOCK = 2 + GROUP
 """Bytes of a block."""
-_LARGEST = 127
-_MOST = _LARGEST * float(np.finfo(np.float16).max)
-
-
-@njit("void(u4[:, ::1], u4[:, ::1])", cache=True, nogil=True)
-def _largest(weight: Words, found: Words) -> None:
-    """The largest magnitude of each group into ``found`` [out, groups]; all as bits, which have the order of the
-    numbers, with what is undefined behind them."""
-    rows, depth = weight.shape
-    for row in range(rows):
-        for group in range(found.shape[1]):
-            largest = np.uint32(0)
-            for i in range(group * GROUP, min(group * GROUP + GROUP, depth)):
-                largest = max(largest, weight[row, i] & np.uint32(0x7FFFFFFF))
-            found[row, group] = largest
-
-
-@njit("void(f4[:, ::1], f4[:, ::1], i1[:, :, ::1])", cache=True, nogil=True)
-def _round(weight: Floats, inverse: Floats, blocks: Numbers) -> None:
-    """Fills in the weights of ``blocks`` [out, groups, 34]: times ``inverse`` [out, groups], to nearest."""
-    rows, depth = weight.shape
-    for row in range(rows):
-        for group in range(inverse.shape[1]):
-            start = group * GROUP
-            by = inverse[row, group]
-            for i in range(min(GROUP, depth - start)):
-                value = weight[row, start + i] * by
-                size = abs(value)
-                below = np.floor(size)
-                near = below + np.float32(1) if size - below >= np.float32(0.5) else below
-                blocks[row, group, 2 + i] = np.int8(-near if value < 0 else near)
+_LARGEST = np.float32(127)
+_MOST = float(_LARGEST) * float(np.finfo(np.float16).max)
 
 
 def quantise(weight: Floats) -> Bytes:
@@ -59,31 +27,21 @@ def quantise(weight: Floats) -> Bytes:
     Raises:
         ValueError: a weight is infinite or undefined, or larger than float16 scales go.
     """
-    weight = np.ascontiguousarray(weight)
-    rows, groups = len(weight), -(-weight.shape[1] // GROUP)
-    largest, blocks = np.empty((rows, groups), np.uint32), np.zeros((rows, groups, BLOCK), np.int8)
-    _largest(weight.view(np.uint32), largest)
-    scales = largest.view(np.float32) / np.float32(_LARGEST)
-    with np.errstate(over="ignore"):
-        stored = scales.astype(np.float16)
-    if not np.isfinite(stored).all():
-        raise ValueError(f"a weight is {np.abs(weight).max()}; expected {_MOST:g} at most")
-    _round(weight, np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0), blocks)
-    blocks[:, :, :2] = stored[:, :, None].view(np.int8)
+    blocks = np.empty((len(weight), -(-weight.shape[1] // GROUP), BLOCK), np.int8)
+    for rows, groups in in_groups(weight):
+        scales = np.abs(groups).max(axis=2) / _LARGEST  # undefined where a weight is
+        with np.errstate(over="ignore"):
+            stored = scales.astype(np.float16)
+        if not np.isfinite(stored).all():
+            raise ValueError(f"a weight is {np.abs(weight).max()}; expected {_MOST:g} at most")
+        inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
+        exact = groups * inverse[:, :, None]
+        sizes = np.abs(exact)
+        near = np.floor(sizes)
+        near += sizes - near >= np.float32(0.5)
+        blocks[rows, :, 2:] = np.copysign(near, exact)
+        blocks[rows, :, :2] = stored[:, :, None].view(np.int8)
     return blocks.view(np.uint8)
-
-
-@njit("void(u1[:, :, ::1], u1[:, :, ::1])", cache=True, nogil=True)
-def _interleave(blocks: Bytes, panels: Bytes) -> None:
-    for number in range(panels.shape[0]):
-        first = number * PANEL
-        for group in range(panels.shape[1]):
-            for lane in range(min(PANEL, blocks.shape[0] - first)):
-                panels[number, group, 2 * lane] = blocks[first + lane, group, 0]
-                panels[number, group, 2 * lane + 1] = blocks[first + lane, group, 1]
-                for i in range(GROUP):
-                    at = 2 * PANEL + (i // QUAD * PANEL + lane) * QUAD + i % QUAD
-                    panels[number, group, at] = blocks[first + lane, group, 2 + i] ^ np.uint8(OFFSET)
 
 
 def pack(blocks: Bytes) -> Words:
@@ -95,6 +53,9 @@ def pack(blocks: Bytes) -> Words:
     Returns:
         [panels, groups, ``quantised.INT8_WORDS``], as uint32.
     """
-    packed = np.zeros((-(-len(blocks) // PANEL), blocks.shape[1], INT8_WORDS), np.uint32)
-    _interleave(np.ascontiguousarray(blocks), packed.view(np.uint8))
+    packed = np.empty((-(-len(blocks) // PANEL), blocks.shape[1], INT8_WORDS), np.uint32)
+    packed[:, :, : PANEL // 2] = by_panel(blocks[:, :, :2].copy().view(np.uint16)).view(np.uint32)[:, :, 0]
+    packed[:, :, PANEL // 2 :] = by_panel((blocks[:, :, 2:] ^ np.uint8(OFFSET)).view(np.uint32)).reshape(
+        *packed.shape[:2], -1
+    )
     return packed

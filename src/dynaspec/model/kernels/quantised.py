@@ -10,15 +10,19 @@ order of the groups, each operation rounded to float32 once:
 
 So the bits of a row depend on nothing but that row, and are the same on every processor. Where there are VNNI's dot
 products of four bytes, which want one factor without a sign, they are used; elsewhere two products of 16 bits each.
+
+``int8`` and ``int4`` make the weights: in NumPy, as that is once for a model, and compiling takes longer.
 """
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -58,6 +62,8 @@ output."""
 INT4_WORDS = (2 * 2 * PANEL) // 4 + GROUP // 2 * PANEL // 4
 """32-bit words of a panel's group of int4 weights: float16 scales, then float16 minimums of the outputs, then for each
 8 inputs a word an output: the low halves of its bytes are the first 4, the high ones the others."""
+_ROUNDED_AT_ONCE = 1 << 17
+"""Weights that are quantised at a time: few enough that what is computed of them stays in the cache."""
 _TILE_ROWS = 13 if HAS_AVX512 else 4
 """Rows worked on at a time, at most: integers of 26 sums in registers, two weights and their like."""
 
@@ -275,3 +281,29 @@ def quantise_share(thread: int, threads: int, x: Floats, signed: bool, out: Floa
 def x_width(depth: int) -> int:
     """Words of a row of inputs as ``quantise_share`` leaves it."""
     return (depth + GROUP - 1) // GROUP * (X_WORDS + 2)
+
+
+def in_groups(weight: Floats, repeat_last: bool = False) -> Iterator[tuple[slice, Floats]]:
+    """A weight [out, in] some rows at a time: which they are, and they themselves as [rows, groups, 32].
+
+    A group that is not full ends in zeros, or in its first number where the ends of groups count (``repeat_last``).
+    """
+    rows, depth = weight.shape
+    groups = -(-depth // GROUP)
+    at_once = max(1, _ROUNDED_AT_ONCE // (groups * GROUP))
+    for first in range(0, rows, at_once):
+        some = slice(first, min(first + at_once, rows))
+        whole = np.zeros((some.stop - first, groups * GROUP), np.float32)
+        whole[:, :depth] = weight[some]
+        if repeat_last:
+            whole[:, depth:] = whole[:, -GROUP, None]
+        yield some, whole.reshape(len(whole), groups, GROUP)
+
+
+def by_panel(words: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """[out, groups, n] → [panels, groups, n, 32]: a panel's outputs side by side, with zeros where there are none."""
+    panels = -(-len(words) // PANEL)
+    if len(words) < panels * PANEL:
+        padding = np.zeros((panels * PANEL - len(words), *words.shape[1:]), words.dtype)
+        words = np.concatenate([words, padding])
+    return np.ascontiguousarray(words.reshape(panels, PANEL, *words.shape[1:]).transpose(0, 2, 3, 1))
