@@ -68,7 +68,6 @@ _TILE_ROWS = 13 if HAS_AVX512 else 4
 """Rows worked on at a time, at most: integers of 26 sums in registers, two weights and their like."""
 
 _I8, _I16 = ir.IntType(8), ir.IntType(16)
-_BYTES = ir.VectorType(_I8, 4 * LANES)
 _SHORTS = ir.VectorType(_I16, 2 * LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
 
