@@ -8,7 +8,9 @@ import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from dynaspec.model.kernels import int4, int8
+from dynaspec.model.kernels import gemm, int4, int8
+from dynaspec.model.kernels.tiles import PANEL
+from dynaspec.model.packed import PackedLinear
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -56,6 +58,31 @@ def quantised_inputs(x: Floats) -> tuple[Integers, Floats]:
     with np.errstate(all="ignore"):
         near = np.rint(groups * (np.float32(127) / most)[:, :, None])
     return np.where(np.abs(near) <= 127, near, 0).astype(np.int64), most / np.float32(127)
+
+
+def unpacked(layer: PackedLinear) -> Floats:
+    """[out, in rounded up to 32] the numbers that a layer's panels stand for; [out, in] where they are float32."""
+    panels = layer.packed
+    if layer.form == gemm.FLOAT:
+        numbers = panels.view(np.float32).reshape(len(panels), -1, PANEL).transpose(0, 2, 1)
+    elif layer.form == gemm.BFLOAT:
+        words = panels.reshape(len(panels), -1, PANEL // 2)
+        numbers = np.concatenate([words << 16, words & 0xFFFF0000], axis=2).view(np.float32).transpose(0, 2, 1)
+    else:
+        ends = PANEL // 2 if layer.form == gemm.INT8 else PANEL
+        halves = np.ascontiguousarray(panels[:, :, :ends]).view(np.float16).astype(np.float32)
+        words = np.ascontiguousarray(panels[:, :, ends:]).reshape(*panels.shape[:2], -1, PANEL)
+        found = words.view(np.uint8).reshape(*words.shape, 4)  # [panels, groups, words, 32, bytes of a word]
+        scales = halves[:, :, :PANEL, None]
+        if layer.form == gemm.INT8:
+            inputs = found.transpose(0, 1, 3, 2, 4).reshape(*panels.shape[:2], PANEL, _GROUP)
+            numbers = (inputs.astype(np.float32) - 128) * scales
+        else:
+            both = np.stack([found & 15, found >> 4], axis=3)  # of a word the first four inputs, then the others
+            inputs = both.transpose(0, 1, 4, 2, 3, 5).reshape(*panels.shape[:2], PANEL, _GROUP)
+            numbers = inputs.astype(np.float32) * scales + halves[:, :, PANEL:, None]
+        numbers = numbers.transpose(0, 2, 1, 3)
+    return numbers.reshape(len(panels) * PANEL, -1)[: layer.width]
 
 
 class Rounding:

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from numba import njit
 
-from dynaspec.model.kernels import gemm
+from dynaspec.model.kernels import gemm, quantised
+from dynaspec.model.kernels.tiles import PANEL, PARTS
 from dynaspec.model.linear import LinearFactory, PlainLinear, row_invariant
 from dynaspec.model.packed import PackedLinear
 
@@ -39,15 +40,29 @@ def test_rows_have_the_same_bits_for_every_number_of_rows_and_threads(
         assert torch.equal(layer(x[7 : 7 + rows].clone()), together[7 : 7 + rows]), f"{rows} rows"
 
 
+def kind_of(block: str) -> str:
+    """What weights a turn multiplies."""
+    if any(name in block for name in ("vpdpbusd", "vpmaddwd")):
+        return "integers"
+    return "bfloat16" if any(name in block for name in ("\tvpslld\t$16,", "\tvpand", "\tvandps")) else "float32"
+
+
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="reads x86 instructions")
 def test_loops_over_inputs_take_one_input_a_turn() -> None:
     # LLVM likes to take two, for which sums of 9 to 11 rows need more registers than there are: half as fast.
     (code,) = njit(gemm._share.signatures[0], nogil=True)(gemm._share.py_func).inspect_asm().values()
     loops = [block for block in code.split("\n.LBB") if "vfmadd" in block]
-    turns = [block for block in loops if "\tprefetch" in block and "pdpbusd" not in block and "vpmaddwd" not in block]
-    assert len(turns) >= 2 * gemm._TILE_ROWS
-    # A turn over float32 fetches two lines, one over bfloat16 fetches one, and neither twice.
-    assert {block.count("\tprefetch") for block in turns} <= {1, 2}
+    turns = [block for block in loops if "\tprefetch" in block]
+    # Every turn fetches as many lines as its weights have in one of the parts of a panel. Twice as many would be two.
+    sizes = {
+        "integers": [4 * quantised.INT8_WORDS, 4 * quantised.INT4_WORDS],
+        "bfloat16": [2 * PANEL],
+        "float32": [4 * PANEL],
+    }
+    for kind, found in sizes.items():
+        lines = {-(-size // (64 * len(PARTS))) for size in found}
+        assert {block.count("\tprefetch") for block in turns if kind_of(block) == kind} == lines, kind
+        assert sum(kind_of(block) == kind for block in turns) >= (4 if kind == "integers" else gemm._TILE_ROWS)
 
 
 def test_large_products_are_shared_by_the_team() -> None:
