@@ -10,14 +10,13 @@ import torch
 
 from dynaspec.compiled import njit
 from dynaspec.model.kernels import gemm, quantised
-from dynaspec.model.kernels.tiles import BOTH, GROUP, PANEL, Halves, panel_kernel
+from dynaspec.model.kernels.tiles import GROUP, Halves, panel_kernel
 from dynaspec.model.packed import PackedLinear
+from support.panels import NARROW, WIDE, product_by
 from support.quantised import blocks_of, product, widened
 
 SHAPES = [(96, 64), (307, 48), (40, 72), (1, 3), (33, 32), (64, 33), (31, 1), (256, 1408), (512, 192)]
 FORMS = {"int8": gemm.INT8, "int4": gemm.INT4}
-WIDE: tuple[Halves, ...] = (BOTH,)
-NARROW: tuple[Halves, ...] = ((0,), (1,))
 PATHS = {"no VNNI": 0, "VNNI": quantised._VNNI, "VNNI in half the width": 32 if quantised._VNNI else 0}
 """Bytes of the registers that VNNI works on; what the processor has not is left out below."""
 
@@ -93,16 +92,8 @@ def kernels_of(form: str, parts: tuple[Halves, ...], most_rows: int, depth: int)
     }[form]
     panel = panel_kernel(emit, 4 * words, most_rows, ahead=1, inputs=GROUP, words=True, parts=parts)
 
-    @njit("void(f4[:, ::1], u4[:, ::1], f4[::1], f4[:, ::1])", nogil=True)
-    def multiply(x, panels, bias, out):  # type: ignore[no-untyped-def]
-        rows, stride = x.shape
-        for number in range(len(panels)):
-            weights, column = panels.ctypes.data + number * panels.shape[1] * 4, number * PANEL * 4
-            target = out.ctypes.data + column
-            panel(x.ctypes.data, rows, stride, depth, weights, bias.ctypes.data + column, target, out.shape[1])
-
     share = quantised.quantise_share
-    return njit(share.signatures[0], nogil=True)(share.py_func), multiply
+    return njit(share.signatures[0], nogil=True)(share.py_func), product_by(panel, depth)
 
 
 @pytest.mark.parametrize("form", FORMS)
