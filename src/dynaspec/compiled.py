@@ -25,8 +25,16 @@ from typing import Any, TypeVar, cast
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numba
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, InTreeCacheLocator, UserProvidedCacheLocator
+from numba.core.caching import (
+    CompileResultCacheImpl,
+    FunctionCache,
+    IndexDataCacheFile,
+    InTreeCacheLocator,
+    UserProvidedCacheLocator,
+)
 from numba.core.caching import UserWideCacheLocator as _UserWide
+
+from dynaspec.compile_worker import compile_worker
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +182,20 @@ class _Kept(CompileResultCacheImpl):  # type: ignore[misc]
         return super().rebuild(context, result)
 
 
+class ResultFiles(IndexDataCacheFile):  # type: ignore[misc]
+    """A function's results on disk, each named after what it is for.
+
+    numba numbers them: two processes that kept two results at the same moment could give both the same number, and one
+    would then be loaded as the other. Here an entry may only be lost, and is compiled again.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        overloads = self._load_index()
+        overloads[key] = name = self._data_name(int(sha256(repr(key).encode()).hexdigest()[:12], 16))
+        self._save_data(name, data)
+        self._save_index(overloads)
+
+
 class _Cache(FunctionCache):  # type: ignore[misc]
     """A function's results, valid for the sources that ``stamp`` was made of."""
 
@@ -181,7 +203,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
-        self._cache_file._source_stamp = stamp(function.__module__)
+        self._cache_file = ResultFiles(self._cache_path, self._impl.filename_base, stamp(function.__module__))
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         found = super().load_overload(signature, context)
@@ -198,6 +220,7 @@ class _Progress:
 
     def say(self, function: str, folder: str) -> None:
         """To be called before each."""
+        compile_worker.start()
         self._functions += 1
         now_s = time.monotonic()
         if now_s - self._said_s >= _SAY_EVERY_S:

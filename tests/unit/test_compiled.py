@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dynaspec
+from dynaspec import compiled
 
 SOURCES = Path(dynaspec.__file__).parent
 PACKAGE = {
@@ -167,6 +169,25 @@ def test_another_process_finds_what_one_has_compiled() -> None:
         )
         stamps.append(dict(zip(modules, json.loads(done.stdout), strict=True)))
     assert stamps[0] == stamps[1]
+
+
+def test_the_first_function_that_has_to_be_compiled_asks_for_the_process_that_helps(package: Path) -> None:
+    ask = "from dynaspec.compile_worker import compile_worker\ncompile_worker.start = lambda: print('asked')\n"
+    assert start(package, ask + SCRIPT).stdout.startswith("asked")
+    assert "asked" not in start(package, ask + SCRIPT).stdout
+
+
+def test_results_kept_at_the_same_moment_are_never_taken_for_each_other(tmp_path: Path) -> None:
+    class BothSeeNothing(compiled.ResultFiles):
+        def _load_index(self) -> dict[Any, Any]:
+            return {}
+
+    for key in "first", "second":
+        BothSeeNothing(str(tmp_path), "function", "stamp").save(key, f"of {key}")
+    files = compiled.ResultFiles(str(tmp_path), "function", "stamp")
+    assert [files.load(key) for key in ("first", "second")] == [None, "of second"]
+    files.save("first", "of first")
+    assert [files.load(key) for key in ("first", "second")] == ["of first", "of second"]
 
 
 def test_every_kernel_uses_this_cache() -> None:

@@ -11,6 +11,7 @@ import typer
 from dynaspec import __version__
 from dynaspec.cli import bench, chat, collect_env, demo, explain, generate, profile, recommend, serve, simulate, train
 from dynaspec.cli.console import print_error
+from dynaspec.compile_worker import compile_worker
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.runtime import prepare_process
 
@@ -66,6 +67,7 @@ def dynaspec(
 def main() -> None:
     """Runs the command line. What the user can mend is one line on stderr, never a traceback."""
     prepare_process()
+    compile_worker.allow()
     try:
         app()
     except DynaspecError as error:

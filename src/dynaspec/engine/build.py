@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from dynaspec.compile_worker import compile_worker
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.proposer import Proposer
@@ -75,6 +76,7 @@ def build_engine(
     Raises:
         CheckpointError, ConfigError, CapacityError: see there.
     """
+    compile_worker.allow()
     device = _device(config.device)
     speculation = config.speculative_config
     defaults = sampling_defaults(config)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from numba import njit
 
-from dynaspec.model.kernels.team import team_size, together, usable_cores
+from dynaspec.model.kernels.team import team_size, together
 
 Int64 = npt.NDArray[np.int64]
 
@@ -87,23 +87,3 @@ def test_helpers_that_are_not_there(script: str, times: int) -> None:
         [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.split("\n")[0] == str([times] * 8 + [8]), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu.max": "100000 100000\n"}, 1),
-        ({"cpu.max": "20000 100000\n"}, 1),
-        ({"cpu.max": "170000 100000\n"}, 2),
-        ({"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({}, None),
-    ],
-)
-def test_a_containers_time_counts_as_cores(files: dict[str, str], cores: int | None, tmp_path: Path) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    everything = usable_cores(tmp_path / "nothing")
-    assert usable_cores(tmp_path) == (everything if cores is None else min(cores, everything))

@@ -22,7 +22,6 @@ import os
 import platform
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
@@ -32,6 +31,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from dynaspec.compiled import declare, njit
+from dynaspec.cores import usable_cores
 
 _POINTER, _I32, _I64 = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)
 _LINE = 64
@@ -244,33 +244,6 @@ def team_size(threads: int) -> int:
 @njit("void(i8)", cache=True, nogil=True)
 def _set_helpers(count: int) -> None:
     _store(_team() + _HELPERS, count)
-
-
-def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use at once, at least 1.
-
-    Args:
-        root: where control groups are mounted.
-    """
-    cores = len(os.sched_getaffinity(0))
-    quota = _quota(root)
-    return cores if quota is None else max(1, min(cores, round(quota)))
-
-
-def _quota(root: Path) -> float | None:
-    """Cores' worth of time that the control group has, of either version; None = no limit."""
-    try:
-        limit, period = (root / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            limit, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        except OSError:
-            return None
-    try:
-        cores = float(limit) / float(period)
-    except ValueError:  # "max"
-        return None
-    return cores if cores > 0.0 else None
 
 
 def _forget() -> None:

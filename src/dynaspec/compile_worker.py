@@ -1,0 +1,61 @@
+"""A process that compiles, at a first start, what drafting and control need.
+
+numba compiles one function at a time in a process. So the engine's own process compiles the model's part meanwhile, and
+finds the rest on disk. What fails here is compiled there when its turn comes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import threading
+
+from dynaspec.cores import usable_cores
+
+_MODULES = "dynaspec.propose.warm_up", "dynaspec.control.registry"
+"""Whose ``load_kernels`` it calls; what they need does not depend on the model. Imported by the worker alone."""
+
+
+class CompileWorker:
+    """The worker, as the process sees it that builds an engine. It ends when it is done, or with that process."""
+
+    def __init__(self) -> None:
+        self._allowed = False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def allow(self) -> None:
+        """For a process that is about to build an engine."""
+        self._allowed = True
+
+    def start(self) -> None:
+        """To be called when a function has to be compiled: once, if that is allowed and there is a core for it."""
+        if not self._allowed or self._process is not None or usable_cores() < 2:
+            return
+        command = [sys.executable, "-P", "-m", __name__]
+        quiet = subprocess.DEVNULL
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+        except OSError:  # no more processes, say: it is only for speed
+            self._allowed = False
+
+
+compile_worker = CompileWorker()
+"""This process's."""
+
+
+def main() -> None:
+    """Ends at the latest when the process has ended that holds the other end of stdin."""
+    threading.Thread(target=_end_with_starter, daemon=True).start()
+    for module in _MODULES:
+        importlib.import_module(module).load_kernels()
+
+
+def _end_with_starter() -> None:
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(0)  # files are replaced whole
+
+
+if __name__ == "__main__":
+    main()
