@@ -25,9 +25,9 @@ class CompileWorker:
         self._allowed = False
         self._process: subprocess.Popen[bytes] | None = None
 
-    def allow(self) -> None:
-        """For a process that is about to build an engine."""
-        self._allowed = True
+    def allow(self, allowed: bool = True) -> None:
+        """While an engine is being built: what is compiled later on is not much, and requests need the cores."""
+        self._allowed = allowed
 
     def start(self) -> None:
         """To be called when a function has to be compiled: once, if that is allowed and there is a core for it."""

@@ -54,6 +54,15 @@ def test_one_process_helps_with_compiling_where_an_engine_is_built(
     assert [command[-1] for command in commands] == ["dynaspec.compile_worker"]
 
 
+def test_no_process_helps_once_the_engine_is_built(commands: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynaspec.compile_worker.usable_cores", lambda: 2)
+    worker = CompileWorker()
+    worker.allow()
+    worker.allow(False)
+    worker.start()
+    assert not commands
+
+
 def test_no_process_helps_with_compiling_where_there_is_no_core_for_it(
     commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

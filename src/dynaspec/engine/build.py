@@ -138,6 +138,7 @@ def build_engine(
         pace=pace,
         clock=time.perf_counter,
     )
+    compile_worker.allow(False)
     return Engine(
         config=config,
         tokenizer=tokenizer,
