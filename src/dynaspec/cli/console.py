@@ -40,13 +40,44 @@ def note(message: str) -> None:
 
 @contextmanager
 def status(first: str, *, hidden: bool = False) -> Iterator[Callable[[str], None]]:
-    """A spinner with a text that the yielded function changes; nothing if hidden or stderr is no terminal."""
+    """A spinner with a text that the yielded function changes; nothing if hidden or stderr is no terminal.
+
+    While functions are being compiled, it says so: on a machine's first start that takes a minute or two.
+    """
     console = stderr_console()
     if hidden or not console.is_terminal:
         yield lambda message: None
         return
-    with console.status(Text(first)) as spinner:
+    with console.status(Text(first)) as spinner, _compiling_shown(lambda remark: spinner.update(Text(remark))):
         yield lambda message: spinner.update(Text(message))
+
+
+@contextmanager
+def _compiling_shown(tell: Callable[[str], None]) -> Iterator[None]:
+    """Tells what ``compiled`` logs, in fewer words; without lines of the log where these are not wanted."""
+    compiling = logging.getLogger("dynaspec.compiled")
+    level, propagate, handler = compiling.level, compiling.propagate, _Compiling(tell)
+    compiling.addHandler(handler)
+    if not compiling.isEnabledFor(logging.INFO):
+        compiling.setLevel(logging.INFO)
+        compiling.propagate = False
+    try:
+        yield
+    finally:
+        compiling.removeHandler(handler)
+        compiling.setLevel(level)
+        compiling.propagate = propagate
+
+
+class _Compiling(logging.Handler):
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """The record's last argument is how many functions there have been so far."""
+        functions = record.args[-1] if isinstance(record.args, tuple) else "some"
+        self._tell(f"compiling, once on this machine: {functions} functions so far")
 
 
 logger = logging.getLogger(__name__)
