@@ -138,6 +138,22 @@ def test_the_first_keys_may_be_hidden(window: int | None) -> None:
 def test_a_cache_in_bfloat16_has_the_bits_of_one_with_rounded_numbers(window: int | None, threads: int) -> None:
     case = make([0, 5, 16, 700], [3, 1, 18, 2], dim=24)
     case.k[1, 0, 0], case.v[3, 1, 2] = 1 + 2**-8, 1 + 3 * 2**-8  # ties, which go to even
+    check_bfloat16(case, threads, window)
+
+
+@pytest.mark.parametrize("window", [None, 20, 300])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("context", "rows"), [(0, 600), (700, 30), (KEYS - 3, 9), (2 * KEYS, 70)])
+def test_many_rows_read_a_cache_in_bfloat16(context: int, rows: int, threads: int, window: int | None) -> None:
+    """Its blocks are widened once for all of them."""
+    check_bfloat16(make([context, 40], [rows, 1], heads=6), threads, window)
+
+
+def test_a_tree_of_many_rows_reads_a_cache_in_bfloat16() -> None:
+    check_bfloat16(as_tree(make([KEYS - 7], [24]), [-1, *(row // 2 for row in range(23))]), 2)
+
+
+def check_bfloat16(case: Case, threads: int, window: int | None = None) -> None:
     rounded = replace(case, k=_rounded(case.k), v=_rounded(case.v))
     rounded = replace(rounded, past=[(_rounded(k), _rounded(v)) for k, v in case.past])
     found = case.run(CpuAttention(case.spec, threads), window, torch.bfloat16)
