@@ -64,7 +64,8 @@ class LlamaCpp:
         def step() -> list[int]:
             drafts, room = {}, BATCH
             rows, served = [], []
-            for number, slot in sequence.items():
+            # What is read together must be of sequences whose numbers follow one another; gaps part it.
+            for number, slot in sorted(sequence.items(), key=lambda one: one[1]):
                 drafts[number] = self._drafted(prompts[number], answers[number], workload) if answers[number] else []
                 tokens = [*(prompts[number] + answers[number])[held[number] :], *drafts[number]]
                 if len(tokens) <= room:
