@@ -39,6 +39,8 @@ class CompileWorker:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
         except OSError:  # no more processes, say: it is only for speed
             self._allowed = False
+        else:
+            threading.Thread(target=self._process.wait, daemon=True).start()  # it leaves no zombie
 
 
 compile_worker = CompileWorker()

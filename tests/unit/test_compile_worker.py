@@ -35,9 +35,15 @@ def test_the_process_that_helps_ends_with_the_one_that_started_it(tmp_path: Path
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What is started instead of processes."""
     started: list[list[str]] = []
-    monkeypatch.setattr(
-        "dynaspec.compile_worker.subprocess.Popen", lambda command, **_: started.append(command) or command
-    )
+
+    class Started:
+        def __init__(self, command: list[str], **_: object) -> None:
+            started.append(command)
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr("dynaspec.compile_worker.subprocess.Popen", Started)
     return started
 
 
