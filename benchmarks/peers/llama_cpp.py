@@ -64,7 +64,7 @@ class LlamaCpp:
         def step() -> list[int]:
             drafts, room = {}, BATCH
             rows, served = [], []
-            # What is read together must be of sequences whose numbers follow one another; gaps part it.
+            # llama.cpp takes sequences into one pass only where their numbers follow one another.
             for number, slot in sorted(sequence.items(), key=lambda one: one[1]):
                 drafts[number] = self._drafted(prompts[number], answers[number], workload) if answers[number] else []
                 tokens = [*(prompts[number] + answers[number])[held[number] :], *drafts[number]]

@@ -25,13 +25,17 @@ class CompileWorker:
         self._allowed = False
         self._process: subprocess.Popen[bytes] | None = None
 
-    def allow(self, allowed: bool = True) -> None:
-        """While an engine is being built: what is compiled later on is not much, and requests need the cores."""
-        self._allowed = allowed
+    def allow(self) -> None:
+        """From now on an engine is being built."""
+        self._allowed = True
+
+    def forbid(self) -> None:
+        """It is built: what is compiled from now on is not much, and requests need the cores."""
+        self._allowed = False
 
     def start(self) -> None:
         """To be called when a function has to be compiled: once, if that is allowed and there is a core for it."""
-        if not self._allowed or self._process is not None or usable_cores() < 2:
+        if not self._allowed or self._process is not None or usable_cores() < 2 or not sys.executable:
             return
         command = [sys.executable, "-P", "-m", __name__]
         quiet = subprocess.DEVNULL

@@ -14,10 +14,21 @@ from dynaspec.compile_worker import CompileWorker
 WORKER = [sys.executable, "-P", "-m", "dynaspec.compile_worker"]
 
 
+RUN = """
+from dynaspec.compile_worker import main
+from dynaspec.control import registry
+from dynaspec.propose import warm_up
+main()
+print(*(module.load_kernels.cache_info().misses for module in (registry, warm_up)))
+"""
+
+
 def test_the_process_that_helps_compiles_what_drafting_and_control_need() -> None:
-    process = subprocess.Popen(WORKER, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.wait(timeout=300) == 0, process.communicate()
-    process.communicate()
+    assert process.communicate()[0].split() == [b"1", b"1"]  # both have run
 
 
 def test_the_process_that_helps_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
@@ -33,7 +44,8 @@ def test_the_process_that_helps_ends_with_the_one_that_started_it(tmp_path: Path
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What is started instead of processes."""
+    """What is started instead of processes, on two cores."""
+    monkeypatch.setattr("dynaspec.compile_worker.usable_cores", lambda: 2)
     started: list[list[str]] = []
 
     class Started:
@@ -47,10 +59,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return started
 
 
-def test_one_process_helps_with_compiling_where_an_engine_is_built(
-    commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dynaspec.compile_worker.usable_cores", lambda: 2)
+def test_one_process_helps_with_compiling_where_an_engine_is_built(commands: list[list[str]]) -> None:
     worker = CompileWorker()
     worker.start()
     assert not commands
@@ -60,11 +69,10 @@ def test_one_process_helps_with_compiling_where_an_engine_is_built(
     assert [command[-1] for command in commands] == ["dynaspec.compile_worker"]
 
 
-def test_no_process_helps_once_the_engine_is_built(commands: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynaspec.compile_worker.usable_cores", lambda: 2)
+def test_no_process_helps_once_the_engine_is_built(commands: list[list[str]]) -> None:
     worker = CompileWorker()
     worker.allow()
-    worker.allow(False)
+    worker.forbid()
     worker.start()
     assert not commands
 
@@ -79,9 +87,12 @@ def test_no_process_helps_with_compiling_where_there_is_no_core_for_it(
     assert not commands
 
 
-def test_a_start_goes_on_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("executable", ["/nowhere/python", "", None])
+def test_a_start_goes_on_where_no_process_can_be_started(
+    executable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dynaspec.compile_worker.usable_cores", lambda: 2)
-    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    monkeypatch.setattr("sys.executable", executable)
     worker = CompileWorker()
     worker.allow()
     worker.start()

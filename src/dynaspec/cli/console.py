@@ -75,9 +75,8 @@ class _Compiling(logging.Handler):
         self._tell = tell
 
     def emit(self, record: logging.LogRecord) -> None:
-        """The record's last argument is how many functions there have been so far."""
-        functions = record.args[-1] if isinstance(record.args, tuple) else "some"
-        self._tell(f"compiling, once on this machine: {functions} functions so far")
+        """The message ends with how many functions there have been so far."""
+        self._tell(f"compiling, once on this machine; {record.getMessage().rpartition('; ')[2]}")
 
 
 logger = logging.getLogger(__name__)

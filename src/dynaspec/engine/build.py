@@ -138,7 +138,7 @@ def build_engine(
         pace=pace,
         clock=time.perf_counter,
     )
-    compile_worker.allow(False)
+    compile_worker.forbid()
     return Engine(
         config=config,
         tokenizer=tokenizer,

@@ -33,7 +33,7 @@ def test_a_terminal_says_that_functions_are_being_compiled(
 ) -> None:
     caplog.set_level(logging.WARNING)
     before = COMPILING.level, COMPILING.propagate, list(COMPILING.handlers)
-    assert "compiling, once on this machine: 7 functions so far" in shown(monkeypatch, terminal=True)
+    assert "compiling, once on this machine; functions so far: 7" in shown(monkeypatch, terminal=True)
     assert not caplog.records  # the command's log has warnings only
     assert (COMPILING.level, COMPILING.propagate, list(COMPILING.handlers)) == before
 

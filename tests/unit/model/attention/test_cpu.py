@@ -145,7 +145,6 @@ def test_a_cache_in_bfloat16_has_the_bits_of_one_with_rounded_numbers(window: in
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("context", "rows"), [(0, 600), (700, 30), (KEYS - 3, 9), (2 * KEYS, 70)])
 def test_many_rows_read_a_cache_in_bfloat16(context: int, rows: int, threads: int, window: int | None) -> None:
-    """Its blocks are widened once for all of them."""
     check_bfloat16(make([context, 40], [rows, 1], heads=6), threads, window)
 
 
