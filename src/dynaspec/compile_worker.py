@@ -44,11 +44,17 @@ class CompileWorker:
         except OSError:  # no more processes, say: it is only for speed
             self._allowed = False
         else:
-            threading.Thread(target=self._process.wait, daemon=True).start()  # it leaves no zombie
+            threading.Thread(target=_reap, args=(self._process,), daemon=True).start()
 
 
 compile_worker = CompileWorker()
 """This process's."""
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Leaves neither a zombie nor an open pipe behind."""
+    process.wait()
+    process.communicate()  # closes the pipe, which would have ended it before
 
 
 def main() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +58,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         def wait(self) -> int:
             return 0
 
+        def communicate(self) -> None: ...
+
     monkeypatch.setattr("dynaspec.compile_worker.subprocess.Popen", Started)
     return started
 
@@ -85,6 +90,27 @@ def test_no_process_helps_with_compiling_where_there_is_no_core_for_it(
     worker.allow()
     worker.start()
     assert not commands
+
+
+def test_the_pipe_to_the_process_that_helps_is_closed_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynaspec.compile_worker.usable_cores", lambda: 2)
+    monkeypatch.setattr("sys.executable", shutil.which("true"))  # ends at once
+    pipes = []
+    start = subprocess.Popen.__init__
+
+    def keep(process: subprocess.Popen[bytes], *args: Any, **options: Any) -> None:
+        start(process, *args, **options)
+        pipes.append(process.stdin)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", keep)
+    worker = CompileWorker()
+    worker.allow()
+    worker.start()
+    [pipe] = pipes
+    deadline = time.monotonic() + 30
+    while not pipe.closed and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert pipe.closed
 
 
 @pytest.mark.parametrize("executable", ["/nowhere/python", "", None])
