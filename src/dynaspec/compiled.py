@@ -43,6 +43,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _PACKAGE = __name__.partition(".")[0]
 _SAY_EVERY_S = 5.0
 """How often the log says what is being compiled, at most."""
+_WARN_AT = 10
+"""Functions after which it is a first start, which takes a minute or two: one line of the log is then a warning, which
+Python shows unless it is told otherwise."""
 
 
 def njit(*signatures: Any, cache: bool = False, apart: bool = False, **options: Any) -> Any:
@@ -223,9 +226,16 @@ class _Progress:
         compile_worker.start()
         self._functions += 1
         now_s = time.monotonic()
-        if now_s - self._said_s >= _SAY_EVERY_S:
+        warned = self._functions == _WARN_AT
+        if warned or now_s - self._said_s >= _SAY_EVERY_S:
             self._said_s = now_s
-            logger.info("compiling %s, to be kept in %s; functions so far: %d", function, folder, self._functions)
+            logger.log(
+                logging.WARNING if warned else logging.INFO,
+                "compiling %s, once on this machine, to be kept in %s; functions so far: %d",
+                function,
+                folder,
+                self._functions,
+            )
 
 
 _progress = _Progress()

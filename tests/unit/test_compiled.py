@@ -93,8 +93,24 @@ def test_the_log_says_what_is_compiled(package: Path) -> None:
     logged = "import logging\nlogging.basicConfig(level=logging.INFO)\n" + SCRIPT
     first, then = (start(package, logged).stderr for _ in range(2))
     folder = package / "__pycache__"
-    assert f"compiling dynaspec_example.outer.plus_one, to be kept in {folder}; functions so far: 1\n" in first
+    line = (
+        f"compiling dynaspec_example.outer.plus_one, once on this machine, to be kept in {folder}; functions so far: 1"
+    )
+    assert f"INFO:dynaspec.compiled:{line}\n" in first
     assert "compiling" not in then
+
+
+@pytest.mark.parametrize(("functions", "lines"), [(9, 0), (25, 1)])
+def test_a_program_that_has_set_up_no_log_shows_that_a_first_start_compiles(
+    package: Path, functions: int, lines: int
+) -> None:
+    names = [f"f{n}" for n in range(functions)]
+    written = [f'@njit("i8(i8)", cache=True)\ndef {name}(x):\n    return x\n' for name in names]
+    (package / "many.py").write_text("from dynaspec.compiled import njit\n\n" + "\n".join(written))
+    first, then = (start(package, "import dynaspec_example.many").stderr for _ in range(2))
+    assert first.count("compiling") == lines
+    assert ("functions so far: 10\n" in first) == bool(lines)
+    assert not then
 
 
 def test_what_stands_apart_is_loaded_before_its_callers_and_changes_with_its_sources(package: Path) -> None:

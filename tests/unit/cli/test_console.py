@@ -12,7 +12,7 @@ from rich.console import Console
 from dynaspec.cli.console import status
 
 COMPILING = logging.getLogger("dynaspec.compiled")
-LINE = "compiling %s, to be kept in %s; functions so far: %d", "some.function", "/some/folder", 7
+LINE = "compiling %s, once on this machine, to be kept in %s; functions so far: %d", "some.function", "/some/folder", 7
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:
