@@ -16,6 +16,7 @@ from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.model.decoder import Decoder
 from dynaspec.model.kernels.decode import logits
+from dynaspec.model.kernels.tiles import ROW_WORK
 from dynaspec.model.loader import load_model
 from dynaspec.model.ops import TorchOps
 from dynaspec.model.stack import OpsStack
@@ -207,3 +208,16 @@ def test_three_hundred_rows_of_mixed_texts_have_the_bits_of_single_ones(tmp_path
     for text, expected in zip(texts, together, strict=True):
         (alone,) = in_passes(model, [text], [(5,)] * 20)
         assert torch.equal(alone, expected)
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen3", "gemma3", "gpt2"])
+def test_rows_shared_out_over_threads_have_the_same_bits(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_random(*CASES[case], tmp_path)
+    texts = [random.Random(i).choices(range(VOCAB), k=90) for i in range(7)]
+    assert 7 * 90 * LLAMA_SIZES["intermediate_size"] >= ROW_WORK  # else nothing is shared out; shares end within texts
+    expected = in_passes(load_model(str(tmp_path)), texts, [(90,) * 7])
+    monkeypatch.setattr("dynaspec.model.cpu_stack.team_size", lambda threads: 3)
+    for found, alone in zip(in_passes(load_model(str(tmp_path)), texts, [(90,) * 7]), expected, strict=True):
+        assert torch.equal(found, alone)

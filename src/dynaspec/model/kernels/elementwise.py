@@ -66,3 +66,10 @@ def gated(gate_up: Floats, out: Floats, kind: int) -> None:
             at = gate + full
             product = _apply(kind, load_first(gate_up, at, rest)) * load_first(gate_up, at + width, rest)
             store_first(out, width * row + full, product, rest)
+
+
+@njit("void(i8, i8, f4[:, ::1], f4[:, ::1], i8)", cache=True, nogil=True)
+def gated_share(thread: int, threads: int, gate_up: Floats, out: Floats, kind: int) -> None:
+    """One thread's rows of ``gated``."""
+    first, end = out.shape[0] * thread // threads, out.shape[0] * (thread + 1) // threads
+    gated(gate_up[first:end], out[first:end], kind)

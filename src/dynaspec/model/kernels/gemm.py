@@ -38,7 +38,7 @@ from .tiles import (
     I64,
     INTS,
     PANEL,
-    ROUND_WORK,
+    ROW_WORK,
     TEAM_WORK,
     Floats,
     Tile,
@@ -258,7 +258,7 @@ def multiply(x: Floats, weights: Words, form: int, arithmetic: int, bias: Floats
         threads: of the team, at most.
     """
     rows, depth = x.shape
-    few = threads == 1 or rows * depth < ROUND_WORK
+    few = threads == 1 or rows * depth < ROW_WORK
     inputs = x
     if form in (INT8, INT4):
         inputs = np.empty((rows, quantised.x_width(depth)), np.float32)

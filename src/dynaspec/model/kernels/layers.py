@@ -15,13 +15,14 @@ from numba.extending import intrinsic, overload
 
 from dynaspec.compiled import njit
 
-from .elementwise import activate, gated
+from .elementwise import activate, gated, gated_share
 from .gemm import multiply, panel_words
 from .norm import add_layer_norm, add_rms_norm, add_rows, head_rms_norm, layer_norm, rms_norm
 from .paged_attention import attend, move_kv, write_kv
 from .rope import rotate
 from .simd import LANES
-from .tiles import PANEL
+from .team import together
+from .tiles import PANEL, ROW_WORK
 
 if TYPE_CHECKING:
     from dynaspec.model.compiled import Addresses, CompiledDecoder
@@ -119,7 +120,10 @@ def _mlp(h: Floats, layer: Int64, is_gated: bool, activation: int, threads: int)
     up = product(h, layer, UP, threads)
     if is_gated:
         inner = np.empty((up.shape[0], up.shape[1] // 2), np.float32)
-        gated(up, inner, activation)
+        if threads == 1 or inner.size < ROW_WORK:
+            gated(up, inner, activation)
+        else:
+            together(gated_share, threads, (up, inner, activation))
     else:
         inner = up
         activate(inner.reshape(-1), activation)
@@ -171,6 +175,37 @@ def move(model: CompiledDecoder, caches: Addresses, blocks: int, source: Int64, 
 
 
 @njit(cache=True, nogil=True, apart=True)
+def _qkv_share(
+    thread: int,
+    threads: int,
+    qkv: Floats,
+    query_heads: int,
+    layer: Int64,
+    eps: float,
+    positions: Int64,
+    cos: Floats,
+    sin: Floats,
+    interleaved: bool,
+    k_cache: Any,
+    v_cache: Any,
+    slots: Int64,
+) -> None:
+    """One thread's rows of qkv [R, query heads + 2 kv heads, head_dim]: norms and rotates queries and keys in place,
+    and writes keys and values into the caches."""
+    rows, heads, head_dim = qkv.shape
+    first, end = rows * thread // threads, rows * (thread + 1) // threads
+    own, values_from = qkv[first:end], (heads + query_heads) // 2
+    q, k = own[:, :query_heads], own[:, query_heads:values_from]
+    if layer[QUERY_NORM]:
+        head_rms_norm(q, carray(_pointer(layer[QUERY_NORM]), (head_dim,), np.float32), eps)
+        head_rms_norm(k, carray(_pointer(layer[KEY_NORM]), (head_dim,), np.float32), eps)
+    if cos.shape[1]:
+        start = layer[ROTATION]
+        rotate(own[:, :values_from], positions[first:end], cos[start:], sin[start:], interleaved)
+    write_kv(k, own[:, values_from:], k_cache, v_cache, slots[first:end])
+
+
+@njit(cache=True, nogil=True, apart=True)
 def after_norm(
     model: CompiledDecoder, x: Floats, h: Floats, layer: Int64, caches: Addresses, blocks: int, work: PassWork
 ) -> Floats:
@@ -189,15 +224,16 @@ def after_norm(
     rows = x.shape[0]
     attended = np.empty((rows, query_heads * head_dim), np.float32)
     qkv = product(h, layer, QKV, model.threads).reshape(rows, query_heads + 2 * kv_heads, head_dim)
-    q, k = qkv[:, :query_heads], qkv[:, query_heads : query_heads + kv_heads]
-    if layer[QUERY_NORM]:
-        head_rms_norm(q, carray(_pointer(layer[QUERY_NORM]), (head_dim,), np.float32), model.eps)
-        head_rms_norm(k, carray(_pointer(layer[KEY_NORM]), (head_dim,), np.float32), model.eps)
-    if model.cos.shape[1]:
-        start, turned = layer[ROTATION], qkv[:, : query_heads + kv_heads]
-        rotate(turned, work.positions, model.cos[start:], model.sin[start:], model.interleaved)
     k_cache, v_cache = _caches(model, caches, blocks)
-    write_kv(k, qkv[:, query_heads + kv_heads :], k_cache, v_cache, work.slots)
+    work_on = (
+        qkv, query_heads, layer, model.eps, work.positions, model.cos, model.sin, model.interleaved, k_cache, v_cache,
+        work.slots,
+    )  # fmt: skip
+    if model.threads == 1 or qkv.size < ROW_WORK:
+        _qkv_share(0, 1, *work_on)
+    else:
+        together(_qkv_share, model.threads, work_on)
+    q = qkv[:, :query_heads]
     settings = model.scale, model.softcap, layer[WINDOW], layer[HIDDEN_KEYS]
     attend(q, k_cache, v_cache, attended, *work[:], *settings)  # [:]: numba joins plain tuples only
     out = product(attended, layer, OUT, model.threads)

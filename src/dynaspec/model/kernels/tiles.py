@@ -35,8 +35,8 @@ PARTS: Sequence[Halves] = (BOTH,) if HAS_AVX512 else ((0,), (1,))
 """Halves of a panel whose sums are in registers at the same time."""
 TEAM_WORK = 1 << 16
 """Multiplications from which more threads than one are faster."""
-ROUND_WORK = 1 << 15
-"""Inputs to round from which more threads than one are faster."""
+ROW_WORK = 1 << 15
+"""Numbers to round, to activate or to rotate from which more threads than one are faster."""
 _LINE = 64
 """Bytes of a cache line."""
 
