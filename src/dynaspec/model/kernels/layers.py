@@ -192,9 +192,9 @@ def _qkv_share(
 ) -> None:
     """One thread's rows of qkv [R, query heads + 2 kv heads, head_dim]: norms and rotates queries and keys in place,
     and writes keys and values into the caches."""
-    rows, heads, head_dim = qkv.shape
+    rows, _, head_dim = qkv.shape
     first, end = rows * thread // threads, rows * (thread + 1) // threads
-    own, values_from = qkv[first:end], (heads + query_heads) // 2
+    own, values_from = qkv[first:end], query_heads + k_cache.shape[1]
     q, k = own[:, :query_heads], own[:, query_heads:values_from]
     if layer[QUERY_NORM]:
         head_rms_norm(q, carray(_pointer(layer[QUERY_NORM]), (head_dim,), np.float32), eps)
@@ -225,14 +225,14 @@ def after_norm(
     attended = np.empty((rows, query_heads * head_dim), np.float32)
     qkv = product(h, layer, QKV, model.threads).reshape(rows, query_heads + 2 * kv_heads, head_dim)
     k_cache, v_cache = _caches(model, caches, blocks)
-    work_on = (
+    arguments = (
         qkv, query_heads, layer, model.eps, work.positions, model.cos, model.sin, model.interleaved, k_cache, v_cache,
         work.slots,
     )  # fmt: skip
     if model.threads == 1 or qkv.size < ROW_WORK:
-        _qkv_share(0, 1, *work_on)
+        _qkv_share(0, 1, *arguments)
     else:
-        together(_qkv_share, model.threads, work_on)
+        together(_qkv_share, model.threads, arguments)
     q = qkv[:, :query_heads]
     settings = model.scale, model.softcap, layer[WINDOW], layer[HIDDEN_KEYS]
     attend(q, k_cache, v_cache, attended, *work[:], *settings)  # [:]: numba joins plain tuples only
