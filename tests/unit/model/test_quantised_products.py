@@ -17,8 +17,15 @@ from support.quantised import blocks_of, product, widened
 
 SHAPES = [(96, 64), (307, 48), (40, 72), (1, 3), (33, 32), (64, 33), (31, 1), (256, 1408), (512, 192)]
 FORMS = {"int8": gemm.INT8, "int4": gemm.INT4}
-PATHS = {"no VNNI": 0, "VNNI": quantised._VNNI, "VNNI in half the width": 32 if quantised._VNNI else 0}
-"""Bytes of the registers that VNNI works on; what the processor has not is left out below."""
+VNNI, BYTES = quantised._VNNI, quantised._BYTE_PRODUCTS
+PATHS = {
+    "VNNI": (VNNI, BYTES),
+    "VNNI in half the width": (min(VNNI, 32), BYTES),
+    "products of bytes": (0, BYTES),
+    "those in half the width": (0, min(BYTES, 32)),
+    "neither": (0, 0),
+}
+"""Bytes of the registers that VNNI and that products of bytes work on; what the processor has not is 0."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -97,7 +104,7 @@ def kernels_of(form: str, parts: tuple[Halves, ...], most_rows: int, depth: int)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("path", [name for name, width in PATHS.items() if width or name == "no VNNI"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("parts", "most_rows"), [(WIDE, 13), (NARROW, 4)], ids=["wide tiles", "narrow tiles"])
 def test_every_path_has_the_same_bits(
     parts: tuple[Halves, ...], most_rows: int, path: str, form: str, monkeypatch: pytest.MonkeyPatch
@@ -107,10 +114,15 @@ def test_every_path_has_the_same_bits(
     blocks, bias, x = blocks_of(torch.randn(64, 72), form), torch.randn(64), torch.randn(20, 72)
     layer = PackedLinear(blocks, bias, 1)
     expected, panels = layer(x).numpy(), layer.packed.reshape(len(layer.packed), -1)
-    monkeypatch.setattr(quantised, "_VNNI", PATHS[path])
-    monkeypatch.setattr(quantised, "X_WORDS", 8 if PATHS[path] else 16)
+    vnni, byte_products = PATHS[path]
+    if (path.startswith("VNNI") and not vnni) or (path != "neither" and not byte_products):
+        pytest.skip("this processor has no such instruction")
+    monkeypatch.setattr(quantised, "_VNNI", vnni)
+    monkeypatch.setattr(quantised, "_BYTE_PRODUCTS", byte_products)
+    monkeypatch.setattr(quantised, "DIGITS", 1 if vnni else 2)
     quantise, multiply = kernels_of(form, parts, most_rows, 72)
-    inputs = np.zeros((len(x), 3 * (quantised.X_WORDS + 2)), np.float32)
+    digits = quantised.DIGITS if form == "int8" else 1
+    inputs = np.zeros((len(x), 3 * (digits * quantised.QUADS + 2)), np.float32)
     quantise(0, 1, x.numpy(), form == "int8", inputs)
     for rows in range(1, len(x) + 1):
         out = np.empty((rows, 64), np.float32)

@@ -261,7 +261,7 @@ def multiply(x: Floats, weights: Words, form: int, arithmetic: int, bias: Floats
     few = threads == 1 or rows * depth < ROW_WORK
     inputs = x
     if form in (INT8, INT4):
-        inputs = np.empty((rows, quantised.x_width(depth)), np.float32)
+        inputs = np.empty((rows, quantised.x_width(depth, form == INT8)), np.float32)
         if few:
             quantised.quantise_share(0, 1, x, form == INT8, inputs)
         else:

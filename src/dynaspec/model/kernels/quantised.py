@@ -9,7 +9,9 @@ order of the groups, each operation rounded to float32 once:
   inputs' scale, output)
 
 So the bits of a row depend on nothing but that row, and are the same on every processor. Where there are VNNI's dot
-products of four bytes, which want one factor without a sign, they are used; elsewhere two products of 16 bits each.
+products of four bytes, which want one factor without a sign, they are used. Elsewhere products of bytes are summed by
+twos in 16 bits, which hold those of a whole group if one factor has few bits: an int4 weight has; an input that meets
+int8 weights is split into two digits, see ``DIGITS``.
 
 ``int8`` and ``int4`` make the weights: in NumPy, as that is once for a model, and compiling takes longer.
 """
@@ -52,6 +54,7 @@ from .tiles import (
 QUAD = 4
 """Numbers of a word."""
 QUADS = GROUP // QUAD
+"""Words of a group of inputs."""
 LARGEST = 127
 """An int8 input's magnitude, at most."""
 OFFSET = 128
@@ -64,11 +67,9 @@ INT4_WORDS = (2 * 2 * PANEL) // 4 + GROUP // 2 * PANEL // 4
 8 inputs a word an output: the low halves of its bytes are the first 4, the high ones the others."""
 _ROUNDED_AT_ONCE = 1 << 17
 """Weights that are quantised at a time: few enough that what is computed of them stays in the cache."""
-_TILE_ROWS = 13 if HAS_AVX512 else 4
-"""Rows worked on at a time, at most: integers of 26 sums in registers, two weights and their like."""
-
 _I8, _I16 = ir.IntType(8), ir.IntType(16)
-_SHORTS = ir.VectorType(_I16, 2 * LANES)
+_BYTES, _SHORTS = ir.VectorType(_I8, 4 * LANES), ir.VectorType(_I16, 2 * LANES)
+_SATURATING_ADD = "llvm.sadd.sat.v32i16"
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
 
 
@@ -80,43 +81,81 @@ def _vnni() -> int:
     return 32 if features.get("avxvnni") else 0
 
 
+def _byte_products() -> int:
+    """Bytes of the registers that products of bytes, summed by twos, work on here; 0 = there are none."""
+    features = llvm.get_host_cpu_features() if platform.machine() == "x86_64" else {}
+    if HAS_AVX512 and features.get("avx512bw"):
+        return 64
+    return 32 if features.get("avx2") else 0
+
+
 _VNNI = _vnni()
-X_WORDS = QUADS if _VNNI else 2 * QUADS
-"""Words of a group of inputs: four bytes each; without VNNI four numbers of 16 bits in two, the first and the third and
-then the others."""
+_BYTE_PRODUCTS = _byte_products()
+DIGITS = 1 if _VNNI else 2
+"""Parts of an input that meets int8 weights. Two are its digits to the base of 16, each within ±8: so the products of a
+group, in each of 16 words two sums of 16, are 16 · 8 · 255 at most."""
+_INT4_ROWS = 13 if HAS_AVX512 else 4
+_INT8_ROWS = _INT4_ROWS if _VNNI else 6 if HAS_AVX512 else 3
+"""Rows worked on at a time, at most: their integers in registers (of both digits), two weights and their like."""
 
 
-def _products_of_four(builder: Any, total: Any, weights: Any, inputs: Vectors) -> Any:
+def _call(builder: Any, name: str, result: Any, args: Vectors, size: int) -> Any:
+    """An instruction for registers of ``size`` bytes on vectors of 64, a register at a time.
+
+    Args:
+        result: the kind of what it gives, 64 bytes as well.
+    """
+
+    def part(vector: Any, number: int) -> Any:
+        lanes = vector.type.count * size // 64
+        chosen = ir.Constant(ir.VectorType(I32, lanes), list(range(number * lanes, (number + 1) * lanes)))
+        return builder.shuffle_vector(vector, vector, chosen)
+
+    kind = ir.VectorType(result.element, result.count * size // 64)
+    parts = [[part(one, number) for one in args] if size < 64 else args for number in range(64 // size)]
+    function = ir.FunctionType(kind, [one.type for one in parts[0]])
+    instruction = cgutils.get_or_insert_function(builder.module, function, name)
+    found = [builder.call(instruction, some) for some in parts]
+    if len(found) == 1:
+        return found[0]
+    return builder.shuffle_vector(*found, ir.Constant(ir.VectorType(I32, result.count), list(range(result.count))))
+
+
+def _dot(builder: Any, total: Any, weights: Any, inputs: Any) -> Any:
     """``total`` plus, in each of the 16 words, the sum of four bytes of ``weights``, which have no sign, times four
     inputs."""
-    if not _VNNI:
-        kept = (builder.and_(weights, same(0x00FF00FF)), builder.and_(builder.lshr(weights, same(8)), same(0x00FF00FF)))
-        for numbers, some in zip(kept, inputs, strict=True):
-            total = builder.add(total, _products_of_two(builder, numbers, some))
-        return total
-    lanes = _VNNI // 4
-    kind = ir.VectorType(I32, lanes)
-    function = ir.FunctionType(kind, [kind] * 3)
-    name = f"llvm.x86.avx512.vpdpbusd.{8 * _VNNI}"
-    dot = cgutils.get_or_insert_function(builder.module, function, name)
-    if lanes == LANES:
-        return builder.call(dot, [total, weights, inputs[0]])
-    found = []
-    for first in range(0, LANES, lanes):
-        chosen = ir.Constant(kind, list(range(first, first + lanes)))
-        found.append(builder.call(dot, [builder.shuffle_vector(one, one, chosen) for one in (total, weights, *inputs)]))
-    return builder.shuffle_vector(*found, ir.Constant(INTS, list(range(LANES))))
+    return _call(builder, f"llvm.x86.avx512.vpdpbusd.{8 * _VNNI}", INTS, [total, weights, inputs], _VNNI)
 
 
-def _products_of_two(builder: Any, a: Any, b: Any) -> Any:
-    """In each of 16 words the sum of the products of its two numbers of 16 bits; LLVM knows it as PMADDWD."""
-    wide = ir.VectorType(I32, 2 * LANES)
-    product = builder.mul(*(builder.sext(builder.bitcast(one, _SHORTS), wide) for one in (a, b)))
-    even, odd = (
-        builder.shuffle_vector(product, product, ir.Constant(INTS, list(range(start, 2 * LANES, 2))))
-        for start in (0, 1)
-    )
-    return builder.add(even, odd)
+def _by_twos(builder: Any, products: Any) -> Any:
+    """The sums of each two neighbours."""
+    half = products.type.count // 2
+    chosen = [ir.Constant(ir.VectorType(I32, half), list(range(start, 2 * half, 2))) for start in (0, 1)]
+    return builder.add(*(builder.shuffle_vector(products, products, some) for some in chosen))
+
+
+def _add_byte_products(builder: Any, total: Any, weights: Any, inputs: Any) -> Any:
+    """``total``, 32 numbers of 16 bits, plus for each two bytes of ``weights``, without a sign, times two inputs."""
+    weights, inputs = (builder.bitcast(one, _BYTES) for one in (weights, inputs))
+    if _BYTE_PRODUCTS:
+        name = {64: "llvm.x86.avx512.pmaddubs.w.512", 32: "llvm.x86.avx2.pmadd.ub.sw"}[_BYTE_PRODUCTS]
+        products = _call(builder, name, _SHORTS, [weights, inputs], _BYTE_PRODUCTS)
+    else:
+        wide = ir.VectorType(_I16, _BYTES.count)
+        products = _by_twos(builder, builder.mul(builder.zext(weights, wide), builder.sext(inputs, wide)))
+    # No sum is too large. But LLVM leaves additions that saturate in their order, which needs the fewest registers.
+    add = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_SHORTS, [_SHORTS] * 2), _SATURATING_ADD)
+    return builder.call(add, [total, products])
+
+
+def _words_of(builder: Any, shorts: Any, factor: int) -> Any:
+    """In each of 16 words the sum of its two numbers of 16 bits, times a factor."""
+    factors = same(factor, _SHORTS)
+    if _BYTE_PRODUCTS:
+        name = {64: "llvm.x86.avx512.pmaddw.d.512", 32: "llvm.x86.avx2.pmadd.wd"}[_BYTE_PRODUCTS]
+        return _call(builder, name, INTS, [shorts, factors], _BYTE_PRODUCTS)
+    wide = ir.VectorType(I32, _SHORTS.count)
+    return _by_twos(builder, builder.mul(*(builder.sext(one, wide) for one in (shorts, factors))))
 
 
 def _scales(tile: Tile, panel: Any, at: Any) -> Vectors:
@@ -126,23 +165,40 @@ def _scales(tile: Tile, panel: Any, at: Any) -> Vectors:
     return [builder.fpext(one, FLOATS) for one in stored]
 
 
-def _of_group(tile: Tile, groups: Any, group: Any, behind: int, kind: Any) -> Vectors:
+def _of_group(tile: Tile, groups: Any, group: Any, behind: int, kind: Any, digits: int = 1) -> Vectors:
     """A word of each row's group, on all lanes: its scale, or what ``_quantise_thirty_two`` puts behind those."""
     builder = tile.builder
-    at = builder.add(builder.mul(groups, I64(X_WORDS + behind)), group)
+    at = builder.add(builder.mul(groups, I64(digits * QUADS + behind)), group)
     words = [builder.load(builder.gep(row, [at])) for row in tile.x]
     return [splat(builder, builder.bitcast(word, kind.element), kind) for word in words]
 
 
-def _group_products(tile: Tile, totals: list[list[Any]], group: Any, quad: int, weights: Vectors) -> None:
-    """Adds to the ``totals`` of each row four inputs times their weights."""
+def _add_products(tile: Tile, totals: list[list[Any]], group: Any, numbers: Iterator[Vectors], digits: int = 1) -> None:
+    """Adds to the ``totals`` of each row its inputs of a group times their weights.
+
+    Args:
+        numbers: the weights of four inputs at a time, as bytes.
+        digits: of an input.
+    """
     builder = tile.builder
-    each = X_WORDS // QUADS
-    for row, sums in zip(tile.x, totals, strict=True):
-        at = builder.add(builder.mul(group, I64(X_WORDS)), I64(quad * each))
-        words = [builder.load(builder.gep(row, [builder.add(at, I64(n))])) for n in range(each)]
-        inputs = [splat(builder, word, INTS) for word in words]
-        sums[:] = [_products_of_four(builder, *both, inputs) for both in zip(sums, weights, strict=True)]
+    sums = [[[same(0, _SHORTS)] * digits for _ in tile.halves] for _ in tile.x]
+    for quad, weights in enumerate(numbers):
+        at = builder.add(builder.mul(group, I64(digits * QUADS)), I64(quad))
+        for row, whole, parts in zip(tile.x, totals, sums, strict=True):
+            for digit in range(digits):
+                word = builder.load(builder.gep(row, [builder.add(at, I64(digit * QUADS))]))
+                inputs = splat(builder, word, INTS)
+                for half, weight in enumerate(weights):
+                    if _VNNI:
+                        whole[half] = _dot(builder, whole[half], weight, inputs)
+                    else:
+                        parts[half][digit] = _add_byte_products(builder, parts[half][digit], weight, inputs)
+    if _VNNI:
+        return
+    for whole, parts in zip(totals, sums, strict=True):
+        for half, shorts in enumerate(parts):
+            for digit, some in enumerate(shorts):
+                whole[half] = builder.add(whole[half], _words_of(builder, some, 16**digit))
 
 
 def _add_group(tile: Tile, rows: list[list[Any]], scales: Vectors) -> None:
@@ -159,16 +215,15 @@ def int8_sums(tile: Tile, panel: Any, depth: Any) -> None:
 
     def step(group: Any) -> None:
         at = builder.mul(group, I64(INT8_WORDS))
-        totals = [[offset for _ in tile.halves] for offset in _of_group(tile, groups, group, 1, INTS)]
-        for quad in range(QUADS):
-            words_at = builder.add(at, I64(PANEL // 2 + quad * PANEL))
-            _group_products(tile, totals, group, quad, tile.load(panel, words_at, INTS))
+        words_at = (builder.add(at, I64(PANEL // 2 + quad * PANEL)) for quad in range(QUADS))
+        totals = [[offset for _ in tile.halves] for offset in _of_group(tile, groups, group, 1, INTS, DIGITS)]
+        _add_products(tile, totals, group, (tile.load(panel, here, INTS) for here in words_at), DIGITS)
         scales = _scales(tile, panel, at)
         found = [
             [builder.fmul(builder.sitofp(total, FLOATS), scale) for total, scale in zip(sums, scales, strict=True)]
             for sums in totals
         ]
-        _add_group(tile, found, _of_group(tile, groups, group, 0, FLOATS))
+        _add_group(tile, found, _of_group(tile, groups, group, 0, FLOATS, DIGITS))
 
     tile.steps(groups, step)
 
@@ -177,15 +232,17 @@ def int4_sums(tile: Tile, panel: Any, depth: Any) -> None:
     builder = tile.builder
     groups = builder.udiv(builder.add(depth, I64(GROUP - 1)), I64(GROUP))
 
-    def step(group: Any) -> None:
-        at = builder.mul(group, I64(INT4_WORDS))
-        totals = [[same(0) for _ in tile.halves] for _ in tile.x]
+    def numbers(at: Any) -> Iterator[Vectors]:
         for two in range(QUADS // 2):
             words = tile.load(panel, builder.add(at, I64(PANEL + two * PANEL)), INTS)
             for which in range(2):
                 shifted = [builder.lshr(word, same(4)) for word in words] if which else words
-                numbers = [builder.and_(word, same(0x0F0F0F0F)) for word in shifted]
-                _group_products(tile, totals, group, 2 * two + which, numbers)
+                yield [builder.and_(word, same(0x0F0F0F0F)) for word in shifted]
+
+    def step(group: Any) -> None:
+        at = builder.mul(group, I64(INT4_WORDS))
+        totals = [[same(0) for _ in tile.halves] for _ in tile.x]
+        _add_products(tile, totals, group, numbers(at))
         scales, minimums = _scales(tile, panel, at), _scales(tile, panel, builder.add(at, I64(PANEL // 2)))
         found = [
             [
@@ -199,8 +256,8 @@ def int4_sums(tile: Tile, panel: Any, depth: Any) -> None:
     tile.steps(groups, step)
 
 
-int8_panel = panel_kernel(int8_sums, 4 * INT8_WORDS, _TILE_ROWS, ahead=6, inputs=GROUP, words=True)
-int4_panel = panel_kernel(int4_sums, 4 * INT4_WORDS, _TILE_ROWS, ahead=6, inputs=GROUP, words=True)
+int8_panel = panel_kernel(int8_sums, 4 * INT8_WORDS, _INT8_ROWS, ahead=6, inputs=GROUP, words=True)
+int4_panel = panel_kernel(int4_sums, 4 * INT4_WORDS, _INT4_ROWS, ahead=6, inputs=GROUP, words=True)
 
 
 def _reduce(builder: Any, name: str, vector: Any) -> Any:
@@ -240,13 +297,18 @@ def _quantise_thirty_two(typingctx: Any, source: Any, target: Any, scale: Any, b
             )
             integers.append(builder.fptosi(builder.select(holds, near, zeros), INTS))
         both = builder.shuffle_vector(*integers, ir.Constant(ir.VectorType(I32, 2 * LANES), list(range(2 * LANES))))
-        if _VNNI:
-            stored = builder.trunc(both, ir.VectorType(_I8, 2 * LANES))
-        else:
-            order = [first + place for first in range(0, 2 * LANES, QUAD) for place in (0, 2, 1, 3)]
-            short = builder.trunc(both, _SHORTS)
-            stored = builder.shuffle_vector(short, short, ir.Constant(ir.VectorType(I32, 2 * LANES), order))
-        builder.store(stored, builder.bitcast(to_at, stored.type.as_pointer())).align = 4
+        wide, narrow = both.type, ir.VectorType(_I8, both.type.count)
+
+        def put(numbers: Any, words: int) -> None:
+            to = builder.bitcast(builder.gep(to_at, [I64(words)]), narrow.as_pointer())
+            builder.store(builder.trunc(numbers, narrow), to).align = 4
+
+        put(both, 0)
+        if DIGITS == 2:
+            with builder.if_then(args[4]):
+                high = builder.ashr(builder.add(both, same(8, wide)), same(4, wide))
+                put(builder.sub(both, builder.shl(high, same(4, wide))), 0)
+                put(high, QUADS)
         total = _reduce(builder, "add.v16i32", builder.add(*integers))
         offset = builder.mul(total, I32(-OFFSET))
         whole = builder.bitcast(builder.sitofp(total, FLOATS.element), I32)
@@ -262,24 +324,25 @@ def quantise_share(thread: int, threads: int, x: Floats, signed: bool, out: Floa
     the groups' scales, then what their sums add, see ``_quantise_thirty_two``."""
     rows, depth = x.shape
     groups = (depth + GROUP - 1) // GROUP
+    words = (DIGITS if signed else 1) * QUADS
     last = np.empty(GROUP, np.float32)
     for row in range(rows * thread // threads, rows * (thread + 1) // threads):
         source, target = x.ctypes.data + row * depth * 4, out.ctypes.data + row * out.shape[1] * 4
-        scales = target + groups * X_WORDS * 4
+        scales = target + groups * words * 4
         for group in range(groups):
             here = source + group * GROUP * 4
             if (group + 1) * GROUP > depth:
                 last[:] = 0.0
                 last[: depth - group * GROUP] = x[row, group * GROUP :]
                 here = last.ctypes.data
-            to = target + group * X_WORDS * 4
+            to = target + group * words * 4
             _quantise_thirty_two(here, to, scales + group * 4, scales + (groups + group) * 4, signed)
 
 
-@njit("i8(i8)", cache=True, nogil=True)
-def x_width(depth: int) -> int:
+@njit("i8(i8, b1)", cache=True, nogil=True)
+def x_width(depth: int, signed: bool) -> int:
     """Words of a row of inputs as ``quantise_share`` leaves it."""
-    return (depth + GROUP - 1) // GROUP * (X_WORDS + 2)
+    return (depth + GROUP - 1) // GROUP * ((DIGITS if signed else 1) * QUADS + 2)
 
 
 def in_groups(weight: Floats, repeat_last: bool = False) -> Iterator[tuple[slice, Floats]]:
