@@ -94,7 +94,7 @@ _BYTE_PRODUCTS = _byte_products()
 DIGITS = 1 if _VNNI else 2
 """Parts of an input that meets int8 weights. Two are its digits to the base of 16, each within ±8: so the products of a
 group, in each of 16 words two sums of 16, are 16 · 8 · 255 at most."""
-_INT4_ROWS = 13 if HAS_AVX512 else 4
+_INT4_ROWS = 12 if HAS_AVX512 else 4
 _INT8_ROWS = _INT4_ROWS if _VNNI else 6 if HAS_AVX512 else 3
 """Rows worked on at a time, at most: their integers in registers (of both digits), two weights and their like."""
 
