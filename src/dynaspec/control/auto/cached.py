@@ -86,11 +86,12 @@ class CachedPlan(Wrapper[AutoController]):
         place = {request: i for i, request in enumerate(latest.ids)}
         old, usual = [place.get(request, -1) for request in view.ids], max(set(plan.depth), key=plan.depth.count)
         depth = tuple([plan.depth[i] if i >= 0 else usual for i in old])
-        rows, share = len(place) + sum(plan.depth), len(old) / len(place)
-        now, before = rows * share + view.prefill_tokens, rows + latest.prefill_tokens
-        slower = self._inner.costs.target_s(now, 0.0, 0.0) / self._inner.costs.target_s(before, 0.0, 0.0)
+        rows, share, costs = len(place) + sum(plan.depth), len(old) / len(place), self._inner.costs
+        slower = costs.target_s(rows * share, 0.0, 0.0) / costs.target_s(rows, 0.0, 0.0)
+        prompt_s = costs.prompt_s(len(old), view.prefill_tokens)
         once_s = self._reading_s(view, latest) if any(depth) else 0.0
         stop = plan.stop and plan.stop.with_offset(tuple([plan.stop.offset[i] if i >= 0 else 0.0 for i in old]))
         plan = SpecPlan(view.step, depth, plan.proposer[:1] * len(old), depth, stop, tree=plan.tree)
         expected = expected._replace(tokens=expected.tokens * share, seconds=expected.seconds * slower, once_s=once_s)
-        return replace(latest, plan=plan, ids=view.ids, prefill_tokens=view.prefill_tokens, expected=expected)
+        now = replace(latest, plan=plan, ids=view.ids, prefill_tokens=view.prefill_tokens, expected=expected)
+        return replace(now, prompt_s=prompt_s)

@@ -54,6 +54,8 @@ class PlanningContext:
     target: Target
     plain: Prediction
     """Of plain decoding."""
+    prompt_s: float
+    """Seconds that the prompts take that are read in this step."""
 
 
 class Candidates:
@@ -133,11 +135,12 @@ class Candidates:
                 more_s += on.planning_s
                 if (more - tokens) * price > more_s + spread - seconds - spread_s:
                     depth, owner = both, np.where(looked_up, offers[0], owner)
-                    tokens, seconds = more, more_s
+                    tokens, seconds, spread_s = more, more_s, spread
         drafts = (depth > 0) & (owner == index)
         reading_s = float(reads_s @ drafts)
         again_s = reading_s if context else 0.0  # what is not read to its end is read in each step
-        step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds + again_s, reading_s - again_s)
+        once_s, spread_s = reading_s - again_s, 0.0 if context else spread_s
+        step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds + again_s, once_s, spread_s)
         return Candidate(depth, owner, step, priced, context)
 
     def _offers(self, at: PlanningContext) -> tuple[Ints, Slots] | None:

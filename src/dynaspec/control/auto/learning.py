@@ -35,6 +35,8 @@ class Planned:
     """Seconds that a token is worth."""
     trims: bool
     """Drafts are looked at before they are verified."""
+    prompt_s: float
+    """Seconds that the prompts take that are read in this step, as expected."""
     offers: Offers
     """As in the view."""
 
@@ -146,8 +148,10 @@ class Learner:
                 seconds += (costs.draft_s(before) if before else 0.0) - (costs.draft_s(now) if now else 0.0)
         settled, probe = self.explorer.ran(arm), planned is not None and planned.choice.probe
         if planned is not None:
-            emitted = sum(outcome.emitted)
-            self.explorer.observe(planned.choice, arm, len(outcome.ids), planned.expected, emitted, seconds)
+            expected, emitted = planned.expected, sum(outcome.emitted)
+            without_prompts = expected.seconds / (expected.seconds + planned.prompt_s)
+            seconds *= without_prompts  # which says more than the difference, where prompts take most of a step
+            self.explorer.observe(planned.choice, arm, len(outcome.ids), expected, emitted, seconds)
         if not settled or after_prompt or work.prefill_rows:  # taking a request in takes more than its rows
             return None
         rows, read = work.verify_rows + work.prefill_rows, work.kv_tokens * len(outcome.ids) / max(1, work.verify_rows)

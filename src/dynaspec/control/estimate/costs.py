@@ -249,6 +249,11 @@ class StepCosts:
         host_s, read_s, seen_s = self.rest_s
         return float(target_s(self.knots, self.curve, max(rows, 1.0)) + host_s + read_s * read + seen_s * seen)
 
+    def prompt_s(self, requests: int, rows: int) -> float:
+        """Seconds that so many rows of prompts take more in a step that decodes ``requests``."""
+        knots, curve, alone = self.knots, self.curve, float(max(requests, 1))
+        return float(target_s(knots, curve, alone + rows) - target_s(knots, curve, alone))
+
     def draft_s(self, drafting: Drafting) -> float:
         """Seconds that drafting takes, and what the target's pass takes more after it."""
         start, one, row, read_in = self.draft_terms(drafting.proposer)

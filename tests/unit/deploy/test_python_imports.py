@@ -1,0 +1,23 @@
+"""Every import of ``dynaspec`` in the README and the docs works; nothing else of their Python is run."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from .test_command_lines import PAGES
+
+IMPORT = re.compile(r"^ *((?:from dynaspec[\w.]* import (?:\([^)]*\)|.+)|import dynaspec[\w.]*.*))$", re.MULTILINE)
+LINES = sorted({(page.name, line) for page in PAGES for line in IMPORT.findall(page.read_text())})
+
+
+@pytest.mark.parametrize(("page", "line"), LINES)
+def test_an_import_works(page: str, line: str) -> None:
+    if "dynaspec.hosts.vllm" in line:
+        pytest.importorskip("vllm")
+    exec(line, {})
+
+
+def test_there_are_imports() -> None:
+    assert len(LINES) > 10
