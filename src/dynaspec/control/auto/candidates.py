@@ -135,12 +135,11 @@ class Candidates:
                 more_s += on.planning_s
                 if (more - tokens) * price > more_s + spread - seconds - spread_s:
                     depth, owner = both, np.where(looked_up, offers[0], owner)
-                    tokens, seconds, spread_s = more, more_s, spread
+                    tokens, seconds = more, more_s
         drafts = (depth > 0) & (owner == index)
         reading_s = float(reads_s @ drafts)
         again_s = reading_s if context else 0.0  # what is not read to its end is read in each step
-        once_s, spread_s = reading_s - again_s, 0.0 if context else spread_s
-        step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds + again_s, once_s, spread_s)
+        step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds + again_s, reading_s - again_s)
         return Candidate(depth, owner, step, priced, context)
 
     def _offers(self, at: PlanningContext) -> tuple[Ints, Slots] | None:

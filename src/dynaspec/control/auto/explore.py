@@ -29,13 +29,11 @@ class Prediction(NamedTuple):
     seconds: float
     once_s: float = 0.0
     """On top of that in the first one: what the drafter has to read."""
-    read_s: float = 0.0
-    """The same, as far as this step pays for it."""
 
     @property
     def goodput(self) -> float:
-        """Tokens a second; 0 where nothing was predicted."""
-        return self.tokens / (self.seconds + self.read_s) if self.seconds else 0.0
+        """Tokens a second in the long run; 0 where nothing was predicted."""
+        return self.tokens / self.seconds if self.seconds else 0.0
 
 
 @dataclass(slots=True)
@@ -195,7 +193,8 @@ class Explorer:
         for arm in goodput:
             self._missed[arm] = max(0.0, self._missed[arm] + steps * (goodput[arm] / goodput[leader] - 1.0))
         better = [arm for arm in goodput if self._trusted[arm] and goodput[arm] > goodput[leader]]
-        ready = [arm for arm in better if self._missed[arm] >= self._change(arm, self._mode)]
+        costs = {arm: self._change(arm, self._mode) + plans[arm].once_s / plans[leader].seconds for arm in better}
+        ready = [arm for arm in better if self._missed[arm] >= costs[arm]]
         if not ready:
             return leader
         self._missed = [0.0] * len(self._missed)

@@ -1,5 +1,4 @@
-"""Prompts that are read beside decoding take what they take: they make no token worth more. What a drafter has to read
-first is paid for by the tokens that are left."""
+"""Prompts that are read beside decoding take what they take: they make no token worth more."""
 
 from __future__ import annotations
 
@@ -58,12 +57,3 @@ def test_a_token_is_worth_the_same_beside_a_prompt() -> None:
     assert controller.estimates()["token_price_s"] == pytest.approx(price, rel=0.25)  # rows are dearer there
     assert controller.estimates()["expected_step_s"] > 10 * step_s
     assert sum(beside.depth) <= sum(alone.depth)
-
-
-def test_what_a_drafter_has_to_read_is_paid_for_by_the_tokens_that_are_left() -> None:
-    """Reading 4,000 tokens takes as long as twenty plain steps."""
-    for room, drafts in ((6, False), (10_000, True)):
-        controller, loop = trained(1)
-        view = loop.view(80, np.full(1, 4000))
-        plans = [controller.plan(replace(view, step=80 + n, room_depth=(room,), room_nodes=(room,))) for n in range(3)]
-        assert any(plans[-1].depth) is drafts
