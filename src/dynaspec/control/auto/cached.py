@@ -88,10 +88,8 @@ class CachedPlan(Wrapper[AutoController]):
         depth = tuple([plan.depth[i] if i >= 0 else usual for i in old])
         rows, share, costs = len(place) + sum(plan.depth), len(old) / len(place), self._inner.costs
         slower = costs.target_s(rows * share, 0.0, 0.0) / costs.target_s(rows, 0.0, 0.0)
-        prompt_s = costs.prompt_s(len(old), view.prefill_tokens)
         once_s = self._reading_s(view, latest) if any(depth) else 0.0
         stop = plan.stop and plan.stop.with_offset(tuple([plan.stop.offset[i] if i >= 0 else 0.0 for i in old]))
         plan = SpecPlan(view.step, depth, plan.proposer[:1] * len(old), depth, stop, tree=plan.tree)
         expected = expected._replace(tokens=expected.tokens * share, seconds=expected.seconds * slower, once_s=once_s)
-        now = replace(latest, plan=plan, ids=view.ids, prefill_tokens=view.prefill_tokens, expected=expected)
-        return replace(now, prompt_s=prompt_s)
+        return replace(latest, plan=plan, ids=view.ids, prefill_tokens=view.prefill_tokens, expected=expected)

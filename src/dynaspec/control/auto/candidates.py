@@ -54,8 +54,6 @@ class PlanningContext:
     target: Target
     plain: Prediction
     """Of plain decoding."""
-    prompt_s: float
-    """Seconds that the prompts take that are read in this step."""
 
 
 class Candidates:

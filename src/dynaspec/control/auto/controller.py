@@ -112,9 +112,10 @@ class AutoController:
             trims = trims and self._worth_trimming(at.target, candidate.depth, plan.depth)
         uses = {p for p, depth in zip(plan.proposer, plan.depth, strict=True) if depth}
         if all(runs_model(self._limits.proposers[p]) for p in uses):
-            often = self.settings.planning_s / (self.settings.planning_share * (expected.seconds + at.prompt_s))
+            step_s = expected.seconds + self.costs.prompt_s(len(view.ids), view.prefill_tokens)
+            often = self.settings.planning_s / (self.settings.planning_share * step_s)
             self.holds = max(0, min(self._explorer.quiet, int(often)))
-        known = (plan, view.ids, view.prefill_tokens, choice, expected, self._price, trims, at.prompt_s, view.offers)
+        known = (plan, view.ids, view.prefill_tokens, choice, expected, self._price, trims, view.offers)
         return self.note(view, Planned(*known))
 
     def note(self, view: StepView, planned: Planned) -> SpecPlan:
@@ -158,7 +159,7 @@ class AutoController:
         return {
             "mode": _mode(latest.choice) if latest else "plain",
             "expected_tokens": latest.expected.tokens if latest else 0.0,
-            "expected_step_s": latest.expected.seconds + latest.expected.once_s + latest.prompt_s if latest else 0.0,
+            "expected_step_s": self._step_s(latest) if latest else 0.0,
             "plain_goodput": self._worth.get(PLAIN, 0.0),
             "draft_goodput": drafting.get(best, 0.0),
             "plain_measured_over_expected": plain,
@@ -175,6 +176,10 @@ class AutoController:
                 for i, (traits, model) in enumerate(zip(self._limits.proposers, self._models, strict=True))
             },
         }
+
+    def _step_s(self, planned: Planned) -> float:
+        prompt_s = self.costs.prompt_s(len(planned.ids), planned.prefill_tokens)
+        return planned.expected.seconds + planned.expected.once_s + prompt_s
 
     # --- parts of a plan ---------------------------------------------------------------------------------------
 
@@ -194,8 +199,8 @@ class AutoController:
         requests = len(view.ids)
         plain = Prediction(float(cap.size), self.costs.target_s(float(requests), seen, seen))
         target = Target(self.costs.knots, self.costs.curve, float(requests + view.prefill_tokens))
-        room, prompt_s = np.array(view.room_depth, dtype=np.float64), self.costs.prompt_s(requests, view.prefill_tokens)
-        return PlanningContext(view, slots, cap, room, self.costs.rest_s[2] * context, target, plain, prompt_s)
+        room = np.array(view.room_depth, dtype=np.float64)
+        return PlanningContext(view, slots, cap, room, self.costs.rest_s[2] * context, target, plain)
 
     def _price_of_a_token(self, at: PlanningContext) -> dict[int, Candidate]:
         """Also what each proposer would draft at that price, from the latest advantage over plain decoding on."""

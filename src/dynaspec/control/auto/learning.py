@@ -35,8 +35,6 @@ class Planned:
     """Seconds that a token is worth."""
     trims: bool
     """Drafts are looked at before they are verified."""
-    prompt_s: float
-    """Seconds that the prompts take that are read in this step, as expected."""
     offers: Offers
     """As in the view."""
 
@@ -149,8 +147,9 @@ class Learner:
         settled, probe = self.explorer.ran(arm), planned is not None and planned.choice.probe
         if planned is not None:
             expected, emitted = planned.expected, sum(outcome.emitted)
-            without_prompts = expected.seconds / (expected.seconds + planned.prompt_s)
-            seconds *= without_prompts  # which says more than the difference, where prompts take most of a step
+            prompt_s = costs.prompt_s(len(planned.ids), planned.prefill_tokens)
+            # Its share says more than the difference, where prompts take most of a step.
+            seconds *= expected.seconds / (expected.seconds + prompt_s)
             self.explorer.observe(planned.choice, arm, len(outcome.ids), expected, emitted, seconds)
         if not settled or after_prompt or work.prefill_rows:  # taking a request in takes more than its rows
             return None
