@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from dynaspec.compiled import njit
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import (
@@ -36,7 +38,7 @@ Load = Callable[[int], int]
 """Step → requests."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Machine:
     """Seconds of everything. The defaults are a small pair on two CPU cores."""
 
@@ -51,8 +53,13 @@ class Machine:
     timed: tuple[int, ...] = (1, 8, 16, 32, 64)
     """Rows at which the host times its passes as it starts."""
 
-    def pass_s(self, rows: float) -> float:
+    @cached_property
+    def _curve(self) -> tuple[Floats, Floats]:
         at, seconds = zip(*self.rows, strict=True)
+        return np.array(at, dtype=np.float64), np.array(seconds)
+
+    def pass_s(self, rows: float) -> float:
+        at, seconds = self._curve
         if rows <= at[-1]:
             return float(np.interp(rows, at, seconds))
         return float(seconds[-1] + (rows - at[-1]) * (seconds[-1] - seconds[-2]) / (at[-1] - at[-2]))
@@ -253,23 +260,38 @@ def _confidence(z: Floats) -> Floats:
 
 def _stopped(rule: StopRule, depth: npt.NDArray[np.int64], shown: Floats) -> npt.NDArray[np.int64]:
     """[B] lengths at which the rule ends drafts."""
+    offset = np.array(rule.offset) if rule.offset else np.zeros(depth.size)
+    columns = (np.array(column) for column in (rule.bias or (0.0,), rule.below, rule.total_below))
+    return np.asarray(_ends(depth, shown, rule.weight, offset, *columns, rule.signal == "survival"))
+
+
+@njit(cache=True)
+def _ends(
+    depth: npt.NDArray[np.int64],
+    shown: Floats,
+    weight: float,
+    offset: Floats,
+    bias: Floats,
+    below: Floats,
+    total_below: Floats,
+    by_survival: bool,
+) -> npt.NDArray[np.int64]:
     lens, running, survival = depth.copy(), depth > 0, np.ones(depth.size)
     for j in range(shown.shape[1]):
-        running &= depth > j
-        if not running.any():
+        margin, going = 0.0, 0
+        for r in range(depth.size):
+            running[r] &= depth[r] > j
+            if not running[r]:
+                continue
+            c = min(max(shown[r, j], 0.0025), 0.9975)
+            z = weight * np.log(c / (1.0 - c)) + bias[min(j, bias.size - 1)] + offset[r]
+            survival[r] /= 1.0 + np.exp(-z)
+            over = (survival[r] if by_survival else shown[r, j]) - below[min(j, below.size - 1)]
+            if over < 0.0:
+                lens[r], running[r] = j + 1, False
+            elif depth[r] > j + 1:
+                margin, going = margin + over, going + 1
+        if total_below.size and going and margin < total_below[min(j, total_below.size - 1)]:
+            lens[running] = j + 1
             break
-        c = np.clip(shown[:, j], 0.0025, 0.9975)
-        bias = rule.bias[min(j, len(rule.bias) - 1)] if rule.bias else 0.0
-        offset = np.array(rule.offset) if rule.offset else 0.0
-        survival /= 1 + np.exp(-(rule.weight * np.log(c / (1 - c)) + bias + offset))
-        signal = survival if rule.signal == "survival" else shown[:, j]
-        below = rule.below[min(j, len(rule.below) - 1)]
-        ends = running & (signal < below)
-        lens[ends] = j + 1
-        running &= ~ends
-        if rule.total_below:
-            going = running & (depth > j + 1)
-            if (signal - below)[going].sum() < rule.total_below[min(j, len(rule.total_below) - 1)]:
-                lens[running] = j + 1
-                running[:] = False
     return lens

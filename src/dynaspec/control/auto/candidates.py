@@ -144,10 +144,12 @@ class Candidates:
         """[B] Proposers that offer what is likeliest to be accepted, and that; None where there is nothing."""
         found: tuple[Ints, Slots] | None = None
         for index, traits in enumerate(self._traits):
+            if runs_model(traits):
+                continue
             offers = at.view.offers[index]
             if offers is None and len(self._traits) == 1:  # one that does not say may find any
                 offers = tuple((1, most) for most in at.cap.tolist())
-            if runs_model(traits) or offers is None:
+            if offers is None:
                 continue
             cap = np.minimum(at.cap, [tokens if match > 0 else 0 for match, tokens in offers])
             signal, nothing = match_signals([match for match, _ in offers], cap.tolist()), np.zeros(cap.size)
