@@ -2,7 +2,7 @@
 
 Every drawn chain that an engine verifies is looked at both ways. The expected number of accepted tokens, given what was
 drafted, is Σ_i Π_{j≤i} min(1, P(x_j)/Q(x_j)) token by token. In blocks the mean over drafts of Σ_i p_i is that of the
-accepted tokens (see ``verify.block``), so both sums are averaged over all chains. With ``--rounds``, speed is the
+accepted tokens (see ``verify.chain``), so both sums are averaged over all chains. With ``--rounds``, speed is the
 median over rounds in which the two take turns.
 """
 

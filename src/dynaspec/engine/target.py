@@ -69,7 +69,7 @@ class TargetVerifier:
             taps: where the hidden states go that proposers want; None = they want none.
             synthetic_rates: accept drafts at these rates instead of exactly (see ``verify.synthetic``); output is
                 then not the target's. None = exact.
-            in_blocks: drawn drafts are verified as wholes (see ``verify.block``), not token by token.
+            in_blocks: drawn drafts are verified as wholes (see ``verify.chain``), not token by token.
 
         Raises:
             ConfigError: impossible rates.

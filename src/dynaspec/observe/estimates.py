@@ -1,10 +1,8 @@
-"""Readings of metrics and of estimates.
+"""Readings as Python objects: metrics, for ``LLM.get_metrics``, and what ``auto`` expects.
 
-What the policy ``auto`` expects: its ``estimates()`` document with types, and without numbers that cannot be true.
-
-Metrics, the dashboard and ``dynaspec explain`` read the document here, so that no page shows a negative time.
-
-Metrics as Python objects. Classes, names and meaning are those of vLLM's ``LLM.get_metrics``.
+Classes, names and meaning of metrics are those of vLLM's ``LLM.get_metrics``. The policy's ``estimates()`` document is
+read with types, and without numbers that cannot be true, so that neither metrics nor the dashboard nor ``dynaspec
+explain`` show a negative time.
 """
 
 from __future__ import annotations

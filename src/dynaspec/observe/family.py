@@ -1,10 +1,7 @@
-"""Metrics: buckets of histograms, counts in them, families of samples.
+"""Metric families: name, type, labels, meaning, and how values come from what was counted; and histograms.
 
-A metric family: name, type, labels, meaning, and how its values come from what was counted.
-
-Bounds of the histograms' buckets; fixed, so that those of several servers can be added up.
-
-Counting values into fixed buckets, cheaply enough to do it for every token.
+Buckets have fixed bounds, so that those of several servers can be added up. Counting a value is cheap enough to do it
+for every token.
 """
 
 from __future__ import annotations

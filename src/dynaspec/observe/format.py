@@ -1,9 +1,4 @@
-"""Statistics as text, and their periodic log.
-
-Log lines about an engine every few seconds.
-
-Counts as people read them, in vLLM's terms.
-"""
+"""Statistics as text, in vLLM's terms: tables, and lines of the log about an engine every few seconds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Meters of steps and of requests' lives.
+"""Meters: what steps take and carry, how long requests wait, and how fast they get their tokens.
 
-How long requests wait and how fast they get their tokens, request by request; no clock of its own.
-
-What steps take and carry, and how many tokens a second they give.
+Those of requests have no clock of their own.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Drafting token by token, by whatever runs a pass (``Drafter``): a small model, or a head on hidden states.
 
 It keeps its own KV in its own arena, under the target's block tables, or shares the target's. If its tokens are not the
-target's, it reads texts of its own under block tables of its own, see ``own_texts.py``. Its first pass ingests
+target's, it reads texts of its own under block tables of its own, see ``own_vocabulary.py``. Its first pass ingests
 whatever committed tokens it lacks; each further pass one draft token a row. Rows that stop leave the batch.
 
 For a probe it may be asked to read the latest tokens of a request only (``SpecPlan.probe_context``), as if the text
 began with them, and to draft one token. Their KV lies behind the watermark, where it counts for nothing.
 
 Under KV-write gating (``SpecPlan.gate_kv_below``) slot, position and context of a draft token come apart: see
-``gating.py``. What was left out lies behind the watermark, and is ingested again if it is accepted.
+``watermark.py``. What was left out lies behind the watermark, and is ingested again if it is accepted.
 """
 
 from __future__ import annotations

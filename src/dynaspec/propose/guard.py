@@ -1,7 +1,5 @@
 """Faults of proposers cost no request: drafts are checked, and a proposer that fails or is slow is left out.
 
-Keeps a proposer's faults away from requests: they go on as plain decoding.
-
 A fault that can be laid at a request's door (nonsense in its row) switches speculation off for that request; one that
 cannot (an exception) for all that were to draft. After ``max_faults`` the proposer is switched off for good; good
 drafts between make them forgotten.
@@ -10,12 +8,6 @@ A draft also has a budget: the time that the target would take to decode, for al
 drafter reads and what it may bring. Drafting that takes longer cannot pay, whatever is accepted. It is late when it
 takes three times its budget, and if most of the latest drafts were, that is a fault that switches the proposer off: one
 alone may be the machine's doing, and its tokens are as good as any. A call that never returns cannot be ended.
-
-No speculation: drafts nothing, so that plain decoding takes the same road as everything else.
-
-How long a proposer may take, and how often it may fail, before it is switched off.
-
-What a proposer's drafts must be like to be verified.
 """
 
 from __future__ import annotations

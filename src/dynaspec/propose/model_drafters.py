@@ -1,12 +1,11 @@
-"""Drafters that are models with KV of their own.
+"""Drafters that run a model, see ``Drafter``: a draft model, or a head of decoder layers.
+
+A draft model is a small one (Leviathan et al., 2211.17192; Chen et al., 2302.01318), or the target's own first layers
+(LayerSkip: Elhoushi et al., 2404.16710).
 
 A head drafts from the target's hidden states (EAGLE, Li et al., 2401.15077; MTP, Gloeckle et al., 2404.19737).
-
 Committed tokens are read with the target's states, drafted ones with the head's own. So accepted drafts are read again,
 in the first pass of the next draft, beside the token that followed them.
-
-A model drafts: a small one (Leviathan et al., 2211.17192; Chen et al., 2302.01318), or the target's own first layers
-(LayerSkip: Elhoushi et al., 2404.16710).
 """
 
 from __future__ import annotations

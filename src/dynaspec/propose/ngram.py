@@ -1,8 +1,8 @@
-"""N-gram lookup, also called prompt lookup.
+"""N-gram lookup, also called prompt lookup: drafts what followed when the text's end occurred before (Saxena, "Prompt
+Lookup Decoding", 2023).
 
-Prompt lookup: drafts what followed when the text's end occurred before (Saxena, "Prompt Lookup Decoding", 2023).
-
-The search behind prompt lookup, and what it says of tokens drafted otherwise; compiled.
+Its search is compiled, and also serves other proposers: whether a drafted token repeats the text speaks for it or
+against it.
 """
 
 from __future__ import annotations

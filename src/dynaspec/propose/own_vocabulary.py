@@ -1,6 +1,4 @@
-"""Drafting in a vocabulary other than the target's.
-
-Requests' texts in the tokens of a drafter that has a vocabulary of its own.
+"""Drafting in a vocabulary other than the target's: requests' texts in the drafter's tokens, and tokens in common.
 
 When a lane is drafted for, what has become text since then is encoded with some of the tokens before it, as they may
 merge. So the drafter's tokens may change where they end, and its KV is right up to the first that did: that is its
@@ -8,8 +6,8 @@ watermark, and all there is to know about rejected drafts, steps without drafts 
 lengths of their own, and therefore blocks of their own, out of a pool that is as large as the target's; a request that
 finds no room in it is not drafted for.
 
-The tokens that two vocabularies have in common, by what they stand for (token-level intersection: Timor et al.,
-2502.05202, algorithm 4; vLLM's ``use_heterogeneous_vocab``).
+It drafts the tokens that the two vocabularies have in common, by what they stand for (token-level intersection: Timor
+et al., 2502.05202, algorithm 4; vLLM's ``use_heterogeneous_vocab``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Draft passes one by one, on any device: of chains and of trees.
+"""Draft passes one by one from Python, on any device: of chains and of trees.
 
-Drafting trees, by whatever runs a pass (``Drafter``): pass by pass from Python, where processors, a grammar or a
-device have to be waited for, or on CPU in one compiled call.
-
-What follows a draft pass's logits: a token for each request, what speaks for it, and who goes on.
+They are for where processors, a grammar or a device have to be waited for between passes; otherwise a whole draft on
+CPU is one compiled call (``chain``). Here is also what follows a pass's logits: a token for each request, what speaks
+for it, and who goes on.
 """
 
 from __future__ import annotations

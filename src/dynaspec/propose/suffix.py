@@ -1,9 +1,7 @@
-"""Suffix decoding: what followed the same words before, in this text and in earlier answers.
-
-Suffix decoding: drafts what has followed the text's end most often, in the request's own text or in the answers of
+"""Suffix decoding: drafts what has followed the text's end most often, in the request's own text or in the answers of
 others (Oliaro et al. 2411.04975; option names and defaults are vLLM's).
 
-Answers of earlier requests, for suffix decoding: one suffix tree for each cache salt, bounded in all together.
+Answers of earlier requests are kept in one suffix tree for each cache salt, bounded in all together.
 """
 
 from __future__ import annotations

@@ -1,26 +1,17 @@
-"""Watermarks: what a drafter has read of each request, and what follows from that.
-
-How far a drafter's own KV goes, for every lane and every block.
+"""Watermarks: how far a drafter's own KV goes, for every lane and every block, and what it lacks.
 
 Beyond a lane's watermark its KV is garbage: never read, never offered to others. That one rule covers steps without
 speculation, full acceptance (the last draft was never ingested), gated writes, prefix hits, preemption and chunked
-prefill.
+prefill. What a drafter lacks are rows of its first pass.
 
-Drafts as a controller sees them.
+Under KV-write gating draft tokens of little confidence leave no KV behind. A gated token is still processed, and the
+next one drafted from it, but it gets no slot, so that no later token sees it. The KV of the tokens after it closes up,
+behind the last one written, while their positions stay true. Slots are the host's, so on CUDA it waits for every pass's
+confidences.
 
-What a drafter lacks of its requests, as rows of its first pass.
-
-KV-write gating: draft tokens of little confidence leave no KV behind.
-
-A gated token is still processed, and the next one drafted from it, but it gets no slot, so that no later token sees
-it. The KV of the tokens after it closes up, behind the last one written, while their positions stay true.
-
-Slots are the host's, so on CUDA it waits for every pass's confidences.
-
-Reading only the latest tokens of a request that the drafter has not followed, see ``SpecPlan.probe_context``.
-
-They keep their positions and slots, but see nothing of what is before them. So the blocks before are left out of the
-request's table. Blocks that others read as well may hold KV that is valid for them: those are left alone.
+For a probe only the latest tokens of a request may be read, see ``SpecPlan.probe_context``. They keep their positions
+and slots, but see nothing of what is before them. So the blocks before are left out of the request's table. Blocks that
+others read as well may hold KV that is valid for them: those are left alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Drawing tokens, and their log probabilities.
+"""Drawing one token from each row of processed scores, and the log-probabilities that callers ask for.
 
-Log-probabilities that are reported to the caller: of the target's unprocessed logits.
-
-Drawing one token from each row of processed scores.
+Those are of the target's unprocessed logits.
 """
 
 from __future__ import annotations

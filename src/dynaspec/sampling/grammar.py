@@ -1,13 +1,7 @@
-"""Grammars: what an output may be, as text and compiled, and where one leads nowhere.
-
-Structured outputs, compiled: what a request's output may be, over one vocabulary. By the library llguidance.
-
-A request's form in the words of llguidance, and what is too much to compile.
+"""Structured outputs: what a request's output may be, in the words of llguidance, and compiled over one vocabulary.
 
 Compilation takes time and memory in proportion to the text, or is cut short by the library's own limits. What it does
-not limit is limited here.
-
-The end of a request whose rules leave no token.
+not limit is limited here. ``DeadEnd`` is the end of a request whose rules leave no token.
 """
 
 from __future__ import annotations

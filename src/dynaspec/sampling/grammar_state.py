@@ -1,9 +1,4 @@
-"""How far each request is in its grammar, and the tokens that it allows next.
-
-The grammars of the running requests, by lane; requests without one are passed over.
-
-Where a running request stands in its grammar, and where drafted tokens would lead it.
-"""
+"""Where each running request stands in its grammar, where drafted tokens would lead it, and what may follow."""
 
 from __future__ import annotations
 
@@ -163,7 +158,7 @@ def _bits_of(grammar: Grammar, tokens: Iterable[int]) -> Bits:
 
 
 class LaneGrammars:
-    """What the grammars say of rows and drafts."""
+    """What the grammars of running requests say of rows and drafts, by lane. Requests without one are passed over."""
 
     def __init__(self) -> None:
         self._states: dict[int, GrammarState] = {}

@@ -1,8 +1,6 @@
-"""Rules about tokens, and the first token of an output.
+"""One request's sampling parameters, compiled into what the processors need.
 
-Whether a grammar and the token lists of the same request leave anything to begin with.
-
-One request's sampling parameters, compiled into what the processors need.
+Here is also checked that a grammar and the token lists of the same request leave a first token.
 """
 
 from __future__ import annotations

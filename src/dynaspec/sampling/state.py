@@ -1,12 +1,7 @@
-"""What sampling keeps of each request that runs.
+"""What sampling keeps of every running request, one table row (*lane*) each: parameters and the tokens seen.
 
-What sampling must know of every running request, one table row (*lane*) each.
-
-Which tokens a request has seen, and how often it produced them: what penalties depend on.
-
-Edits of single entries of a score matrix: masks, biases and penalties, on any device.
-
-Elementwise float32 arithmetic only, so that an entry's bits do not depend on what else is edited.
+Masks, biases and penalties are edits of single entries of a score matrix, on any device: elementwise float32 arithmetic
+only, so that an entry's bits do not depend on what else is edited.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""A step's batch, and what came of it.
-
-What one step works on.
-
-What a step's passes gave, before anything of it is committed.
-"""
+"""What one step works on, and what its passes gave, before anything of it is committed."""
 
 from __future__ import annotations
 

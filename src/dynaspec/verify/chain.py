@@ -1,18 +1,14 @@
-"""Verification of chains.
-
-Verifying drafted chains so that the output keeps the target's own distribution.
+"""Verifying drafted chains so that the output keeps the target's own distribution.
 
 Greedy and seeded requests: the target's token is drawn as in plain decoding, and drafted tokens are accepted for
-as long as they are what the target draws. Others: rejection sampling.
+as long as they are what the target draws. Others: rejection sampling, of single tokens or of blocks.
 
-Rejection sampling of drafted tokens (Leviathan et al., 2211.17192; Chen et al., 2302.01318).
+*Rejection sampling of tokens* (Leviathan et al., 2211.17192; Chen et al., 2302.01318): a token x ~ q is accepted with
+probability min(1, p(x) / q(x)). In place of a rejected one, a token is drawn from normalise(max(p − q, 0)). What is
+emitted is then distributed as p, whatever q is. A deterministic draft is the case q = one-hot.
 
-A token x ~ q is accepted with probability min(1, p(x) / q(x)). In place of a rejected one, a token is drawn from
-normalise(max(p − q, 0)). What is emitted is then distributed as p, whatever q is. A deterministic draft is the
-case q = one-hot.
-
-Block verification: drawn chains are tested as a whole (Sun et al., "Block Verification Accelerates Speculative
-Decoding", 2403.10444, algorithm 2).
+*Block verification* tests drawn chains as a whole (Sun et al., "Block Verification Accelerates Speculative Decoding",
+2403.10444, algorithm 2).
 
 With p_0 = 1 and p_i = min(1, p_{i−1} · P(x_i)/Q(x_i)), the prefix x_1 … x_i passes with probability
 h_i = S_i / (S_i + 1 − p_i), where S_i = Σ_x max(p_i · P(x) − Q(x), 0) over what may follow it; the whole chain with

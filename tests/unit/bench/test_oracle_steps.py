@@ -1,4 +1,4 @@
-""""""
+"""Decoding a known text under any rule, and the best rule in hindsight, against walks by hand."""
 
 from __future__ import annotations
 

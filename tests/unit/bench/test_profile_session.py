@@ -1,4 +1,4 @@
-""""""
+"""Drafters with known behaviour that a profile is measured with."""
 
 from __future__ import annotations
 

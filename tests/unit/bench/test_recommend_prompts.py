@@ -1,4 +1,4 @@
-""""""
+"""What is recommended after some prompts were decoded in several ways."""
 
 from __future__ import annotations
 

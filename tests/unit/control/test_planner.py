@@ -1,4 +1,4 @@
-""""""
+"""From wished lengths to a plan that the host can run: levels, room, budget, common lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-""""""
+"""The report of a decision log: what it says, and that no log, however odd, spoils it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-""""""
+"""Acceptance traces: drawn, written and read, and the arrivals that go with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-""""""
+"""Documents, their held-out part, the tokenizer, and rows of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-""""""
+"""The target's continuations that a drafter learns from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-""""""
+"""Learning rate, budgets, and Muon."""
 
 from __future__ import annotations
 

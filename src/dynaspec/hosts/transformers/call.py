@@ -1,12 +1,8 @@
-"""One call of ``generate``.
+"""One call of ``generate``: the models as Transformers is to see them, and a controlled generator for every text.
 
-One call of ``generate``: the models as Transformers is to see them, and a controlled generator for every text.
-
-A model seen through a subclass that overrides one of its methods, without changing the model.
-
-Transformers' generation calls methods of the model it generates with. A view is an instance of a subclass of the
-model's class that shares the model's modules, parameters, hooks and configuration, so that an overridden method is seen
-by Transformers for as long as the view is used, and by nobody else.
+Transformers' generation calls methods of the model it generates with. Where one of them has to do something else, it is
+given a *view* of the model: an instance of a subclass of the model's class that overrides the method and shares the
+model's modules, parameters, hooks and configuration. The model itself stays as it is, and nobody else sees the view.
 """
 
 from __future__ import annotations

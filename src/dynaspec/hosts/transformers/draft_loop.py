@@ -1,14 +1,9 @@
-"""The assistant's loop of draft passes.
-
-The assistant's ``generate``: prepared by Transformers once a request, then one model pass a token.
+"""Drafting with an assistant in Transformers: prepared once a request, then one model pass a token.
 
 Transformers' candidate generators call ``generate`` of the assistant for every draft, and preparing it takes longer
 than the passes of a small assistant. What it prepares (processors, inputs, masks) stays the same from draft to draft
-but for what the candidate generator itself hands over, so it is asked for once, through ``custom_generate``.
-
-Inputs that are as long as the text.
-
-What the assistant says of its tokens while it drafts, and when a rule ends the draft.
+but for what the candidate generator itself hands over, so it is asked for once, through ``custom_generate``. The loop
+also notes what the assistant says of its tokens, and ends a draft where the plan's rule says so.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""What outlives a call of ``generate``.
+"""What outlives a call of ``generate``: what was learnt about a model and its drafter, and statistics.
 
-Sessions that calls share: what was learnt about a pair of models lives as long as the models do.
-
-A controller that fails costs no request: the host goes on as it would by itself.
-
-What is learnt about a model and its drafter, over the calls of ``generate`` that share it.
+Calls that follow one another share a session, which lives as long as the models do. A controller that fails costs no
+request: the host goes on as it would by itself.
 """
 
 from __future__ import annotations

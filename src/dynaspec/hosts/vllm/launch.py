@@ -1,12 +1,8 @@
-"""From dynaspec's configuration to vLLM's arguments.
+"""dynaspec's arguments as vLLM's: the same options start a model here, on one GPU under vLLM, or on many.
 
-dynaspec's arguments as vLLM's: the same options start a model here, on one GPU under vLLM, or on many.
-
-vLLM itself is looked at only where it is installed, so that a configuration can be translated, and refused, without it.
-
-Divides dynaspec's ``speculative_config`` between vLLM, which drafts, and the scheduler, which says how much.
-
-Who drafts under vLLM: a drafter of vLLM's, or dynaspec's own in vLLM's worker (``drafting``).
+``speculative_config`` is divided between vLLM, which drafts, and the scheduler, which says how much; or dynaspec's own
+drafter drafts in vLLM's worker (``drafting``). vLLM itself is looked at only where it is installed, so that a
+configuration can be translated, and refused, without it.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
-"""dynaspec's settings within vLLM's configuration.
+"""dynaspec's settings within vLLM's configuration, of its scheduler and of its drafter.
 
-What the scheduler is told: its part of vLLM's ``additional_config``, beside vLLM's own ``speculative_config``.
-
-dynaspec's part of vLLM's ``additional_config``.
-
-The draft lengths that vLLM can run.
+They are a part of vLLM's ``additional_config``. vLLM's own ``speculative_config`` beside it says which of its methods
+drafts, and the longest draft.
 
 On a GPU vLLM captures CUDA graphs for those draft lengths that ``num_speculative_tokens_per_batch_size`` names, its own
 table of batch sizes; steps of other lengths run without. Here the table serves as the list of lengths alone: which of
 them a step has is for the controller to say.
-
-vLLM's drafting methods, as far as controllers must know them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A controller driven by vLLM's steps.
+"""Puts a controller in charge of vLLM's draft lengths. Knows vLLM's order of events, but imports nothing of vLLM.
 
-Puts a controller in charge of vLLM's draft lengths. Knows vLLM's order of events, but nothing of vLLM itself.
+A step of vLLM is plain values here: what was scheduled, what is decided about it, what came of it. They are read off
+vLLM's objects, of which nothing is changed.
 
 vLLM drafts at the end of a step and verifies in the next one::
 
@@ -17,10 +18,6 @@ tokens, and ``work`` is all the work of the step that took ``step_s`` seconds, s
 tokens and its drafting for plan i + 1. vLLM does not say how long each of them took, so ``draft_s`` and ``verify_s``
 are 0, and a controller learns its cost model from how the seconds of whole steps follow their work. Steps that change
 from plain decoding to drafting do the one's verification and the other's drafting; controllers tell them by their work.
-
-vLLM's objects as the tracker's plain values. Attributes are read, nothing is imported and nothing changed.
-
-A step of vLLM in plain values: what was scheduled, what is decided about it, what came of it.
 """
 
 from __future__ import annotations

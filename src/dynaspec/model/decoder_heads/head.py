@@ -151,7 +151,7 @@ class Head:
 
 
 class TimedHead:
-    """A head as ``propose.calibrate`` times it: passes over whatever states."""
+    """A head as ``propose.pass_timing`` times it: passes over whatever states."""
 
     def __init__(self, head: Head) -> None:
         self._head = head

@@ -1,4 +1,4 @@
-""""""
+"""The policy that stops drafting by confidence: its threshold, learnt and given, and the rule that carries it."""
 
 from __future__ import annotations
 

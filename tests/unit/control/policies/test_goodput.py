@@ -1,4 +1,4 @@
-""""""
+"""The policy ``goodput``: lengths by a measured profile, and by acceptance as it is seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-""""""
+"""Conversations to train on: written by the target, cut short and gone on with, read back."""
 
 from __future__ import annotations
 

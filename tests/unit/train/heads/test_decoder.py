@@ -1,4 +1,4 @@
-""""""
+"""Heads of a decoder layer see in training what they will see at run time."""
 
 from __future__ import annotations
 

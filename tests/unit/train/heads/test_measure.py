@@ -1,4 +1,4 @@
-""""""
+"""What is measured of a trained head: accepted tokens of a walk, and agreement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-""""""
+"""The draft vocabulary of a head."""
 
 from __future__ import annotations
 

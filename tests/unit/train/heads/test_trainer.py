@@ -1,4 +1,4 @@
-""""""
+"""The order of a run's examples, its micro-batches, and how it goes on."""
 
 from __future__ import annotations
 
