@@ -327,7 +327,7 @@ def _right(result: Result, known: Answer) -> bool:
 
 
 class MakesCalls(Protocol):
-    """``client.Caller``."""
+    """``Caller``, or a test's."""
 
     async def call(self, call: Call) -> Result: ...
 

@@ -136,7 +136,7 @@ class ChainPlanner:
     def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
         """The plan at the lengths actually drafted, within ``verify_nodes``, without looking at any token.
 
-        Slots are admitted in order of position over all requests (see ``admission.admit``). On hosts that
+        Slots are admitted in order of position over all requests (see ``admit``). On hosts that
         cannot trim, or not to different lengths, the plan itself was within the budget.
         """
         drafted = tuple(map(min, plan.nodes, drafts.length))

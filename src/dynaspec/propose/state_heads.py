@@ -153,14 +153,14 @@ def draft_heads(
 
 
 Chain = Callable[[npt.NDArray[np.int32], int, Choices], Ints]
-"""A whole draft in one call: of (tables, block_size, choices), as ``heads_chain.draft_heads``."""
+"""A whole draft in one call: of (tables, block_size, choices), as ``draft_heads``."""
 Tree = Callable[[npt.NDArray[np.int32], int, Ints, Growth], Ints]
 """The same for trees: of (tables, block_size, known, growth)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateHeadsRunner:
-    """Runs heads to be timed; satisfies ``calibrate.Passes``."""
+    """Runs heads to be timed; satisfies ``pass_timing.Passes``."""
 
     heads: StateHeads
     at_once: bool

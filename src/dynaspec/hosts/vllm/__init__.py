@@ -2,7 +2,7 @@
 
 ``--scheduler-cls dynaspec.hosts.vllm.Scheduler`` is all that vLLM is told where a drafter of its own drafts; where
 dynaspec's does, vLLM is also told the name of that (``Drafter``). Settings are in its ``additional_config``, under
-``dynaspec`` (see ``settings``, ``drafting.settings``). Importing this package does not import vLLM.
+``dynaspec`` (see ``settings``). Importing this package does not import vLLM.
 """
 
 from __future__ import annotations

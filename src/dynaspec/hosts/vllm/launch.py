@@ -288,7 +288,7 @@ def own_drafting(
     a GPU, where vLLM's run in graphs and ahead of the host, it only drafts if it is asked for.
 
     Args:
-        value: see ``launch_speculation.divide``.
+        value: see ``divide``.
         backend: one of ``BACKENDS``.
         vllms: the keys of vLLM's own ``speculative_config``, where it is installed.
 
@@ -338,7 +338,7 @@ def engine_arguments(
     """Arguments of vLLM's ``EngineArgs`` for what ``dynaspec.LLM`` was called with.
 
     Args:
-        speculative_config: see ``launch_speculation.divide``; None = vLLM's own scheduler, without speculation.
+        speculative_config: see ``divide``; None = vLLM's own scheduler, without speculation.
         options: dynaspec's, under dynaspec's names, and any of vLLM's; values of the latter are vLLM's to check.
         environ: environment variables, which decide what ``speculative_config`` leaves open.
 
@@ -366,7 +366,7 @@ def speculation_arguments(
     """The engine arguments by which vLLM speculates as dynaspec says, if it speculates.
 
     Args:
-        speculative_config: see ``launch_speculation.divide``; ``drafter_backend`` in it says who runs the drafter.
+        speculative_config: see ``divide``; ``drafter_backend`` in it says who runs the drafter.
         additional_config: what else vLLM's plugins are told.
         scheduler_cls: another scheduler, for plain decoding only.
 

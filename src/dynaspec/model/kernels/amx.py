@@ -150,7 +150,7 @@ _one, _two = _kernel(1), _kernel(2)
 
 @njit("void(i8, i8, i8, i8, i8, i8, i8, i8)", cache=True, nogil=True)
 def panel(x: int, rows: int, stride: int, depth: int, weights: int, bias: int, out: int, out_stride: int) -> None:
-    """A product with one panel of 32 outputs, as ``gemm._panel_kernel`` says; without the unit it does nothing.
+    """A product with one panel of 32 outputs, as ``tiles.panel_kernel`` says; without the unit it does nothing.
 
     Args:
         x: [rows, in rounded up to 32] bfloat16 in pairs; rows are ``stride`` words apart.
