@@ -1,8 +1,8 @@
-"""Watermarks: how far a drafter's own KV goes, for every lane and every block, and what it lacks.
+"""Watermarks: how far a drafter's own KV goes, for every lane and every block, and which tokens it lacks.
 
 Beyond a lane's watermark its KV is garbage: never read, never offered to others. That one rule covers steps without
 speculation, full acceptance (the last draft was never ingested), gated writes, prefix hits, preemption and chunked
-prefill. What a drafter lacks are rows of its first pass.
+prefill. The tokens that it lacks are rows of its first pass.
 
 Under KV-write gating draft tokens of little confidence leave no KV behind. A gated token is still processed, and the
 next one drafted from it, but it gets no slot, so that no later token sees it. The KV of the tokens after it closes up,

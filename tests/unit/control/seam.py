@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.step import DraftView, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView
 from dynaspec.control import SpeculativeConfig, build_controller
 
-UNHURRIED = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FIFTY_CASES = settings(max_examples=50)
 """For property tests on a machine that does other work."""
 
 H100_PROFILE = Path(__file__).with_name("h100_profile.json")

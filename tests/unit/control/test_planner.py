@@ -10,7 +10,7 @@ from dynaspec.contract.errors import ConfigError, IntegrityError
 from dynaspec.contract.step import DraftView, StopRule, TreeRule
 from dynaspec.contract.tree import TokenTree
 from dynaspec.control.planner import ChainPlanner, admit
-from unit.control.seam import UNHURRIED, limits, view
+from unit.control.seam import FIFTY_CASES, limits, view
 
 
 def one_by_one(lengths: list[int], budget: int, first: int) -> tuple[int, ...]:
@@ -24,7 +24,7 @@ def one_by_one(lengths: list[int], budget: int, first: int) -> tuple[int, ...]:
     return tuple(admitted)
 
 
-@UNHURRIED
+@FIFTY_CASES
 @given(st.lists(st.integers(0, 9), max_size=7), st.integers(0, 40), st.integers(0, 20))
 def test_it_is_the_slot_by_slot_definition(lengths: list[int], budget: int, first: int) -> None:
     assert admit(lengths, budget, first) == one_by_one(lengths, budget, first)

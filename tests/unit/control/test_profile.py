@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.profile import Profile
-from unit.control.seam import H100_PROFILE, ONLINE_PROFILE, UNHURRIED
+from unit.control.seam import FIFTY_CASES, H100_PROFILE, ONLINE_PROFILE
 
 SMALL = Profile({1: {0: 10.0, 2: 14.0}, 5: {0: 20.0, 2: 40.0}}, (0.8, 0.5), 2)
 
@@ -155,7 +155,7 @@ class TestInterpolation:
         profile = Profile({1: {0: 10.0, 4: 18.0}, 3: {0: 10.0, 1: 11.0, 4: 30.0}}, (0.5,) * 4, 4)
         assert profile.itl_ms(2, 1) == pytest.approx((12.0 + 11.0) / 2)
 
-    @UNHURRIED
+    @FIFTY_CASES
     @given(st.integers(0, 300), st.integers(0, 8))
     def test_it_stays_between_what_was_measured(self, batch: int, k: int) -> None:
         profile = Profile.load(H100_PROFILE)

@@ -14,7 +14,7 @@ from dynaspec.contract.step import TreeRule
 from dynaspec.contract.tree import MAX_NODES, TokenTree
 from dynaspec.control import SpeculativeConfig
 from dynaspec.control.keys import synthetic_rates
-from unit.control.seam import UNHURRIED, controller, limits, view
+from unit.control.seam import FIFTY_CASES, controller, limits, view
 
 SHAPE = [(0,), (1,), (0, 0)]
 
@@ -150,7 +150,7 @@ def test_a_mean_length_is_spread_as_in_vllm(length: float, k: int, rates: tuple[
     assert made.synthetic_rates == pytest.approx(rates)
 
 
-@UNHURRIED
+@FIFTY_CASES
 @given(st.integers(1, 64), st.floats(0, 1))
 def test_the_mean_is_met_and_rates_never_increase(k: int, share: float) -> None:
     length = 1 + share * k

@@ -24,7 +24,7 @@ def push(text: Detokenizer, tokens: Sequence[int]) -> str | None:
 
 
 @given(tokens=TOKENS, prompt=st.sampled_from(["a", "é", "stop 🙂", "long enough to fill the window 🙂"]))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_at_the_end_the_text_is_that_of_a_full_decode(tokens: list[int], prompt: str) -> None:
     text = start(prompt)
     shown = ""
@@ -37,7 +37,7 @@ def test_at_the_end_the_text_is_that_of_a_full_decode(tokens: list[int], prompt:
 
 
 @given(text=st.text(max_size=30))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_what_is_shown_never_ends_in_half_a_character(text: str) -> None:
     one = start()
     for byte in text.encode():
@@ -133,7 +133,7 @@ def test_a_stop_string_may_begin_before_the_least_length_and_end_after_it() -> N
 
 
 @given(text=st.text("stopx", max_size=25), include=st.booleans())
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_what_is_stable_is_never_taken_back(text: str, include: bool) -> None:
     one = start(stop=["stop", "ox"], include_stop_str_in_output=include)
     shown = ""

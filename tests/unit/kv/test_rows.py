@@ -11,7 +11,7 @@ RUNS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 17), st.integers(1, 
 
 
 @given(runs=RUNS, seed=st.integers(0, 9))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_rows_are_those_of_a_slow_loop(runs: list[tuple[int, int, int]], seed: int) -> None:
     tables = np.random.default_rng(seed).permutation(60).reshape(6, 10).astype(np.int32)
     lanes, start, count = (np.array(column, dtype=np.int64) for column in zip(*runs, strict=True))

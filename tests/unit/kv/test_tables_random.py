@@ -79,4 +79,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestHistories.settings = settings(max_examples=60, stateful_step_count=25)

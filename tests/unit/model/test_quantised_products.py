@@ -26,8 +26,6 @@ PATHS = {
     "neither": (0, 0),
 }
 """Bytes of the registers that VNNI and that products of bytes work on; what the processor has not is 0."""
-TILES = {"wide tiles": (WIDE, 12, 6), "narrow tiles": (NARROW, 4, 3)}
-"""Parts of a panel, and rows of a tile at most: of one sum for each output, and of two digits' sums."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -107,8 +105,8 @@ def kernels_of(form: str, parts: tuple[Halves, ...], most_rows: int, depth: int)
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("tiles", TILES)
-def test_every_path_has_the_same_bits(tiles: str, path: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wide", [True, False], ids=["wide tiles", "narrow tiles"])
+def test_every_path_has_the_same_bits(wide: bool, path: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of other processors too, as far as this one can compute them."""
     torch.manual_seed(0)
     blocks, bias, x = blocks_of(torch.randn(64, 72), form), torch.randn(64), torch.randn(20, 72)
@@ -120,8 +118,8 @@ def test_every_path_has_the_same_bits(tiles: str, path: str, form: str, monkeypa
     monkeypatch.setattr(quantised, "_VNNI", vnni)
     monkeypatch.setattr(quantised, "_BYTE_PRODUCTS", byte_products)
     monkeypatch.setattr(quantised, "DIGITS", 1 if vnni else 2)
-    digits, (parts, *most_rows) = quantised.DIGITS if form == "int8" else 1, TILES[tiles]
-    quantise, multiply = kernels_of(form, parts, most_rows[digits - 1], 72)
+    digits = quantised.DIGITS if form == "int8" else 1
+    quantise, multiply = kernels_of(form, WIDE if wide else NARROW, quantised.TILE_ROWS[wide][digits - 1], 72)
     inputs = np.zeros((len(x), 3 * (digits * quantised.QUADS + 2)), np.float32)
     quantise(0, 1, x.numpy(), form == "int8", inputs)
     for rows in range(1, len(x) + 1):

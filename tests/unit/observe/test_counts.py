@@ -180,7 +180,7 @@ REASONS = st.lists(st.sampled_from(["no_match", "catching_up", "drafter_length"]
 
 
 @given(st.lists(st.tuples(outcomes(), REASONS), max_size=8), st.integers(0, 8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_totals_are_the_sum_of_the_steps(steps: list[tuple[StepOutcome, list[str]]], cut: int) -> None:
     stats, total, before = SpecStats(), SpecCounts(), SpecCounts()
     for step, (result, reasons) in enumerate(steps):

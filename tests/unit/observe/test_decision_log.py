@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dynaspec
@@ -256,7 +256,7 @@ def anything(draw: st.DrawFn) -> tuple[StepView, SpecPlan, SpecPlan, DraftView, 
     return seen, plan(), plan(), drafts, result
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(step=anything(), same_plan=st.booleans())
 def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, step: Any, same_plan: bool) -> None:
     seen, planned, granted, drafts, result = step

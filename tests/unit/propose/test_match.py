@@ -30,7 +30,7 @@ def oracle(text: list[int], min_n: int, max_n: int, wanted: int) -> tuple[int, i
     more=st.integers(0, 3),
     wanted=st.integers(1, 8),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_the_best_match_is_found(text: list[int], min_n: int, more: int, wanted: int) -> None:
     tokens = np.array([*text, 7, 7, 7], dtype=np.int32)  # what lies behind the text is not read
     assert longest_match(tokens, len(text), min_n, min_n + more, wanted) == oracle(text, min_n, min_n + more, wanted)
@@ -69,7 +69,7 @@ def heard(text: list[int], token: int, max_n: int) -> float:
     max_n=st.integers(1, 9),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_an_echo_is_what_the_text_did_before(texts: list[list[int]], max_n: int, data: st.DataObject) -> None:
     size = len(texts)
     lanes = np.array(data.draw(st.permutations(range(size + 1))), dtype=np.int64)[:size]

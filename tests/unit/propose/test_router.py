@@ -170,7 +170,7 @@ def _part(tokens: Sequence[int], q: torch.Tensor | None) -> Drafts:
     return Drafts(tokens=np.array([tokens]), lens=np.array([len(tokens)]), q=q)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_certain_drafts_are_verified_alike_with_and_without_company(seed: int) -> None:
     """Bit for bit: a one-hot q accepts and replaces as no q does."""

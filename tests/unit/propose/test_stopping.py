@@ -61,7 +61,7 @@ def test_a_row_granted_less_stays_so_when_the_batch_stops() -> None:
 
 
 @given(data=st.data(), scope=st.sampled_from(["request", "batch_mean"]))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_the_mask_is_the_rule(data: st.DataObject, scope: str) -> None:
     depth = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     below = tuple(data.draw(st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75]), min_size=1, max_size=6)))
@@ -155,7 +155,7 @@ def test_a_pass_must_be_paid_for_by_all_that_would_go_on() -> None:
 
 
 @given(data=st.data(), scope=st.sampled_from(["request", "batch_mean"]), device=st.booleans())
-@settings(deadline=None, max_examples=250)
+@settings(max_examples=250)
 def test_survival_on_host_and_device_is_the_rule(data: st.DataObject, scope: str, device: bool) -> None:
     rows = data.draw(st.integers(1, 4))
     depth = data.draw(st.lists(st.integers(1, 5), min_size=rows, max_size=rows))

@@ -21,7 +21,7 @@ def lead(rows: torch.Tensor) -> torch.Tensor:
 
 
 @given(st.integers(2, 70).flatmap(lambda width: st.lists(st.lists(scores, min_size=width, max_size=width), max_size=4)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_leaders_are_what_sorting_finds(rows: list[list[float]]) -> None:
     table = torch.tensor(rows, dtype=torch.float32).reshape(len(rows), -1 if rows else 5)
     tokens, probability, lead = ops.leaders(table)

@@ -19,7 +19,7 @@ tables = st.integers(1, 70).flatmap(
 
 
 @given(tables)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_top_is_what_sorting_finds(case: tuple[int, list[list[float]]]) -> None:
     count, rows = case
     table = torch.tensor(rows, dtype=torch.float32).reshape(len(rows), -1 if rows else 16)

@@ -59,7 +59,7 @@ def test_ties_go_to_the_lower_id(
 
 
 @implementations
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     logits=st.lists(
         st.one_of(st.integers(-6, 6).map(lambda n: n / 4), st.floats(-40, 40, width=32)), min_size=2, max_size=40

@@ -18,7 +18,7 @@ from dynaspec.simulate.policies import OracleController
 from dynaspec.simulate.simulator import HostConfig, draft, simulate
 from dynaspec.simulate.synthetic import Lengths
 from dynaspec.simulate.traces import build_trace
-from unit.control.seam import UNHURRIED
+from unit.control.seam import FIFTY_CASES
 from unit.simulate.scenes import Spying, flat_costs, production, synthetic
 
 WIDTH = 6
@@ -106,7 +106,7 @@ def rules(draw):
     )
 
 
-@UNHURRIED
+@FIFTY_CASES
 @given(
     st.lists(st.lists(probabilities, min_size=WIDTH, max_size=WIDTH), min_size=3, max_size=3),
     st.lists(st.integers(1, WIDTH), min_size=3, max_size=3),

@@ -94,9 +94,9 @@ _BYTE_PRODUCTS = _byte_products()
 DIGITS = 1 if _VNNI else 2
 """Parts of an input that meets int8 weights. Two are its digits to the base of 16, each within ±8: so the products of a
 group, in each of 16 words two sums of 16, are 16 · 8 · 255 at most."""
-_INT4_ROWS = 12 if HAS_AVX512 else 4
-_INT8_ROWS = _INT4_ROWS if _VNNI else 6 if HAS_AVX512 else 3
-"""Rows worked on at a time, at most: their integers in registers (of both digits), two weights and their like."""
+TILE_ROWS = ((4, 3), (12, 6))
+"""Rows worked on at a time, at most, without AVX-512's registers and with them, of one digit and of two: their integers
+in registers, two weights and their like."""
 
 
 def _call(builder: Any, name: str, result: Any, args: Vectors, size: int) -> Any:
@@ -256,8 +256,10 @@ def int4_sums(tile: Tile, panel: Any, depth: Any) -> None:
     tile.steps(groups, step)
 
 
-int8_panel = panel_kernel(int8_sums, 4 * INT8_WORDS, _INT8_ROWS, ahead=6, inputs=GROUP, words=True)
-int4_panel = panel_kernel(int4_sums, 4 * INT4_WORDS, _INT4_ROWS, ahead=6, inputs=GROUP, words=True)
+int8_panel = panel_kernel(
+    int8_sums, 4 * INT8_WORDS, TILE_ROWS[HAS_AVX512][DIGITS - 1], ahead=6, inputs=GROUP, words=True
+)
+int4_panel = panel_kernel(int4_sums, 4 * INT4_WORDS, TILE_ROWS[HAS_AVX512][0], ahead=6, inputs=GROUP, words=True)
 
 
 def _reduce(builder: Any, name: str, vector: Any) -> Any:

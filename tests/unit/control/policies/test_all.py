@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
 from unit.control.seam import (
+    FIFTY_CASES,
     POLICY_KEYS,
-    UNHURRIED,
     accepted,
     controller,
     draft_views,
@@ -75,7 +75,7 @@ class Run:
 
 
 @pytest.mark.parametrize("keys", POLICY_KEYS, ids=str)
-@UNHURRIED
+@FIFTY_CASES
 @given(data=st.data())
 def test_plans_keep_to_every_limit_and_replay_to_the_same(keys: dict, data: st.DataObject) -> None:
     host = data.draw(hosts())
@@ -136,7 +136,7 @@ def test_a_request_without_speculation_is_decoded_plainly_beside_others(keys: di
     assert plan.depth[1] > 0
 
 
-@UNHURRIED
+@FIFTY_CASES
 @given(data=st.data())
 def test_a_cut_does_not_depend_on_the_requests_own_tokens_behind_it(data: st.DataObject) -> None:
     host = limits(verify_budget=data.draw(st.integers(4, 24)))

@@ -20,7 +20,7 @@ from dynaspec.control.policies.confidence import (
     FittedThreshold,
     best_threshold,
 )
-from unit.control.seam import UNHURRIED, Fate, controller, limits, outcome, view
+from unit.control.seam import FIFTY_CASES, Fate, controller, limits, outcome, view
 
 
 def cost(threshold: float, confidence: np.ndarray, accepted: np.ndarray) -> float:
@@ -34,7 +34,7 @@ observations = st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=2
 )
 
 
-@UNHURRIED
+@FIFTY_CASES
 @given(observations)
 def test_no_threshold_is_better(pairs: list[tuple[int, bool]]) -> None:
     confidence = np.array([level / 20 for level, _ in pairs])

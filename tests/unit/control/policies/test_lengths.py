@@ -14,7 +14,7 @@ from dynaspec.contract.controller import Controller, Explains
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import Limits
 from dynaspec.control.policies.lengths import RANGES_KEY, Elastic, Range, Schedule, parse_schedule
-from unit.control.seam import UNHURRIED, Fate, accepted, controller, limits, outcome, rejected, view
+from unit.control.seam import FIFTY_CASES, Fate, accepted, controller, limits, outcome, rejected, view
 
 HOST = limits()
 
@@ -159,7 +159,7 @@ def k_of(schedule: tuple[Range, ...], batch: int, cap: int) -> int:
     return min(last, cap)
 
 
-@UNHURRIED
+@FIFTY_CASES
 @given(schedules(), st.integers(1, 9))
 def test_lengths_are_those_of_the_definition(schedule: tuple[Range, ...], cap: int) -> None:
     parsed = parse_schedule([list(entry) for entry in schedule])
@@ -264,7 +264,7 @@ def test_what_was_drafted_but_trimmed_does_not_count() -> None:
     assert policy.estimates()["acceptance"] == pytest.approx(0.55)
 
 
-@UNHURRIED
+@FIFTY_CASES
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=30))
 def test_the_acceptance_stays_a_share(counts: list[tuple[int, int]]) -> None:
     policy = Elastic(LADDER)

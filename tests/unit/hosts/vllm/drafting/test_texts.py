@@ -124,7 +124,7 @@ def test_lanes_are_used_again_and_names_are_not() -> None:
     assert len(set(seen)) == 8
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_every_request_keeps_its_name_for_as_long_as_it_is_there(data: st.DataObject) -> None:
     """With texts that begin with a token of their own, which request is which is plain to see."""
