@@ -1,4 +1,4 @@
-"""A process that compiles, at a first start, what drafting and control need.
+"""A process that compiles, at a first start, what drafting, control and steps need whatever the model is.
 
 numba compiles one function at a time in a process. So the engine's own process compiles the model's part meanwhile, and
 finds the rest on disk. What fails here is compiled there when its turn comes.
@@ -14,7 +14,7 @@ import threading
 
 from dynaspec.cores import usable_cores
 
-_MODULES = "dynaspec.propose.warm_up", "dynaspec.control.registry"
+_MODULES = "dynaspec.propose.warm_up", "dynaspec.control.registry", "dynaspec.engine.warm_up"
 """Whose ``load_kernels`` it calls; what they need does not depend on the model. Imported by the worker alone."""
 
 

@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numba
+from numba import types
 from numba.core.caching import (
     CompileResultCacheImpl,
     FunctionCache,
@@ -58,6 +59,7 @@ def njit(*signatures: Any, cache: bool = False, apart: bool = False, **options: 
 
     def decorate(function: Callable[..., Any]) -> Any:
         compiled = numba.njit(**options)(function)
+        compiled.get_call_template = partial(_whatever_number, compiled)
         if cache:
             compiled._cache = _Cache(function)
         if signatures or apart:
@@ -69,6 +71,13 @@ def njit(*signatures: Any, cache: bool = False, apart: bool = False, **options: 
         return compiled
 
     return decorate
+
+
+def _whatever_number(compiled: Any, arguments: Any, named: Any) -> Any:
+    """``get_call_template`` of numba's dispatchers, which compiles a function anew for every constant that it is called
+    with."""
+    named = {name: types.unliteral(type_) for name, type_ in dict(named).items()}
+    return type(compiled).get_call_template(compiled, tuple(map(types.unliteral, arguments)), named)
 
 
 def compile_for(compiled: Any, signature: Any) -> None:
@@ -139,6 +148,14 @@ def inlined(function: F) -> F:
 def subroutine(function: F) -> F:
     """A function called from kernels only."""
     return cast(F, njit(error_model="numpy")(function))
+
+
+@subroutine
+def copy_row(source: Any, target: Any) -> None:
+    """A row into another of its length, for kernels. numba's assignment of arrays brings along the text of its errors,
+    which takes longer to compile than most kernels."""
+    for i in range(source.size):
+        target[i] = source[i]
 
 
 class _InTree(InTreeCacheLocator):  # type: ignore[misc]

@@ -113,6 +113,12 @@ def test_a_program_that_has_set_up_no_log_shows_that_a_first_start_compiles(
     assert not then
 
 
+def test_constants_that_a_function_is_called_with_are_numbers_like_others(package: Path) -> None:
+    change(package / "outer.py", "return inner(x) + 1", "return inner(x) + inner(1) + inner(2) + inner(x=3)")
+    script = "from dynaspec_example.outer import inner, outer; print(outer(3), len(inner.signatures))"
+    assert start(package, script).stdout.split() == ["18", "1"]
+
+
 def test_what_stands_apart_is_loaded_before_its_callers_and_changes_with_its_sources(package: Path) -> None:
     change(package / "inner.py", "@njit(cache=True)", "@njit(cache=True, apart=True)")
     assert run(package) == ([7, 4], 1, 1)

@@ -26,13 +26,13 @@ from dynaspec.model.loader import load_model
 from dynaspec.model.taps import Taps
 from dynaspec.observe.decision_log import DecisionLog, LoggedController
 from dynaspec.observe.stats import SpecStats
+from dynaspec.propose import warm_up as propose_warm_up
 from dynaspec.propose.drafter import Drafter
 from dynaspec.propose.guard import FaultBarrier, NoProposer, TargetPassTimer
 from dynaspec.propose.pass_timing import Runner, measure_costs
 from dynaspec.propose.registry import Loaded, Source, Weights, build_proposers, load_drafter
 from dynaspec.propose.router import Router
 from dynaspec.propose.state_heads import StateHeadsDrafter
-from dynaspec.propose.warm_up import load_kernels
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.lanes import Lanes
 from dynaspec.schedule.scheduler import Scheduler
@@ -45,6 +45,7 @@ from .sampling_defaults import sampling_defaults
 from .step import Step
 from .target import TargetVerifier
 from .tokenizer import Tokenizer
+from .warm_up import load_kernels
 
 _CPU_SHARE = 0.25
 _CUDA_SHARE = 0.9
@@ -100,10 +101,11 @@ def build_engine(
     proposers = _proposers(speculation, drafter, tables, sampler) if proposer is None else [proposer]
     stats = SpecStats()
     limits = _limits(speculation, proposers, config)
-    costs = PassCosts()
+    costs, passes = PassCosts(), Runner(target, arenas[0])
+    passes.run(1)  # what it needs is compiled now, not when the first request waits for it
     if speculation is not None and speculation.policy == "auto":
         runners = [None if drafter is None or not (p.needs.kv or p.needs.taps) else drafter.runner for p in proposers]
-        costs = measure_costs(Runner(target, arenas[0]), runners, time.perf_counter, config.max_num_batched_tokens)
+        costs = measure_costs(passes, runners, time.perf_counter, config.max_num_batched_tokens)
     if wrap is not None:
         proposers = [wrap(p) for p in proposers]
     controller = build_controller(speculation, limits, costs=costs)
@@ -125,6 +127,7 @@ def build_engine(
         synthetic_rates=None if speculation is None else speculation.synthetic_rates,
         in_blocks=speculation is not None and speculation.rejection_sample_method == "block",
     )
+    load_kernels()
     if limits.can_branch and any(traits.trees for traits in limits.proposers):
         verifier.load_trees()
     step = Step(
@@ -261,7 +264,7 @@ def _proposers(
         return [NoProposer()]
     probabilistic = speculation.draft_sample_method == "probabilistic"
     proposers = build_proposers(speculation, drafter, tables, sampler, probabilistic=probabilistic)
-    load_kernels()
+    propose_warm_up.load_kernels()
     return proposers
 
 

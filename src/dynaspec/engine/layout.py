@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynaspec.compiled import kernel
+from dynaspec.compiled import copy_row, kernel
 from dynaspec.contract.proposer import Drafts, Ints
 from dynaspec.kv.rows import RaggedRows, fill_rows, tokens_at
 from dynaspec.model.batch import ForwardBatch
@@ -69,7 +69,7 @@ def lay_out(batch: StepBatch, drafts: Drafts, lens: Ints, block_size: int) -> Pa
     Writes the drafts behind the committed tokens of their lanes, where nothing is defined, so that one gather reads
     committed and drafted tokens alike.
     """
-    lanes, starts, counts, rows, tokens, decode_rows, sampled_at, sampled, padded, padded_lens = _fill(
+    lanes, starts, counts, rows, tokens, decode_rows, sampled_at, sampled, padded, padded_lens = fill_layout(
         batch.tokens,
         batch.block_tables,
         block_size,
@@ -138,7 +138,7 @@ def grow_rows(
         r, node = request[row], depth[row] - 1
         if node >= 0:
             above = roots[r] + 1 + parents[r, node]
-            paths[row] = paths[above]
+            copy_row(paths[above], paths[row])
             paths[row, own[row] - 1] = tokens[r, node]
     return roots, ancestors, own, paths
 
@@ -152,7 +152,7 @@ def _columns(chunks: list[Chunk]) -> Ints:
 
 
 @kernel
-def _fill(
+def fill_layout(
     texts: Int32,
     tables: Int32,
     block_size: int,
@@ -203,7 +203,8 @@ def _fill(
     padded, padded_lens = np.zeros((requests + completing, width), np.int64), np.zeros(requests + completing, np.int64)
     n = 0
     for r in range(requests):
-        padded[r], padded_lens[r] = drafts[r], lens[r]
+        copy_row(drafts[r], padded[r])
+        padded_lens[r] = lens[r]
         for j in range(lens[r] + 1):
             sampled_at[n], lane[n], request[n], depth[n] = n, decoding[r], r, j
             n += 1

@@ -21,9 +21,9 @@ from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.batch import StepBatch, StepResult
 from dynaspec.verify.chain import Accepted, BlockVerification, accept_chain
 from dynaspec.verify.synthetic import SyntheticAcceptance
-from dynaspec.verify.tree import accept_tree, walk
+from dynaspec.verify.tree import accept_tree
 
-from .layout import PassLayout, grow_rows, lay_out
+from .layout import PassLayout, lay_out
 from .logprobs import collect_logprobs
 
 logger = logging.getLogger(__name__)
@@ -90,11 +90,9 @@ class TargetVerifier:
             )
 
     def load_trees(self) -> None:
-        """Loads what is compiled for trees, or the first one would take five times as long as the next ones."""
-        slot, zero, root = torch.zeros(1, dtype=torch.int64), np.zeros(1, np.int64), np.full((1, 1), -1)
-        self._model.move_kv(self._arena.layers, slot.to(self._model.device), slot.to(self._model.device))
-        grow_rows(zero, zero, zero, root, root, zero, 1)
-        walk(zero, np.zeros(1, np.bool_), zero, root, root, zero, 1)
+        """Loads what the model needs for trees, or the first one would wait for it."""
+        slot = torch.zeros(1, dtype=torch.int64, device=self._model.device)
+        self._model.move_kv(self._arena.layers, slot, slot)
 
     def verify(self, batch: StepBatch, drafts: Drafts, plan: SpecPlan) -> Verified:
         """Tests each request's first ``plan.nodes`` drafted tokens (no more than were drafted; of chains, no more than

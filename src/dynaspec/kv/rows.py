@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.compiled import njit
+from dynaspec.compiled import copy_row, njit
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -58,7 +58,7 @@ def fill_rows(
     blocks = np.empty((lanes.size, width), np.int32)
     for s in range(lanes.size):
         table = tables[lanes[s]]
-        blocks[s] = table[:width]
+        copy_row(table[:width], blocks[s])
         for i in range(count[s]):
             row, position = query_start[s] + i, start[s] + i
             row_lanes[row], positions[row] = lanes[s], position

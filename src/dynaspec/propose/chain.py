@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.compiled import kernel
+from dynaspec.compiled import copy_row, kernel
 from dynaspec.contract.proposer import Ints
 from dynaspec.kv.arena import Arena
 from dynaspec.kv.rows import fill_rows
@@ -25,7 +25,7 @@ from dynaspec.model.kernels.decoder_heads import fuse, head_logits, head_pass
 
 from .drafter import Chain, Tree
 from .first_choice import Choices, take_first
-from .growth import Growth, add_best, next_parents, parent_rows
+from .growth import Growth, add_best, largest, next_parents, parent_rows
 from .own_vocabulary import SharedVocabulary
 from .warm_up import no_growth, nobody
 from .watermark import columns_of, rows_at, slots_before, unread_rows
@@ -147,17 +147,18 @@ def draft_tree(
         Rows of each pass; committed tokens that the drafter has read of each request [A].
     """
     lanes = np.zeros(lengths.size, np.int64)
-    lanes[requests] = growth.lanes
+    for a in range(requests.size):
+        lanes[requests[a]] = growth.lanes[a]
     unread = unread_rows(growth.texts, tables, block_size, lanes, lengths, read, requests, most)
     hidden, size = _read(model, head, states, caches, blocks, tables, block_size, unread)
     no_taps, nowhere = np.empty((0, 0), np.float32), np.empty(0, np.int64)
-    longest = growth.depth.max() if requests.size else 0
+    longest = largest(growth.depth)
     rows_per_pass, kept = np.empty(longest + 1, np.int64), np.empty((0, 0, 0), np.float32)
     rows_per_pass[0] = size
     if head is not None:  # what passes were left with after the root and each parent
         kept = np.empty((requests.size, 1 + growth.parents.shape[1], hidden.shape[1]), np.float32)
         for a in range(requests.size):
-            kept[a, 0] = hidden[a]
+            copy_row(hidden[a], kept[a, 0])
     who, above = np.arange(requests.size), np.full(requests.size, -1, np.int64)
     for done in range(1, longest + 1):
         scores = logits(model, hidden) if head is None else head_logits(head, hidden)
@@ -177,12 +178,12 @@ def draft_tree(
             before = np.empty((positions.size, hidden.shape[1]), np.float32)
             for row in range(positions.size):
                 node = growth.above[owners[row], nodes[row]]
-                before[row] = kept[owners[row], 0 if node < 0 else 1 + growth.row[owners[row], node]]
+                copy_row(kept[owners[row], 0 if node < 0 else 1 + growth.row[owners[row], node]], before[row])
             every = head_pass(head, caches, blocks, rows, before)
         hidden = rows_at(every, fresh)
         if head is not None:
             for n in range(who.size):
-                kept[who[n], 1 + growth.row[who[n], above[n]]] = hidden[n]
+                copy_row(hidden[n], kept[who[n], 1 + growth.row[who[n], above[n]]])
         rows_per_pass[done] = positions.size
     return rows_per_pass[: longest + 1], unread[2]
 

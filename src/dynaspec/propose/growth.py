@@ -122,6 +122,15 @@ def _entry(column: Float64, done: int) -> float:
     return float(column[min(done, column.size) - 1])
 
 
+@subroutine
+def largest(lengths: Ints) -> int:
+    """0 if there are none."""
+    most = 0
+    for length in lengths:
+        most = max(most, length)
+    return most
+
+
 @kernel
 def add_nodes(growth: Growth, who: Ints, above: Ints, tokens: Ints, probability: Float32) -> None:
     """Children of nodes that a pass was run over.
@@ -132,8 +141,7 @@ def add_nodes(growth: Growth, who: Ints, above: Ints, tokens: Ints, probability:
         tokens: [r, C] the drafter's likeliest choices behind each, in order.
         probability: [r, C] of these; 0 = it never comes.
     """
-    g, longest = growth, growth.depth.max() if growth.depth.size else 0
-    path = np.zeros(longest + 1, np.int64)
+    g, path = growth, np.zeros(largest(growth.depth) + 1, np.int64)
     for n in range(who.size):
         a, parent = who[n], above[n]
         before, position = 1.0, 0
@@ -280,7 +288,11 @@ def parent_rows(
         Requests of the pass, places among the A [s]; the fields of their ``RaggedRows``, without branches; each row's
         token, ancestors, request and node [R]; the rows of ``chosen`` [r].
     """
-    g, requests = growth, np.unique(who)
+    g, requests, size = growth, np.empty(who.size, np.int64), 0
+    for n in range(who.size):
+        if n == 0 or who[n] != who[n - 1]:
+            requests[size], size = who[n], size + 1
+    requests = requests[:size]
     counts = g.parent_count[requests]
     fields = fill_rows(tables, block_size, g.lanes[requests], g.lengths[requests], counts)
     query_start, _, positions, _, _ = fields
@@ -336,7 +348,7 @@ def paths(growth: Growth, who: Ints, above: Ints) -> tuple[Ints, Ints]:
     depth = np.zeros(who.size, np.int64)
     for n in range(who.size):
         depth[n] = 0 if above[n] < 0 else g.own_depth[who[n], above[n]]
-    tokens = np.zeros((who.size, depth.max() if depth.size else 0), np.int64)
+    tokens = np.zeros((who.size, largest(depth)), np.int64)
     for n in range(who.size):
         at = above[n]
         while at >= 0:

@@ -19,7 +19,7 @@ from dynaspec.contract.proposer import DecodeBatch, Drafts, KeptText, NewText, P
 from dynaspec.contract.step import SpecPlan, TreeRule
 from dynaspec.control.keys import SuffixSettings
 
-from .suffix_tree import Branching, SuffixDraft, SuffixTree
+from .suffix_tree import Branching, SuffixDraft, SuffixTree, load_kernels
 
 Int32 = npt.NDArray[np.int32]
 
@@ -184,6 +184,7 @@ class SuffixProposer:
     needs = ProposerNeeds(text=True)
 
     def __init__(self, settings: SuffixSettings, longest: int) -> None:
+        load_kernels()
         self._settings = settings
         self._longest = longest
         self._lanes: dict[int, RequestText] = {}

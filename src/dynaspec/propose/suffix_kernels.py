@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.compiled import njit
+from dynaspec.compiled import copy_row, njit
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -245,7 +245,7 @@ def _text(tree: Tree, sequence: int) -> Int32:
     page = tree.sequences[sequence, FIRST_PAGE]
     for start in range(0, size, PAGE):
         n = min(PAGE, size - start)
-        out[start : start + n] = tree.tokens[page * PAGE : page * PAGE + n]
+        copy_row(tree.tokens[page * PAGE : page * PAGE + n], out[start:])
         page = tree.next_page[page]
     return out
 

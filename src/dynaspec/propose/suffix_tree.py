@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -254,6 +255,18 @@ class SuffixTree:
             distinct, stamps[:] = np.unique(stamps, return_inverse=True)
             counters[CLOCK] = distinct.size
         self._tree = tree
+
+
+@cache
+def load_kernels() -> None:
+    """Loads what is compiled of a tree, once a process, or the first steps would wait for it."""
+    tree, text = SuffixTree(2), np.zeros(5, np.int32)
+    tree.start(0)
+    tree.append(0, text)
+    for branching in (None, Branching(1, 1)):
+        tree.speculate(text, text.size, 1, branching=branching)
+    refill(np.zeros(8, np.int64), np.zeros(8, np.int64))
+    tree.evict(0)
 
 
 def _longer(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:

@@ -19,7 +19,6 @@ from .guard import nonsense
 from .ngram import NgramProposer, gather_signal
 from .router import Part
 from .stopping import stop_mask
-from .suffix_tree import Branching, SuffixTree
 from .watermark import move_marks, slots_before, unread_rows
 
 _SURVIVAL = StopRule(below=(0.5,), signal="survival", bias=(0.0,), offset=(0.0,))
@@ -28,7 +27,7 @@ _SURVIVAL = StopRule(below=(0.5,), signal="survival", bias=(0.0,), offset=(0.0,)
 @cache
 def load_kernels() -> None:
     """Once a process: what a model lacks is read, it drafts by either kind of rule, first choices and drawn ones; and
-    lookups."""
+    lookups of n-grams."""
     zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
     batch = Part(("",), zero, 4 * one, tokens=np.zeros((1, 8), np.int32), block_tables=np.zeros((1, 1), np.int32))
     unread_rows(batch.tokens, batch.block_tables, 1, zero, 4 * one, zero, zero, 1)
@@ -54,12 +53,6 @@ def load_kernels() -> None:
     parent_rows(growth, zero, zero, batch.block_tables, 1)
     as_drafts(growth, zero, plan)
     ops.top(torch.zeros(1, 2), 1)
-    tree = SuffixTree(2)
-    tree.start(0)
-    tree.append(0, batch.tokens[0])
-    for branching in (None, Branching(1, 1)):
-        tree.speculate(batch.tokens[0], 4, 1, branching=branching)
-    tree.evict(0)
 
 
 def no_growth() -> tuple[npt.NDArray[np.int32], int, Ints, int, Ints, Ints, Ints, Growth]:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.compiled import kernel
+from dynaspec.compiled import copy_row, kernel
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints
 from dynaspec.contract.step import DraftView
 from dynaspec.kv.rows import RaggedRows, fill_rows, tokens_at
@@ -103,7 +103,7 @@ def rows_at(states: Floats, places: npt.NDArray[np.signedinteger]) -> Floats:
     """[r, …] rows of ``states``."""
     rows = np.empty((places.size, states.shape[1]), np.float32)
     for i in range(places.size):
-        rows[i] = states[places[i]]
+        copy_row(states[places[i]], rows[i])
     return rows
 
 

@@ -251,7 +251,8 @@ def top(scores: Float32, tokens: Int64, probability: Float32) -> None:
     for r in range(tokens.shape[0]):
         row, found = scores[r], tokens[r]
         best[:] = -np.inf
-        found[:] = np.arange(count)
+        for n in range(count):
+            found[n] = n
         for start in range(0, row.size, span):
             end = min(start + span, row.size)
             whole = start + (end - start) // 16 * 16
@@ -259,7 +260,9 @@ def top(scores: Float32, tokens: Int64, probability: Float32) -> None:
             for i in range(start, whole, 16):
                 for lane in range(16):
                     lanes[lane] = max(lanes[lane], row[i + lane])
-            most = lanes.max()
+            most = lanes[0]
+            for lane in range(1, 16):
+                most = max(most, lanes[lane])
             for i in range(whole, end):
                 most = max(most, row[i])
             if not most > best[count - 1]:

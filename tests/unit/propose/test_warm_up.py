@@ -38,7 +38,7 @@ print(json.dumps(found))
 
 def test_the_first_draft_compiles_nothing(tiny: Pair, fitted_state_heads: dict[str, FittedHeads]) -> None:
     """In a process of its own, as in this one other tests have drafted."""
-    checkpoints = {"ngram": None, "draft_model": str(tiny.drafter)}
+    checkpoints = {"ngram": None, "suffix": None, "draft_model": str(tiny.drafter)}
     checkpoints |= {method: heads.path for method, heads in fitted_state_heads.items()}
     prompt = "one two three one two three one two"
     command = [sys.executable, "-c", SCRIPT, str(tiny.target), prompt, json.dumps(checkpoints)]

@@ -65,7 +65,8 @@ def fill(price: float, slots: Slots, levels: Ints, uniform: bool, target: Target
     # [B, L] What the slots from one length that can run to the next bring, and which of them there can be.
     value, able = np.zeros((requests, levels.size)), cap.reshape(-1, 1) >= levels.reshape(1, -1)
     width, best, most = levels.astype(np.float64), -1, -np.inf
-    width[1:] -= levels[:-1]
+    for i in range(1, levels.size):
+        width[i] -= levels[i - 1]
     row = row_price_s(knots, curve, base, float(requests))
     for r in range(requests):
         brings = -slots.read_s[r]
@@ -85,10 +86,11 @@ def fill(price: float, slots: Slots, levels: Ints, uniform: bool, target: Target
         return depth
     runs = slots.runs
     if uniform:  # an item is a length of all
-        value[0, :], width, runs = value.sum(axis=0), width * requests, np.array([runs.any()])
-        for i in range(levels.size):
-            able[0, i] = able[:, i].all()
-        value, able = value[:1, :], able[:1, :]
+        for r in range(1, requests):
+            for i in range(levels.size):
+                value[0, i] += value[r, i]
+                able[0, i] &= able[r, i]
+        value, able, width, runs = value[:1, :], able[:1, :], width * requests, np.array([runs.any()])
     # What does not pay on the cheapest stretch of the curve pays nowhere, and need not be sorted.
     cheapest = np.inf
     for i in range(1, knots.size):
@@ -121,10 +123,8 @@ def fill(price: float, slots: Slots, levels: Ints, uniform: bool, target: Target
     for r, i in items:
         if count > 0 and (i < passes or not runs[r]):
             count -= 1
-            if uniform:
-                depth[:] = np.maximum(depth, levels[i])
-            else:
-                depth[r] = max(depth[r], levels[i])
+            for request in range(requests) if uniform else range(r, r + 1):
+                depth[request] = max(depth[request], levels[i])
     return depth
 
 
@@ -136,13 +136,17 @@ def weigh(price: float, slots: Slots, depth: Ints, target: Target) -> tuple[floa
         Tokens expected to be accepted; seconds without reading; of reading, as far as this step pays for it; [B]
         seconds that each request's slots bring, less those of their rows and their share of the passes.
     """
-    drafted, tokens, read_s, passes = depth.sum(), 0.0, 0.0, (depth * slots.runs).max()
+    drafted, tokens, read_s, passes, sharing = 0, 0.0, 0.0, 0, 0
+    for r in range(depth.size):
+        drafted += depth[r]
+        if slots.runs[r] and depth[r]:
+            passes, sharing = max(passes, depth[r]), sharing + 1
     seconds, brings = target_s(target.knots, target.curve, target.rows + drafted), np.zeros(depth.size)
     seconds -= target_s(target.knots, target.curve, target.rows)
     each, share_s = seconds / max(1, drafted), 0.0
     if passes:
         passes_s = slots.start_s + slots.pass_s * (1 if slots.one_pass else passes)
-        seconds, share_s = seconds + passes_s, passes_s / ((depth > 0) & slots.runs).sum()
+        seconds, share_s = seconds + passes_s, passes_s / sharing
     for r in range(depth.size):
         if depth[r]:
             accepted = slots.survival[r, : depth[r]].sum()
@@ -204,8 +208,10 @@ def admit(price: float, survival: Floats, lens: Ints, row_s: Floats, target: Tar
         budget: most slots.
     """
     depth, taken = np.zeros(lens.size, np.int64), 0
-    for position in range(lens.max() if lens.size else 0):
+    for position in range(survival.shape[1]):
         going = np.flatnonzero((lens > position) & (depth == position))
+        if not going.size:
+            break
         gain = np.empty(going.size)
         for i in range(going.size):
             gain[i] = survival[going[i], position] * price - row_s[going[i]]

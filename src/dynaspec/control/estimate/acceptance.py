@@ -83,7 +83,8 @@ def _forget(s: _State, expected: float, right: float, surprise: float, recent: f
     s.latest[0] += right * np.log(mean / expected) + (1.0 - right) * np.log((1.0 - mean) / (1.0 - expected))
     s.latest[1] += (right - expected - s.latest[1]) / recent
     if s.latest[0] > surprise:
-        s.information[:] *= np.exp(surprise - s.latest[0])
+        for j in range(s.information.size):
+            s.information[j] *= np.exp(surprise - s.latest[0])
         s.tied[0] = max(_LEAST_WEIGHT, s.tied[0] * np.exp(surprise - s.latest[0]))  # nor does the prior hold
     s.latest[0] = min(max(s.latest[0], 0.0), surprise)
 

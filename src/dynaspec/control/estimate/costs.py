@@ -108,7 +108,8 @@ def _learn(s: _State, work: Floats, seconds: float, noise: float, usual: bool) -
     if expected <= 0.0 or seconds <= 0.0:
         return
     share, error = np.ones(s.exponents.size), np.log(seconds / expected)
-    share[1:] = work * s.terms / expected
+    for i in range(work.size):
+        share[1 + i] = work[i] * s.terms[i] / expected
     spread = s.covariance @ share
     deviation = max(noise, float(abs(error)) / _DISTURBED)
     variance = share @ spread + deviation * deviation
@@ -119,7 +120,8 @@ def _learn(s: _State, work: Floats, seconds: float, noise: float, usual: bool) -
         s.exponents[i] += gain[i] * error
         for j in range(gain.size):
             s.covariance[i, j] += variance * gain[i] * gain[j] - gain[i] * spread[j] - spread[i] * gain[j]
-    s.terms[:] = s.start * np.exp(s.exponents[0] + s.exponents[1:])
+    for i in range(s.terms.size):
+        s.terms[i] = s.start[i] * np.exp(s.exponents[0] + s.exponents[1 + i])
 
 
 @njit(cache=True, nogil=True)
@@ -132,7 +134,7 @@ def _observe(s: _State, steps: Floats, noise: float, drift: float) -> Floats:
         work, usual = np.zeros(s.terms.size), steps[n, 9] > 0.0
         if proposer >= 0.0:
             at = knots.size + _REST + _DRAFT * int(proposer)
-            work[at], work[at + 1 : at + 4] = 1.0, steps[n, 6:9]
+            work[at], work[at + 1], work[at + 2], work[at + 3] = 1.0, steps[n, 6], steps[n, 7], steps[n, 8]
             if draft_s >= 0.0:
                 _learn(s, work, draft_s, noise, usual)
                 work[:] = 0.0
@@ -151,8 +153,9 @@ def _observe(s: _State, steps: Floats, noise: float, drift: float) -> Floats:
 @njit(cache=True, nogil=True)
 def _curve(s: _State) -> Floats:
     """The curve, made non-decreasing: neighbours that fall are pooled, by how well each is known."""
-    weight = 1.0 / (np.diag(s.covariance)[1 : 1 + s.knots.size] + 1e-9)
-    value: Floats = s.terms[: s.knots.size].copy()
+    weight, value = np.empty(s.knots.size), s.terms[: s.knots.size].copy()
+    for i in range(weight.size):
+        weight[i] = 1.0 / (s.covariance[1 + i, 1 + i] + 1e-9)
     for i in range(1, value.size):
         first = i
         while first > 0 and value[first - 1] > value[i]:

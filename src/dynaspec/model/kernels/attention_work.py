@@ -86,7 +86,8 @@ def plan_work(
             keys = context_lens[s] + (stop if spans == 1 else own_rows)  # what is kept is there for all blocks
             for span in range(spans):
                 begin, end = blocks_of(keys) * span // spans, blocks_of(keys) * (span + 1) // spans
-                units[unit] = (s, first, stop, begin, end)
+                own = units[unit]
+                own[0], own[1], own[2], own[3], own[4] = s, first, stop, begin, end
                 cost[unit + 1] = cost[unit] + (stop - first) * (min(end * KEYS, keys) - begin * KEYS)
                 unit += 1
     bounds = np.empty(threads + 1, np.int64)

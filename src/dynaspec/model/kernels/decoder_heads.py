@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.compiled import njit
+from dynaspec.compiled import copy_row, njit
 from dynaspec.model.compiled import Addresses
 from dynaspec.model.decoder_heads.compiled import CompiledHead
 from dynaspec.model.decoder_heads.config import FIRST_POSITION
@@ -30,7 +30,8 @@ def fuse(head: CompiledHead, states: Floats) -> Floats:
     for i in range((entrance.size - STATE_NORMS) // NORM):
         part = states[:, i * width : (i + 1) * width].copy()
         norm(part, entrance, STATE_NORMS + i * NORM, head.decoder.eps, part)
-        states[:, i * width : (i + 1) * width] = part
+        for row in range(len(part)):
+            copy_row(part[row], states[row, i * width : (i + 1) * width])
     if entrance[INPUT_NORM]:
         norm(states, entrance, INPUT_NORM, head.decoder.eps, states)
     if not entrance[FUSION]:
@@ -54,17 +55,17 @@ def head_pass(head: CompiledHead, caches: Addresses, blocks: int, rows: PassRows
         if head.zero_first and rows.positions[row] == FIRST_POSITION:
             embedded[row] = 0.0
         else:
-            embedded[row] = model.embedding[rows.tokens[row]]
+            copy_row(model.embedding[rows.tokens[row]], embedded[row])
     if entrance[EMBEDDING_NORM]:
         norm(embedded, entrance, EMBEDDING_NORM, model.eps, embedded)
     normed = hidden
     if entrance[HIDDEN_NORM]:
         normed = np.empty_like(hidden)
         norm(hidden, entrance, HIDDEN_NORM, model.eps, normed)
-    if head.hidden_first:
-        both[:, :width], both[:, width:] = normed, embedded
-    else:
-        both[:, :width], both[:, width:] = embedded, normed
+    left, right = (normed, embedded) if head.hidden_first else (embedded, normed)
+    for row in range(size):
+        copy_row(left[row], both[row, :width])
+        copy_row(right[row], both[row, width:])
     first, work = model.layers[0], attention_of(model, rows)
     x: Floats
     if entrance[PROJECTION]:

@@ -26,7 +26,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dynaspec.compiled import njit
+from dynaspec.compiled import copy_row, njit
 
 from . import amx, quantised
 from .simd import HAS_AVX512, LANES
@@ -198,7 +198,7 @@ def _round_share(thread: int, threads: int, x: Floats, out: Floats) -> None:
             here = source + at * 4
             if at + GROUP > depth:
                 last[:] = 0.0
-                last[: depth - at] = x[row, at:]
+                copy_row(x[row, at:], last)
                 here = last.ctypes.data
             if out.shape[1] == width:
                 _round_sixteen(here, target + at * 4)

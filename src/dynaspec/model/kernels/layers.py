@@ -13,7 +13,7 @@ import numpy.typing as npt
 from numba import carray, types
 from numba.extending import intrinsic, overload
 
-from dynaspec.compiled import njit
+from dynaspec.compiled import copy_row, njit
 
 from .elementwise import activate, gated, gated_share
 from .gemm import multiply, panel_words
@@ -136,7 +136,7 @@ def keep(x: Floats, at: int, taps: Floats, slots: Int64) -> None:
     """Writes x [R, width] into ``taps`` [slots, …] from column ``at`` on; rows with slot −1 are skipped."""
     for row in range(x.shape[0]):
         if slots[row] >= 0:
-            taps[slots[row], at : at + x.shape[1]] = x[row]
+            copy_row(x[row], taps[slots[row], at : at + x.shape[1]])
 
 
 def _cache(address: int, shape: tuple[int, int, int, int]) -> Any:
@@ -282,4 +282,5 @@ def run(
         add_norm(x, delta, layer, ATTENTION_NORM, model.eps, h)
         if tapped.size and tapped[index] >= 0:
             keep(x, tapped[index], taps, work.slots)
-        delta[:] = after_norm(model, x, h, layer, caches[index], blocks, work)
+        wanted = after_norm(model, x, h, layer, caches[index], blocks, work)
+        copy_row(wanted.reshape(-1), delta.reshape(-1))

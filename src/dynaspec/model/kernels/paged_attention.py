@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.compiled import compile_for, njit
+from dynaspec.compiled import compile_for, copy_row, njit
 
 from .functions import exp, tanh
 from .simd import (
@@ -92,13 +92,13 @@ def move_kv(k_cache: Kept, v_cache: Kept, source: Int64, target: Int64) -> None:
         for head in range(heads):
             for d in range(head_dim):
                 keys[i, head, d] = k_cache[block, head, d, offset]
-            values[i, head] = v_cache[block, head, offset]
+            copy_row(v_cache[block, head, offset], values[i, head])
     for i in range(source.size):
         block, offset = target[i] // LANES, target[i] % LANES
         for head in range(heads):
             for d in range(head_dim):
                 k_cache[block, head, d, offset] = keys[i, head, d]
-            v_cache[block, head, offset] = values[i, head]
+            copy_row(values[i, head], v_cache[block, head, offset])
 
 
 @njit(cache=True, nogil=True)
@@ -337,8 +337,8 @@ def _values(
 
     Query t has the keys ``keys[lines[t]]``, see ``_number_keys``; numbers below ``context`` are keys.
     """
-    begin = min(lows.max(), context)
-    end = max(begin, min(highs.min(), context))
+    begin = min(max(lows[0], lows[1], lows[2], lows[3]), context)
+    end = max(begin, min(highs[0], highs[1], highs[2], highs[3], context))
     width, stride = v_cache.shape[3], results.shape[1]
     k0, k1, k2, k3 = keys[lines[0]], keys[lines[1]], keys[lines[2]], keys[lines[3]]
     zero = const(0.0), const(0.0), const(0.0), const(0.0)
@@ -463,7 +463,7 @@ def _share(
                     queries[at + i, d] = q[row, head * group + i, d] * np.float32(scale)
         # The last tile is filled up with the last query, whose result is then computed more than once.
         for vector in range(vectors, padded):
-            queries[vector] = queries[vectors - 1]
+            copy_row(queries[vectors - 1], queries[vector])
             lows[vector], highs[vector] = lows[vectors - 1], highs[vectors - 1]
         for vector in range(vectors):
             _clear(wholes, vector * stride, width)
@@ -512,7 +512,7 @@ def _share(
                         own = (row - first_row) * heads + head * group + (tile + t) % group
                         blocks = blocks_of(context + query_start[sequence + 1] - first_row)
                         part = kept[sequence] + own * blocks + block
-                        parts[part] = results[t]
+                        copy_row(results[t], parts[part])
                         if starts[t] == ends[t]:
                             _clear(parts, part * stride, width)
                     elif starts[t] < ends[t]:

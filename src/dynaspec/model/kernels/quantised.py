@@ -30,7 +30,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dynaspec.compiled import njit
+from dynaspec.compiled import copy_row, njit
 
 from .simd import HAS_AVX512, LANES
 from .tiles import (
@@ -335,7 +335,7 @@ def quantise_share(thread: int, threads: int, x: Floats, signed: bool, out: Floa
             here = source + group * GROUP * 4
             if (group + 1) * GROUP > depth:
                 last[:] = 0.0
-                last[: depth - group * GROUP] = x[row, group * GROUP :]
+                copy_row(x[row, group * GROUP :], last)
                 here = last.ctypes.data
             to = target + group * words * 4
             _quantise_thirty_two(here, to, scales + group * 4, scales + (groups + group) * 4, signed)
