@@ -9,14 +9,10 @@ start uses both.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
+import asyncio
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -27,12 +23,13 @@ from rich.table import Table
 import dynaspec
 from dynaspec.bench.offline import make_folder, write_json
 from dynaspec.bench.provenance import provenance
-from dynaspec.bench.serving.sweep import HOST, free_port
+from dynaspec.bench.serving.client import send
+from dynaspec.bench.serving.server import Server, ServerError, Target, connect
+from dynaspec.bench.serving.sweep import HOST, free_port, launched
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 
 LONGEST_S = 600.0
-_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,57 +37,40 @@ class Start:
     """Seconds."""
 
     ready_s: float
-    """From the command to the first answer of ``/health``."""
+    """From the command to the first answer."""
     first_s: float
     """Of the first request."""
     second_s: float
     """Of the same request again."""
 
 
-def start(sources: Path) -> Start:
+async def start(sources: Path) -> Start:
     """One start with nothing compiled.
 
     Args:
         sources: the folder that has the package ``dynaspec``.
 
     Raises:
-        ConfigError: the server ended, or was not ready in time.
+        ServerError: the server ended, was not ready in time, or a request failed.
     """
     port = free_port()
     root = f"http://{HOST}:{port}"
-    command = [sys.executable, "-m", "dynaspec.cli.main", "serve", "--demo", "--host", HOST, "--port", str(port)]
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
-        environment = os.environ | {"NUMBA_CACHE_DIR": folder, "PYTHONPATH": str(sources)}
+    serve = [sys.executable, "-m", "dynaspec.cli.main", "serve", "--demo", "--host", HOST, "--port", str(port)]
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["env", f"NUMBA_CACHE_DIR={folder}", f"PYTHONPATH={sources}", *serve]
         began = time.perf_counter()
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
-        try:
-            while not _ready(root):
-                if process.poll() is not None or time.perf_counter() - began > LONGEST_S:
-                    log.seek(0)
-                    raise ConfigError(f"the server of {sources} did not become ready: {log.read().strip()[-300:]}")
-                time.sleep(_LOOK_S)
+        async with launched(str(sources), command, root, Path(folder) / "log", LONGEST_S):
             ready_s = time.perf_counter() - began
-            return Start(ready_s, _request_s(root), _request_s(root))
-        finally:
-            process.terminate()
-            process.wait()
+            async with connect(Target(root=root)) as server:
+                return Start(ready_s, await _request_s(server), await _request_s(server))
 
 
-def _ready(root: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{root}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def _request_s(root: str) -> float:
+async def _request_s(server: Server) -> float:
     body = {"model": "demo", "prompt": "The sea is", "max_tokens": 8, "temperature": 0.8, "top_p": 0.9, "seed": 1}
-    headers = {"Content-Type": "application/json"}
     began = time.perf_counter()
-    request = urllib.request.Request(f"{root}/v1/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=LONGEST_S) as answer:
-        answer.read()
+    record = await send(server.session, server.target.url, server.target.api, body, {})
+    if record.failure is not None:
+        raise ServerError(f"a request failed: {record.failure.kind}: {record.failure.message}")
     return time.perf_counter() - began
 
 
@@ -118,7 +98,7 @@ def main() -> None:
         found: dict[str, list[Start]] = {name: [] for name in sides}
         for number in range(args.rounds):
             for name, sources in sides.items():
-                found[name].append(start(sources))
+                found[name].append(asyncio.run(start(sources)))
             print(f"round {number + 1} of {args.rounds} is done", file=sys.stderr, flush=True)
         seconds = {name: [asdict(one) for one in starts] for name, starts in found.items()}
         write_json(args.output_dir / "first_start.json", {"provenance": provenance(), "starts": seconds})

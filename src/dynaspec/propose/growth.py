@@ -124,7 +124,7 @@ def _entry(column: Float64, done: int) -> float:
 
 @subroutine
 def largest(lengths: Ints) -> int:
-    """0 if there are none."""
+    """The largest of lengths; 0 if there are none."""
     most = 0
     for length in lengths:
         most = max(most, length)

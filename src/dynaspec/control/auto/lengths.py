@@ -123,8 +123,11 @@ def fill(price: float, slots: Slots, levels: Ints, uniform: bool, target: Target
     for r, i in items:
         if count > 0 and (i < passes or not runs[r]):
             count -= 1
-            for request in range(requests) if uniform else range(r, r + 1):
-                depth[request] = max(depth[request], levels[i])
+            if uniform:
+                for request in range(requests):
+                    depth[request] = max(depth[request], levels[i])
+            else:
+                depth[r] = max(depth[r], levels[i])
     return depth
 
 
