@@ -5,14 +5,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-hosts check audit clean
+.PHONY: demo test test-hosts check kernels audit clean
 
 demo: .venv/ready
 	$(BIN)/dynaspec demo
 
 # A process a core, as most tests use one thread; four at most, for each takes 1.5 GB. Who is done takes tests from the
 # others.
-test: check
+test: .venv/ready
+	@$(MAKE) --no-print-directory --jobs=2 check kernels
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
 
 # vLLM and speculators have environments of their own, for their requirements are not ours. Not part of `make test`: they
@@ -26,6 +27,10 @@ check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Compiles most of what tests need, where that has not been done, or each test process would.
+kernels: .venv/ready
+	$(BIN)/dynaspec chat --prompt hello --max-tokens 1 > /dev/null
 
 audit: .venv/ready
 	@$(BIN)/python deploy/audit.py constraints.txt

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -554,11 +554,16 @@ def _attention(layout: Layout, w: Tensors, prefix: str, h: torch.Tensor) -> torc
 
 
 def _rotate(x: torch.Tensor) -> torch.Tensor:
-    rows, _, width = x.shape
-    angles = torch.arange(rows)[:, None] * 10000.0 ** (-2 * torch.arange(width // 2) / width)
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    cos, sin = _angles(x.shape[0], x.shape[2])
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+@cache
+def _angles(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[rows, 1, width / 2] cosines and sines of the positions 0, 1, …"""
+    angles = torch.arange(rows)[:, None] * 10000.0 ** (-2 * torch.arange(width // 2) / width)
+    return angles.cos()[:, None], angles.sin()[:, None]
 
 
 def _rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
