@@ -1,7 +1,7 @@
 """The process that an engine runs in: how PyTorch's threads wait, and when garbage is collected.
 
-Importing ``dynaspec`` does none of this. Loading the engine's modules does the first; those who own the process do the
-rest: the command line, servers and measurements.
+Importing ``dynaspec`` does none of this. Loading what builds engines does the first (``engine.threads``); those who own
+the process do the rest: the command line, servers and measurements.
 """
 
 from __future__ import annotations

@@ -47,7 +47,16 @@ import json, os, sys
 import {first}
 before = dict(os.environ)
 import {module}
-print(json.dumps([before == dict(os.environ), "torch" in sys.modules]))
+print(json.dumps([before == dict(os.environ), [name for name in ("torch", "numba") if name in sys.modules]]))
+"""
+WAITING = """
+import os, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"))
+sys.meta_path.insert(0, Watch())
+import {module}
 """
 
 
@@ -56,25 +65,40 @@ def files() -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def import_alone(module: str, first: str = "sys") -> list[bool]:
-    """Whether a new process's environment is the same afterwards; whether PyTorch is loaded."""
+def new_process(script: str) -> str:
+    """What it prints, in an environment that does not say how threads wait."""
     clean = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    command = [sys.executable, "-B", "-c", IMPORT.format(module=module, first=first)]
-    done = subprocess.run(command, capture_output=True, text=True, env=clean, check=True)
-    found: list[bool] = json.loads(done.stdout)
+    command = [sys.executable, "-B", "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, env=clean, check=True).stdout
+
+
+def import_alone(module: str, first: str = "sys") -> list[object]:
+    """Whether a new process's environment is the same afterwards; which of PyTorch and numba are loaded."""
+    found: list[object] = json.loads(new_process(IMPORT.format(module=module, first=first)))
     return found
 
 
 def test_importing_the_package_changes_neither_the_environment_nor_files() -> None:
     before = files()
-    assert import_alone("dynaspec") == [True, False]
+    assert import_alone("dynaspec") == [True, []]
     assert files() == before
 
 
+def test_the_command_line_starts_without_pytorch_and_numba() -> None:
+    """They take three seconds; help, versions and what is said of wrong input need neither."""
+    assert import_alone("dynaspec.cli.main") == [True, []]
+
+
 def test_importing_a_part_leaves_the_environment_as_it_was() -> None:
-    assert import_alone("dynaspec.api") == [True, True]
+    both = ["torch", "numba"]
+    assert import_alone("dynaspec.api") == [True, both]
     # What Transformers says of the environment itself is not ours.
-    assert import_alone("dynaspec.hosts.transformers", first="transformers.generation.utils") == [True, True]
+    assert import_alone("dynaspec.hosts.transformers", first="transformers.generation.utils") == [True, both]
+
+
+@pytest.mark.parametrize("module", ["dynaspec.api", "dynaspec.engine.build", "dynaspec.bench.decoders"])
+def test_what_builds_engines_loads_pytorch_with_threads_that_sleep(module: str) -> None:
+    assert new_process(WAITING.format(module=module)).split() == ["passive"]
 
 
 def test_the_environment_decides_how_threads_wait(monkeypatch: pytest.MonkeyPatch) -> None:

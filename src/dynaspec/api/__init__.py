@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dynaspec.engine  # noqa: F401  # first: it says how PyTorch's threads wait
+import dynaspec.engine.threads  # noqa: F401  # first: it says how PyTorch's threads wait
 
 # isort: split
 from .async_llm import AsyncLLM

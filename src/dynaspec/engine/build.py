@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dynaspec.engine.threads  # noqa: F401  # first: it says how PyTorch's threads wait
+
+# isort: split
 import os
 import time
 from collections.abc import Callable, Sequence

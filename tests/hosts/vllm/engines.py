@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynaspec.control import SpeculativeConfig, build_controller
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.registry import build_controller
 from dynaspec.hosts.vllm.scheduler_adapter import SchedulerAdapter, build_adapter
 from dynaspec.observe.decision_log import ObserveCall, PlanCall, read_calls, read_header
 from dynaspec.simulate.recorded import ReplayResult, replay

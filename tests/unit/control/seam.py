@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.step import DraftView, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView
-from dynaspec.control import SpeculativeConfig, build_controller
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.registry import build_controller
 
 FIFTY_CASES = settings(max_examples=50)
 """For property tests on a machine that does other work."""

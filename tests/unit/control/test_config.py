@@ -7,8 +7,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.control import SpeculativeConfig
-from dynaspec.control.config import Expected
+from dynaspec.control.config import Expected, SpeculativeConfig
 from dynaspec.control.keys import ALIASES, REFUSED
 from dynaspec.control.resolve import DEFAULT_POLICY, UNAVAILABLE_METHODS
 from unit.control.seam import H100_PROFILE

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.control import SpeculativeConfig
+from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.environment import (
     ADAPTIVE_DRAFT_LENGTH,
     CONFIDENCE_THRESHOLD,

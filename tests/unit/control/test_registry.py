@@ -11,10 +11,11 @@ from dynaspec.contract.controller import Explains
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import DraftView, Limits, ProposerTraits
-from dynaspec.control import POLICIES, build_controller, registry
+from dynaspec.control import registry
 from dynaspec.control.auto import CachedPlan
 from dynaspec.control.config import MAX_DRAFT_TOKENS, Policy, SpeculativeConfig
 from dynaspec.control.profile import Profile
+from dynaspec.control.registry import POLICIES, build_controller
 from dynaspec.control.resolve import POLICIES as POLICY_NAMES
 from unit.control.seam import H100_PROFILE, accepted, controller, limits, outcome, view
 

@@ -12,7 +12,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS, WITH_TREES
 from dynaspec.contract.step import TreeRule
 from dynaspec.contract.tree import MAX_NODES, TokenTree
-from dynaspec.control import SpeculativeConfig
+from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.keys import synthetic_rates
 from unit.control.seam import FIFTY_CASES, controller, limits, view
 

@@ -9,7 +9,8 @@ import numpy as np
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
-from dynaspec.control import SpeculativeConfig, build_controller
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.registry import build_controller
 from dynaspec.simulate.costs import CurveCosts
 from dynaspec.simulate.synthetic import Lengths, Synthetic
 from dynaspec.simulate.traces import Trace

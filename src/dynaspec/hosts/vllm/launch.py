@@ -22,7 +22,6 @@ from dynaspec.control.environment import fill_in
 from dynaspec.control.keys import ALIASES, canonical
 from dynaspec.control.keys import SUFFIX_KEYS as SUFFIX_KEYS
 from dynaspec.control.keys import SUFFIX_ONLY_HERE as SUFFIX_ONLY_HERE
-from dynaspec.control.registry import build_controller
 from dynaspec.control.resolve import DEFAULT_CAP, DEFAULT_HYBRID_LOOKUP, SCHEDULE_KEY, infer_method, infer_policy
 
 from .settings import (
@@ -428,6 +427,8 @@ def _check_settings(
     Raises:
         ConfigError: see ``Settings.read`` and ``build_controller``.
     """
+    from dynaspec.control.registry import build_controller  # loads numba, which the command line does without
+
     longest = _longest(speculation)
     if longest is not None:
         host = VllmSpeculation(_method(speculation), longest, model="drafter", table=tuple(table or ()), ranks=ranks)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import ProposerTraits, StepOutcome, StopRule
-from dynaspec.control import SpeculativeConfig, build_controller
+from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.policies.confidence import (
     MIN_OBSERVATIONS,
     MIN_OF_EACH,
@@ -20,6 +20,7 @@ from dynaspec.control.policies.confidence import (
     FittedThreshold,
     best_threshold,
 )
+from dynaspec.control.registry import build_controller
 from unit.control.seam import FIFTY_CASES, Fate, controller, limits, outcome, view
 
 

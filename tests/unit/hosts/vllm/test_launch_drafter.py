@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.control import SpeculativeConfig, build_controller
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.registry import build_controller
 from dynaspec.hosts.vllm import launch
 from dynaspec.hosts.vllm.launch import SCHEDULER, engine_arguments
 from dynaspec.hosts.vllm.settings import DRAFTER, DrafterSettings, Settings, VllmSpeculation

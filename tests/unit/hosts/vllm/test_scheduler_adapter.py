@@ -13,7 +13,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from dynaspec.contract.step import StepView
-from dynaspec.control import SpeculativeConfig, build_controller
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.registry import build_controller
 from dynaspec.hosts.vllm.gauges import Gauges
 from dynaspec.hosts.vllm.report import Report, ReportFile
 from dynaspec.hosts.vllm.scheduler_adapter import SchedulerAdapter, build_adapter

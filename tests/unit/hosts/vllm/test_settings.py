@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.control import SpeculativeConfig, build_controller
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.registry import build_controller
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation, drafter_of, k_menu, menu_of, table_of
 from dynaspec.hosts.vllm.step_tracker import limits_for
 

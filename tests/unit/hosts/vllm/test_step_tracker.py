@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from dynaspec.contract.step import DraftView, Ended, SpecPlan, StepOutcome, StepView, Work
-from dynaspec.control import SpeculativeConfig, build_controller
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.registry import build_controller
 from dynaspec.hosts.vllm.settings import drafter_of
 from dynaspec.hosts.vllm.step_tracker import Draft, Row, StepTracker, Verified, how_ended, limits_for
 from support.vllm_machine import Machine, Prices, Request

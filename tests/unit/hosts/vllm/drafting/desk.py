@@ -13,7 +13,8 @@ import torch
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.proposer import Proposer
 from dynaspec.contract.step import DraftView, SpecPlan, StepOutcome, StepView
-from dynaspec.control import SpeculativeConfig, build_controller
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.registry import build_controller
 from dynaspec.hosts.vllm.drafting.build import limits_of
 from dynaspec.hosts.vllm.drafting.drafting import Drafting
 from dynaspec.hosts.vllm.drafting.texts import Texts

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from dynaspec.contract.step import SpecPlan
-from dynaspec.control import SpeculativeConfig, build_controller
+from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.registry import build_controller
 from dynaspec.hosts.vllm.drafting.build import build_drafting
 from dynaspec.hosts.vllm.drafting.outcome import compared, load_compiled
 from dynaspec.hosts.vllm.drafting.texts import recognise, take_over
