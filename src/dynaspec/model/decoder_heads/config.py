@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from dynaspec.contract.errors import CheckpointError
@@ -15,6 +16,13 @@ from dynaspec.model.families.llama import shape
 
 FIRST_POSITION = 1
 """Of a text's first row: its first token has none, see ``head``."""
+_DEFAULTS = {"num_hidden_layers": 1, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
+"""Of keys that may be missing. All but the first are those of Llama's config in Transformers, which takes two seconds
+to import."""
+_COUNTS = (
+    *("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"),
+    *("num_hidden_layers", "max_position_embeddings"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +57,15 @@ def llama_decoder(path: Path, keys: Mapping[str, Any], *, qkv_bias: bool) -> Dec
     Raises:
         CheckpointError: something is missing, contradictory, or not supported.
     """
-    from transformers import LlamaConfig
-
-    inner = {"head_dim": None, **keys, "tie_word_embeddings": False}
-    known = {key: value for key, value in inner.items() if key not in ("architectures", "model_type")}
-    for key in ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"):
-        if not isinstance(known.get(key), int):
-            raise CheckpointError(f"{path}: {key} is {known.get(key)!r}; expected a number")
-    known.setdefault("num_hidden_layers", 1)
-    known.setdefault("max_position_embeddings", 2048)
+    values: dict[str, Any] = _DEFAULTS | {key: value for key, value in keys.items() if value is not None}
+    values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
+    for key in _COUNTS:
+        if not isinstance(values.get(key), int) or values[key] < 1:
+            raise CheckpointError(f"{path}: {key} is {values.get(key)!r}; expected a number above 0")
+    llama = SimpleNamespace(**values | {"model_type": "llama", "tie_word_embeddings": False})
     try:
-        return DecoderConfig(**shape(LlamaConfig(**known), None), qkv_bias=qkv_bias)
-    except (UnsupportedVariantError, TypeError, ValueError) as error:
+        return DecoderConfig(**shape(llama, None), qkv_bias=qkv_bias)
+    except (UnsupportedVariantError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: the head's decoder cannot be built: {error}") from error
 
 
