@@ -85,6 +85,36 @@ def test_bfloat16_weights_take_half_the_memory_and_float32_weights_lose_nothing(
     assert gemm.pack(weight.numpy())[0].nbytes == weight.nbytes
 
 
+@pytest.mark.parametrize("arithmetic", [gemm.FLOAT32, gemm.DOT])
+@pytest.mark.parametrize("shape", [(32, 32), (100, 40), (65, 33), (1, 7)])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_matrices_are_packed_as_documented_however_many_panels_at_a_time(
+    rounded: bool, shape: tuple[int, int], arithmetic: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(shape)
+    if rounded or arithmetic == gemm.DOT:
+        weight = weight.bfloat16().float()
+    monkeypatch.setattr(gemm, "_AT_ONCE", 1)
+    by_panel = gemm.pack(weight.numpy(), arithmetic)
+    monkeypatch.undo()
+    packed, form = gemm.pack(weight.numpy(), arithmetic)
+    assert form == by_panel[1] == (gemm.PAIRS if arithmetic == gemm.DOT else gemm.BFLOAT if rounded else gemm.FLOAT)
+    np.testing.assert_array_equal(packed, by_panel[0])
+    out, width = shape
+    words = packed.reshape(len(packed), -1, PANEL if form != gemm.BFLOAT else PANEL // 2)
+    bits = np.zeros((len(packed) * PANEL, -(-width // gemm.GROUP) * gemm.GROUP), np.uint32)
+    bits[:out, :width] = weight.numpy().view(np.uint32)
+    for i in range(len(bits)):
+        panel, lane = divmod(i, PANEL)
+        if form == gemm.FLOAT:
+            np.testing.assert_array_equal(words[panel, :, lane], bits[i, :width])
+        elif form == gemm.BFLOAT:
+            half = words[panel, :, lane % (PANEL // 2)]
+            np.testing.assert_array_equal((half << 16 if lane < PANEL // 2 else half) >> 16, bits[i, :width] >> 16)
+        else:
+            np.testing.assert_array_equal(words[panel, :, lane], bits[i, ::2] | bits[i, 1::2] >> 16)
+
+
 def test_rows_that_lie_apart_are_multiplied_right() -> None:
     weight, x = torch.randn(32, 16), torch.randn(5, 40)
     torch.testing.assert_close(PackedLinear(weight, None, 1)(x[:, 3:19]), x[:, 3:19] @ weight.T)

@@ -279,6 +279,10 @@ def multiply(x: Floats, weights: Words, form: int, arithmetic: int, bias: Floats
         together(_share, threads, (inputs, depth, weights, form, arithmetic, bias, out))
 
 
+_AT_ONCE = 1 << 18
+"""Words that are packed at a time: memory for copies of a whole matrix takes longer to get than to fill."""
+
+
 def pack(weight: Floats, arithmetic: int = FLOAT32) -> tuple[Words, int]:
     """Panels of a weight [out, in], which is not rounded: for all arithmetic but ``FLOAT32`` it is to be bfloat16.
 
@@ -288,14 +292,28 @@ def pack(weight: Floats, arithmetic: int = FLOAT32) -> tuple[Words, int]:
         ``PAIRS``: [panels, in / 2, 32], where the high half of a word is the first of two inputs, the low half the
         second, with zeros up to a multiple of 32 inputs.
     """
-    padded = -(-weight.shape[0] // PANEL) * PANEL
-    words = np.zeros((padded, weight.shape[1]), np.uint32)
-    words[: weight.shape[0]] = np.ascontiguousarray(weight).view(np.uint32)
-    panels, form = words.reshape(-1, PANEL, weight.shape[1]), FLOAT
+    words = np.ascontiguousarray(weight).view(np.uint32)
+    panels, width = -(-len(words) // PANEL), words.shape[1]
+    step = max(1, _AT_ONCE // (PANEL * width))
+    parts = {first: words[first * PANEL : (first + step) * PANEL] for first in range(0, panels, step)}
     if arithmetic in (DOT, TILES):
-        whole = np.zeros((len(panels), PANEL, -(-weight.shape[1] // GROUP) * GROUP), np.uint32)
-        whole[:, :, : weight.shape[1]] = panels
-        panels, form = whole[:, :, ::2] | whole[:, :, 1::2] >> 16, PAIRS
-    elif not (words & 0xFFFF).any():
-        panels, form = panels[:, :LANES] >> 16 | panels[:, LANES:], BFLOAT
-    return np.ascontiguousarray(panels.transpose(0, 2, 1)).reshape(len(panels), -1), form
+        form, depth, lanes = PAIRS, -(-width // GROUP) * GROUP // 2, PANEL
+    elif any((part & 0xFFFF).any() for part in parts.values()):
+        form, depth, lanes = FLOAT, width, PANEL
+    else:
+        form, depth, lanes = BFLOAT, width, LANES
+    packed = np.empty((panels, depth, lanes), np.uint32)
+    for first, part in parts.items():
+        target = packed[first : first + step].transpose(0, 2, 1)
+        missing = -len(part) % PANEL  # in the last panel
+        whole = np.concatenate([part, np.zeros((missing, width), np.uint32)]) if missing else part
+        outputs = whole.reshape(-1, PANEL, width)
+        if form == FLOAT:
+            target[:] = outputs
+        elif form == BFLOAT:
+            target[:] = outputs[:, :LANES] >> 16 | outputs[:, LANES:]
+        else:
+            target[:, :, width // 2 :] = 0
+            target[:, :, : -(-width // 2)] = outputs[:, :, ::2]
+            target[:, :, : width // 2] |= outputs[:, :, 1::2] >> 16
+    return packed.reshape(panels, -1), form
