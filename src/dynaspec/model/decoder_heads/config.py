@@ -59,9 +59,11 @@ def llama_decoder(path: Path, keys: Mapping[str, Any], *, qkv_bias: bool) -> Dec
     """
     values: dict[str, Any] = _DEFAULTS | {key: value for key, value in keys.items() if value is not None}
     values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
-    for key in _COUNTS:
+    for key in (*_COUNTS, *({"head_dim"} & values.keys())):
         if not isinstance(values.get(key), int) or values[key] < 1:
-            raise CheckpointError(f"{path}: {key} is {values.get(key)!r}; expected a number above 0")
+            raise CheckpointError(f"{path}: {key} is {values.get(key)!r}; expected a whole number above 0")
+    if not isinstance(values["rms_norm_eps"], float | int):
+        raise CheckpointError(f"{path}: rms_norm_eps is {values['rms_norm_eps']!r}; expected a number")
     llama = SimpleNamespace(**values | {"model_type": "llama", "tie_word_embeddings": False})
     try:
         return DecoderConfig(**shape(llama, None), qkv_bias=qkv_bias)

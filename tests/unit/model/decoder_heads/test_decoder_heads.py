@@ -199,7 +199,11 @@ def test_a_head_that_cannot_be_right_is_refused_in_a_sentence(model: Model, tmp_
         (broken(tmp_path / "f", SPECULATORS, surplus__weight=torch.ones(7)), "no place for, such as surplus.weight"),
         (broken(tmp_path / "g", SPECULATORS, d2t=torch.full((20,), 49)), "d2t leads to ids from 49 to 68"),
         (broken(tmp_path / "h", SPECULATORS, d2t=None), r"lacks the tensor d2t, of shape \[20\]"),
-        (broken(tmp_path / "i", other, {"hidden_size": None}), "hidden_size is None; expected a number"),
+        (broken(tmp_path / "i", other, {"hidden_size": None}), "hidden_size is None; expected a whole number"),
+        (broken(tmp_path / "k", other, {"head_dim": 12.5}), "head_dim is 12.5; expected a whole number"),
+        (broken(tmp_path / "l", other, {"num_key_value_heads": 0}), "num_key_value_heads is 0; expected a whole num"),
+        (broken(tmp_path / "m", other, {"rms_norm_eps": "tiny"}), "rms_norm_eps is 'tiny'; expected a number"),
+        (broken(tmp_path / "n", other, {"rope_scaling": {"type": "linear"}}), "the head's decoder cannot be built"),
         (broken(tmp_path / "j", other, {"eagle_config": {"use_mtp_layernorm": True}}), "use_mtp_layernorm is True"),
     ]
     for path, sentence in cases:

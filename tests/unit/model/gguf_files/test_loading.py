@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,25 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     ours = load_model(str(files.write(tmp_path / "model.gguf", theirs)))
     assert isinstance(ours, Decoder)
     check(ours, theirs)
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from dynaspec.model.decoder_heads.config import llama_decoder
+from dynaspec.model.loader import load_model
+load_model(sys.argv[1])
+sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 100}
+llama_decoder(Path("config.json"), sizes, qkv_bias=False)
+print("transformers" in sys.modules)
+"""
+
+
+def test_a_file_and_a_head_are_read_without_transformers(tmp_path: Path) -> None:
+    """What its configs import takes longer than reading most files."""
+    path = files.write(tmp_path / "model.gguf", files.random_model("LlamaConfig"))
+    command = [sys.executable, "-c", ALONE, str(path)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("case", CASES)
