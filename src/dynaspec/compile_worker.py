@@ -11,11 +11,14 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 from dynaspec.cores import usable_cores
 
 _MODULES = "dynaspec.propose.warm_up", "dynaspec.control.registry", "dynaspec.engine.warm_up"
 """Whose ``load_kernels`` it calls; what they need does not depend on the model. Imported by the worker alone."""
+_LONGEST_S = 120.0
+"""That the worker is waited for. It takes a minute from its start, so something is wrong with it then."""
 
 
 class CompileWorker:
@@ -32,6 +35,12 @@ class CompileWorker:
     def forbid(self) -> None:
         """It is built: what is compiled from now on is not much, and requests need the cores."""
         self._allowed = False
+
+    def wait(self) -> None:
+        """Until it has ended: what it compiles now is needed next, and nothing can be timed beside it."""
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_LONGEST_S)
 
     def start(self) -> None:
         """To be called when a function has to be compiled: once, if that is allowed and there is a core for it."""

@@ -75,6 +75,30 @@ def test_one_process_helps_with_compiling_where_an_engine_is_built(commands: lis
     assert [command[-1] for command in commands] == ["dynaspec.compile_worker"]
 
 
+def test_the_process_that_helps_is_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynaspec.compile_worker.usable_cores", lambda: 2)
+    start, started = subprocess.Popen, []
+
+    def slow(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        started.append(start([sys.executable, "-c", "input()"], **options))
+        return started[-1]
+
+    monkeypatch.setattr("dynaspec.compile_worker.subprocess.Popen", slow)
+    worker = CompileWorker()
+    worker.wait()  # there is none
+    worker.allow()
+    worker.start()
+    [process] = started
+    monkeypatch.setattr("dynaspec.compile_worker._LONGEST_S", 0.1)
+    worker.wait()
+    assert process.poll() is None
+    monkeypatch.undo()
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    worker.wait()
+    assert process.poll() == 0
+
+
 def test_no_process_helps_once_the_engine_is_built(commands: list[list[str]]) -> None:
     worker = CompileWorker()
     worker.allow()

@@ -106,6 +106,7 @@ def build_engine(
     limits = _limits(speculation, proposers, config)
     costs, passes = PassCosts(), Runner(target, arenas[0])
     passes.run(1)  # what it needs is compiled now, not when the first request waits for it
+    compile_worker.wait()
     if speculation is not None and speculation.policy == "auto":
         runners = [None if drafter is None or not (p.needs.kv or p.needs.taps) else drafter.runner for p in proposers]
         costs = measure_costs(passes, runners, time.perf_counter, config.max_num_batched_tokens)

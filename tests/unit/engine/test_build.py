@@ -46,6 +46,14 @@ def test_a_step_knows_its_proposers_in_order(tiny: Pair, tmp_path: Path, specula
     assert SpeculativeConfig.parse(read_header(path).speculative_config) == configured
 
 
+def test_costs_are_measured_once_nothing_is_compiled_beside(tiny: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr("dynaspec.engine.build.compile_worker.wait", lambda: done.append("waited"))
+    monkeypatch.setattr("dynaspec.engine.build.measure_costs", lambda *_: done.append("measured") or PassCosts())
+    with open_llm(tiny.target, speculative_config={"model": tiny.drafter, "policy": "auto"}):
+        assert done == ["waited", "measured"]
+
+
 def test_costs_are_measured_for_auto_alone(tiny: Pair, tmp_path: Path) -> None:
     found = {}
     for policy in ("auto", "constant"):
