@@ -18,7 +18,7 @@ from dynaspec.cores import usable_cores
 _MODULES = "dynaspec.propose.warm_up", "dynaspec.control.registry", "dynaspec.engine.warm_up"
 """Whose ``load_kernels`` it calls; what they need does not depend on the model. Imported by the worker alone."""
 _LONGEST_S = 120.0
-"""That the worker is waited for. It takes a minute from its start, so something is wrong with it then."""
+"""Most that an engine waits for the worker, which usually takes a minute from its start."""
 
 
 class CompileWorker:
@@ -37,7 +37,7 @@ class CompileWorker:
         self._allowed = False
 
     def wait(self) -> None:
-        """Until it has ended: what it compiles now is needed next, and nothing can be timed beside it."""
+        """Waits until it has ended: what it compiles is needed next, and passes timed beside it would look too slow."""
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=_LONGEST_S)

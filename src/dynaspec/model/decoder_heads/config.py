@@ -17,12 +17,13 @@ from dynaspec.model.families.llama import shape
 FIRST_POSITION = 1
 """Of a text's first row: its first token has none, see ``head``."""
 _DEFAULTS = {"num_hidden_layers": 1, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
-"""Of keys that may be missing. All but the first are those of Llama's config in Transformers, which takes two seconds
-to import."""
+"""Values of keys that may be missing: all but the first as in Transformers' ``LlamaConfig``, whose import takes two
+seconds."""
 _COUNTS = (
     *("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"),
     *("num_hidden_layers", "max_position_embeddings"),
 )
+"""Keys whose values are whole numbers above 0."""
 
 
 @dataclass(frozen=True, slots=True)

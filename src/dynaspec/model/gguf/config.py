@@ -36,8 +36,8 @@ _LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 
 
 def config_of(file: GgufFile) -> SimpleNamespace:
-    """All of Transformers' config that families read. Its own class takes two seconds to import; ``transformers`` has
-    it.
+    """Everything that model families read from a Transformers config, without importing Transformers, which takes
+    seconds; ``gguf.transformers`` builds Transformers' own config from it.
 
     Raises:
         CheckpointError: an unknown architecture, or keys that are missing or make no sense.
