@@ -141,6 +141,8 @@ class Loop:
     whole: bool = False
     """The host knows a step's seconds only as a whole, as vLLM does."""
     first_id: int = 0
+    slowness: Callable[[int], float] = lambda step: 1.0
+    """Step → how many times as long as usual all takes."""
 
     def run(self, controller: Controller, steps: int) -> Trace:
         rng, trace, before = np.random.default_rng(self.seed), Trace(), 0
@@ -224,12 +226,13 @@ class Loop:
         read_in = read if passes else 0
         if traits is not None and traits.idle_pass:  # over the rows of the target's pass
             passes, read_in = [rows, *passes[1:]], 0
-        machine = self.machine
-        verify_s = (machine.pass_s(rows) + self.row_s * rows) * max(0.7, rng.normal(1, self.noise))
+        machine, slowness = self.machine, self.slowness(view.step)
+        verify_s = (machine.pass_s(rows) + self.row_s * rows) * max(0.7, rng.normal(1, self.noise)) * slowness
         draft_s = machine.read_in_row * read_in
         if passes:
             draft_s += machine.start + machine.draft_pass * len(passes) + machine.draft_row * sum(passes)
             passes[0] += read_in
+        draft_s *= slowness
         counts = {"requested": plan.depth, "early_exit": tuple((lens < plan.depth).tolist())}
         return StepOutcome(
             plan_step=view.step,
@@ -244,7 +247,7 @@ class Loop:
             work=Work(rows_per_pass=tuple(passes), verify_rows=rows, kv_tokens=rows * view.context_len[0]),
             draft_s=0.0 if self.whole else draft_s,
             verify_s=0.0 if self.whole else verify_s,
-            step_s=draft_s + verify_s + machine.host,
+            step_s=draft_s + verify_s + machine.host * slowness,
             **counts,  # type: ignore[arg-type]
         )
 

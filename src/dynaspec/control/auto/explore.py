@@ -75,7 +75,6 @@ class Explorer:
         self.meet(1)
         self.budget = [0.0] + [self._first_budget] * (arms - 1)
         """[arms] steps that probes of each may cost at present."""
-        self._trusted = [not model for model in self._runs_model]
         self._missed = [0.0] * arms
         self._leader = self._mode = PLAIN
         self._since_change, self._change_lost = settings.settling, 0.0
@@ -167,7 +166,6 @@ class Explorer:
         if self._since_change > on.settling and arm == choice.arm:
             self._record += (on.prior_steps - self._record) / on.memory  # what is not measured is as predicted again
             self._record[arm] += tokens / requests, took * expected.tokens / requests
-            self._trusted[arm] = True
         elif arm == choice.arm:
             self._change_lost += extra
             if self._since_change == on.settling:
@@ -192,7 +190,7 @@ class Explorer:
         leader = self._leader if self._leader in goodput else PLAIN
         for arm in goodput:
             self._missed[arm] = max(0.0, self._missed[arm] + steps * (goodput[arm] / goodput[leader] - 1.0))
-        better = [arm for arm in goodput if self._trusted[arm] and goodput[arm] > goodput[leader]]
+        better = [arm for arm in goodput if goodput[arm] > goodput[leader]]
         costs = {arm: self._change(arm, self._mode) + plans[arm].once_s / plans[leader].seconds for arm in better}
         ready = [arm for arm in better if self._missed[arm] >= costs[arm]]
         if not ready:

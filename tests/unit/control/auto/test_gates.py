@@ -20,12 +20,11 @@ MISSED = {
     ("tiles of 16", "draft model"): "0.982 of plain decoding",
     ("tiles of 16", "one pass"): "0.982 of plain decoding",
     ("tiles of 16", "whole steps"): "0.982 of plain decoding",
-    ("tiles of 24", "one pass"): "0.984 of plain decoding",
+    ("tiles of 24", "draft model"): "0.984 of plain decoding",
+    ("tiles of 24", "one pass"): "0.983 of plain decoding",
     ("tiles of 24", "whole steps"): "0.981 of plain decoding",
-    ("tiles of 14", "draft model"): "0.984 of plain decoding",
-    ("tiles of 14", "whole steps"): "0.983 of plain decoding",
-    ("small pair on two cores", "one pass"): "0.957 of the best fixed length at one request",
-    ("small pair on two cores", "whole steps"): "0.959 of the best fixed length at one request",
+    ("tiles of 14", "draft model"): "0.981 of plain decoding",
+    ("tiles of 14", "whole steps"): "0.981 of plain decoding",
 }
 """Machines and kinds of host on which a load misses a bound, and what was seen. An entry goes once it holds."""
 
@@ -86,6 +85,12 @@ def test_a_gain_of_a_twentieth_at_eight_requests_is_found_from_a_cold_start() ->
     """Within 400 steps, in most seeds; see docs/auto.md."""
     lengths = [scenarios.cold_start(auto, seed) for seed in range(1, 9)]
     assert sum(length > 0.3 for length in lengths) >= 7
+
+
+@pytest.mark.parametrize("quality", [1.0, 0.8])
+def test_slow_first_steps_do_not_put_off_drafts_that_pay(quality: float) -> None:
+    found = scenarios.slow_first_steps(auto, quality, SEEDS)
+    assert np.mean(found) >= 0.92, found
 
 
 @pytest.mark.parametrize("seed", [1, 2])
