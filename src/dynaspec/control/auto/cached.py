@@ -53,7 +53,8 @@ class CachedPlan(Wrapper[AutoController]):
         """Longer matches than those that a plan made nothing of are worth a plan of their own."""
         match = [match for match, _ in view.offers[index] or ()]
         used = [m for m, p, depth in zip(match, plan.proposer, plan.depth, strict=False) if depth and p == index]
-        self._passed_over[index] = min(used) - 1 if used else max(self._passed_over[index], *match, 0)
+        passed_over = self._passed_over[index]
+        self._passed_over[index] = min(passed_over, min(used) - 1) if used else max(passed_over, *match, 0)
 
     def _still_holds(self, view: StepView, latest: Planned) -> bool:
         for index in self._lookups:

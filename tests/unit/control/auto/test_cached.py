@@ -105,6 +105,23 @@ def test_a_lookup_that_found_more_than_was_passed_over_makes_a_new_plan() -> Non
     assert inner.plans == plans + 1
 
 
+def test_a_long_match_that_was_used_does_not_hide_shorter_ones() -> None:
+    lookup = ProposerTraits("ngram", "none", has_confidence=False)
+    limits = replace(LIMITS, proposers=(*LIMITS.proposers, lookup))
+    controller, inner = cached(limits=limits)
+    view = replace(Loop(1, limits=limits).view(0, [0]), lag=((0,), (0,)))
+    assert controller.plan(replace(view, offers=(None, ((16, 16),)))).proposer == (1,)
+    for step in range(1, 300):
+        plans = inner.plans
+        controller.plan(replace(view, step=step, offers=(None, ((0, 0),))))
+        if inner.plans == plans and inner.holds > 1:
+            break
+    assert inner.plans == plans, "no plan was ever repeated"
+    plan = controller.plan(replace(view, step=step + 1, offers=(None, ((8, 16),))))
+    assert inner.plans == plans + 1
+    assert plan.proposer == (1,)
+
+
 def test_a_repeated_plan_expects_what_its_own_step_computes() -> None:
     """A plan that was made beside a prompt is not slow without it: plain decoding would look fast ever after."""
     controller, inner, view = drafting()
