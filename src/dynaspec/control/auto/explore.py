@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from ..estimate.settings import AutoSettings
 
+_LONG = 1 << 20
+"""Steps: more than any plan holds."""
 PLAIN = 0
 """The arm of plain decoding; that of proposer p is 1 + p."""
 
@@ -77,6 +79,10 @@ class Explorer:
         """[arms] steps that probes of each may cost at present."""
         self._missed = [0.0] * arms
         self._leader = self._mode = PLAIN
+        self._before = PLAIN
+        """What led before a lookup took over; it goes on where that finds nothing any more."""
+        self._stays = 0
+        """Coming steps in which no other arm takes over."""
         self._since_change, self._change_lost = settings.settling, 0.0
         self.change_steps = settings.change_steps
         """Steps that changing the mode costs."""
@@ -84,7 +90,7 @@ class Explorer:
         self.last_probe: Probe | None = None
         self._pause = 0
         self.quiet = 0
-        """Coming steps in which no probe begins or ends."""
+        """Coming steps in which no probe begins or ends, and no other arm takes over."""
 
     def meet(self, requests: int) -> None:
         """So many requests decode in the steps to come. By powers of two of that, measured tokens a request and those
@@ -139,7 +145,7 @@ class Explorer:
             self.quiet = self._probe.left - 1
             return Choice(self._probe.arm, True, self._probe.best)
         waits = [math.ceil((cost - self.budget[arm]) / self._share) for arm, cost in costs.items()]
-        self.quiet = max(self._pause, min(waits, default=1 << 20)) - 1
+        self.quiet = min(max(self._pause, min(waits, default=_LONG)) - 1, self._stays)
         return Choice(leader, False, best)
 
     def ran(self, arm: int) -> bool:
@@ -187,16 +193,28 @@ class Explorer:
 
     def _lead(self, goodput: Mapping[int, float], plans: Mapping[int, Prediction], steps: int) -> int:
         """The best arm, as soon as it would have gained as much as changing to it costs."""
-        leader = self._leader if self._leader in goodput else PLAIN
+        leader = self._leader if self._leader in goodput else self._before
         for arm in goodput:
             self._missed[arm] = max(0.0, self._missed[arm] + steps * (goodput[arm] / goodput[leader] - 1.0))
-        better = [arm for arm in goodput if goodput[arm] > goodput[leader]]
-        costs = {arm: self._change(arm, self._mode) + plans[arm].once_s / plans[leader].seconds for arm in better}
-        ready = [arm for arm in better if self._missed[arm] >= costs[arm]]
-        if not ready:
-            return leader
-        self._missed = [0.0] * len(self._missed)
-        return max(ready, key=goodput.__getitem__)
+        waits = self._waits(leader, goodput, plans)
+        ready = [arm for arm, left in waits.items() if left <= 0.0]
+        if ready:
+            self._before = leader if leader == PLAIN or self._runs_model[leader] else self._before
+            self._missed = [0.0] * len(self._missed)
+            leader = max(ready, key=goodput.__getitem__)
+            waits = self._waits(leader, goodput, plans)
+        self._stays = math.ceil(min(waits.values(), default=_LONG)) - 1
+        return leader
+
+    def _waits(self, leader: int, goodput: Mapping[int, float], plans: Mapping[int, Prediction]) -> dict[int, float]:
+        """By better arm, the steps until it takes over."""
+        waits = {}
+        for arm in goodput:
+            gain = goodput[arm] / goodput[leader] - 1.0
+            if gain > 0.0:
+                cost = self._change(arm, self._mode) + plans[arm].once_s / plans[leader].seconds
+                waits[arm] = (cost - self._missed[arm]) / gain
+        return waits
 
     def _goes_on(self, probe: Probe, plans: Mapping[int, Prediction]) -> bool:
         if probe.arm == self._leader or probe.arm not in plans or self.budget[probe.arm] < 0.0:

@@ -88,6 +88,33 @@ def test_lookups_change_nothing_in_the_caches_and_may_come_and_go() -> None:
     assert choice.arm == PLAIN or choice.probe
 
 
+def test_what_led_before_a_lookup_goes_on_after_it() -> None:
+    explorer = Explorer([True, False], AutoSettings())
+    model, lookup = 1, 2
+    plans = {PLAIN: USUAL, model: Prediction(1.5, 1.0)}
+    played = []
+    for step in range(60):
+        if step == 40:
+            explorer.change_steps = 2.0
+        offered = plans | ({lookup: Prediction(9.0, 1.0)} if step in (40, 41) else {})
+        choice = explorer.choose(offered, 1, offered.__getitem__)
+        explorer.ran(choice.arm)
+        explorer.observe(choice, choice.arm, 1, offered[choice.arm], offered[choice.arm].tokens, 1.0)
+        played.append(choice.arm)
+    assert played[38:45] == [model, model, lookup, lookup, model, model, model]
+
+
+def test_says_in_how_many_steps_another_arm_takes_over() -> None:
+    world = World(1.5, 1.5)
+    for _ in range(60):
+        world.step()
+    world.explorer.change_steps, world.predicted, world.real = 0.9, 0.8, 0.8
+    world.explorer.budget[DRAFT] = 0.0  # no probe follows
+    assert world.step().arm == DRAFT
+    assert world.explorer.quiet == 2  # a plain step gains a quarter, and the change costs 0.9
+    assert [world.step().arm for _ in range(3)] == [DRAFT, DRAFT, PLAIN]
+
+
 def test_a_new_load_starts_from_its_neighbour() -> None:
     world = World(1.0, 2.0)
     for _ in range(300):
