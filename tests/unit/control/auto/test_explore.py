@@ -95,7 +95,7 @@ def test_what_led_before_a_lookup_goes_on_after_it() -> None:
     played = []
     for step in range(60):
         if step == 40:
-            explorer.change_steps = 2.0
+            explorer.change_steps, explorer.budget[model] = 2.0, 0.0  # it is no probe that goes on
         offered = plans | ({lookup: Prediction(9.0, 1.0)} if step in (40, 41) else {})
         choice = explorer.choose(offered, 1, offered.__getitem__)
         explorer.ran(choice.arm)
