@@ -17,6 +17,7 @@ from dynaspec.contract.step import DraftView, Ended, Limits, ProposerTraits, Ste
 from .auto import AutoController, CachedPlan
 from .auto.lengths import Target, admit
 from .config import SpeculativeConfig
+from .estimate.costs import row_price_s
 from .planner import ChainPlanner
 from .policies.confidence import ConfidenceStop
 from .policies.goodput import Goodput
@@ -173,7 +174,7 @@ POLICIES: Mapping[str, Builder] = {
 def load_kernels() -> None:
     """Loads what is compiled, which would otherwise be taken for the cost of the first steps.
 
-    Once a process: takes a scratch controller through steps with drafts of a model and of a lookup.
+    Once a process: takes a scratch controller through steps with drafts of a model, and then of a lookup.
     """
     lookup, four = ProposerTraits("lookup", passes_per_draft="none", has_confidence=False), (4, 4)
     limits = Limits(
@@ -182,8 +183,10 @@ def load_kernels() -> None:
         can_branch=True,
     )
     controller = AutoController(limits, longest=_WARM_UP_LONGEST, tree=(2, _WARM_UP_LONGEST))
-    lag, offers, none = ((0, 0),) * 2, (None, ((2, _WARM_UP_LONGEST), (0, 0))), (None, None)
+    lag, none = ((0, 0),) * 2, (None, None)
     for step in range(_WARM_UP_STEPS):
+        match = (0, 0) if step < 3 else (2, _WARM_UP_LONGEST)
+        offers = (None, (match, (0, 0)))
         view = StepView(step, ("a", "b"), four, four, four, none, (0.0, 0.0), lag, offers, 0, 0, limits)
         plan = controller.plan(view)
         shown = tuple((0.9,) * depth for depth in plan.depth)
@@ -194,4 +197,5 @@ def load_kernels() -> None:
         controller.observe(StepOutcome(step, view.ids, *counts, 1e-4, 1e-3, 2e-3))
     # Chains are trimmed where that pays, which is not for certain in so few steps.
     target = Target(controller.costs.knots, controller.costs.curve, 1.0)
+    row_price_s(target.knots, target.curve, target.rows, 1.0)
     admit(1.0, np.ones((1, 1)), np.ones(1, dtype=np.int64), np.zeros(1), target, 1)

@@ -199,7 +199,8 @@ class Explorer:
         waits = self._waits(leader, goodput, plans)
         ready = [arm for arm, left in waits.items() if left <= 0.0]
         if ready:
-            self._before = leader if leader == PLAIN or self._runs_model[leader] else self._before
+            if leader == PLAIN or self._runs_model[leader]:
+                self._before = leader
             self._missed = [0.0] * len(self._missed)
             leader = max(ready, key=goodput.__getitem__)
             waits = self._waits(leader, goodput, plans)
