@@ -185,7 +185,7 @@ def load_kernels() -> None:
     controller = AutoController(limits, longest=_WARM_UP_LONGEST, tree=(2, _WARM_UP_LONGEST))
     lag, none = ((0, 0),) * 2, (None, None)
     for step in range(_WARM_UP_STEPS):
-        match = (0, 0) if step < 3 else (2, _WARM_UP_LONGEST)
+        match = (0, 0) if step < _WARM_UP_STEPS // 2 else (2, _WARM_UP_LONGEST)
         offers = (None, (match, (0, 0)))
         view = StepView(step, ("a", "b"), four, four, four, none, (0.0, 0.0), lag, offers, 0, 0, limits)
         plan = controller.plan(view)
