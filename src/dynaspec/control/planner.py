@@ -97,6 +97,7 @@ class ChainPlanner:
         wanted: Sequence[int],
         stop: StopRule | None = None,
         proposer: tuple[int, ...] | None = None,
+        probe_context: int = 0,
     ) -> SpecPlan:
         """A plan of chains.
 
@@ -104,6 +105,7 @@ class ChainPlanner:
             wanted: the policy's length for each request of ``view``, ≥ 0.
             stop: when to end drafts early.
             proposer: the proposer of each request; None = the first for all.
+            probe_context: see ``SpecPlan``.
         """
         depth = self._clamp(view, wanted)
         budget = self._draft_budget(view)
@@ -118,6 +120,7 @@ class ChainPlanner:
             nodes=depth,
             stop=stop if any(depth) else None,
             verify_nodes=budget,
+            probe_context=probe_context,
         )
 
     def branch(self, view: StepView, plan: SpecPlan, nodes: int, rule: TreeRule) -> SpecPlan:

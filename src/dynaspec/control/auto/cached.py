@@ -35,9 +35,10 @@ class CachedPlan(Wrapper[AutoController]):
             self._inner.holds -= 1
             latest = self._repeated(view, latest)
             self._inner.note(view, latest)
-            plan = self._planner.plan(view, latest.plan.depth, latest.plan.stop, latest.plan.proposer)
-            if latest.plan.tree is not None:
-                plan = self._planner.branch(view, plan, self._inner.most_nodes, latest.plan.tree)
+            old = latest.plan
+            plan = self._planner.plan(view, old.depth, old.stop, old.proposer, old.probe_context)
+            if old.tree is not None:
+                plan = self._planner.branch(view, plan, self._inner.most_nodes, old.tree)
         else:
             plan = self._inner.plan(view)
             self._made_for = frozenset(view.ids)
@@ -91,6 +92,7 @@ class CachedPlan(Wrapper[AutoController]):
         slower = costs.target_s(rows * share, 0.0, 0.0) / costs.target_s(rows, 0.0, 0.0)
         once_s = self._reading_s(view, latest) if any(depth) else 0.0
         stop = plan.stop and plan.stop.with_offset(tuple([plan.stop.offset[i] if i >= 0 else 0.0 for i in old]))
-        plan = SpecPlan(view.step, depth, plan.proposer[:1] * len(old), depth, stop, tree=plan.tree)
+        proposer, probed = plan.proposer[:1] * len(old), plan.probe_context
+        plan = SpecPlan(view.step, depth, proposer, depth, stop, probe_context=probed, tree=plan.tree)
         expected = expected._replace(tokens=expected.tokens * share, seconds=expected.seconds * slower, once_s=once_s)
         return replace(latest, plan=plan, ids=view.ids, prefill_tokens=view.prefill_tokens, expected=expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -114,9 +113,11 @@ class AutoController:
         if all(runs_model(self._limits.proposers[p]) for p in uses):
             step_s = expected.seconds + self.costs.prompt_s(len(view.ids), view.prefill_tokens)
             often = self.settings.planning_s / (self.settings.planning_share * step_s)
-            self.holds = max(0, min(self._explorer.quiet, int(often)))
-        known = (plan, view.ids, view.prefill_tokens, choice, expected, self._price, trims, view.offers)
-        return self.note(view, Planned(*known))
+            # A plan holds for no more steps than it rests on: what is new is planned for again soon.
+            known = self._explorer.seen[choice.arm]
+            self.holds = max(0, min(self._explorer.quiet, int(often), known))
+        planned = Planned(plan, view.ids, view.prefill_tokens, choice, expected, self._price, trims, view.offers)
+        return self.note(view, planned)
 
     def note(self, view: StepView, planned: Planned) -> SpecPlan:
         """This is what the step will do."""
@@ -225,9 +226,8 @@ class AutoController:
             if not choice.probe:  # the rule ends drafts by what they turn out to be: the expected length is no limit
                 end = next((done for done, below in enumerate(stop.below, 1) if below >= 1.0), self._longest)
                 depth = np.where(mine, np.minimum(at.cap, end), depth)
-        plan = self._planner.plan(at.view, depth.tolist(), stop, tuple(candidate.owner.tolist()))
-        if candidate.probe_context:
-            return replace(plan, probe_context=candidate.probe_context)
+        owner = tuple(candidate.owner.tolist())
+        plan = self._planner.plan(at.view, depth.tolist(), stop, owner, candidate.probe_context)
         return plan if rule is None or stop is None else self._planner.branch(at.view, plan, self.most_nodes, rule)
 
     def _tree_rule(self, at: PlanningContext, index: int, drafting: int) -> TreeRule | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dynaspec.contract.step import Limits, ProposerTraits, StepView
 from dynaspec.control.auto import AutoController, CachedPlan
-from support.closed_loop import COSTS, LIMITS, SMALL_PAIR, Loop, Machine
+from support.closed_loop import COSTS, LIMITS, SMALL_PAIR, Loop, Machine, with_traits
 
 
 class Counted(AutoController):
@@ -34,6 +34,26 @@ def test_a_repeated_plan_gives_what_planning_each_step_does() -> None:
     controller, _ = cached()
     alone = AutoController(LIMITS, longest=16, costs=COSTS)
     assert Loop(4, 3).run(controller, 400).goodput > 0.95 * Loop(4, 3).run(alone, 400).goodput
+
+
+def test_what_is_new_is_planned_anew_until_it_is_known() -> None:
+    """A first plan that expects too much would else count against drafts for long: as what they gave over that."""
+    controller, inner = cached()
+    planned = []
+    for steps in (4, 16, 60):
+        Loop(1, 1).run(controller, steps)
+        planned.append(inner.plans)
+    assert planned[0] >= 3
+    assert planned[2] - planned[1] < 20
+
+
+def test_a_repeated_probe_reads_no_more_of_a_long_prompt() -> None:
+    limits = with_traits(ProposerTraits("draft_model", probe_context=True))
+    controller, inner = cached(limits=limits)
+    trace = Loop(1, 1, lambda step, r: 0.0, limits=limits, prompt=4000).run(controller, 400)
+    probes = [plan for plan in trace.plans if any(plan.depth)]
+    assert inner.plans < 400 - len(probes) < 400
+    assert {plan.probe_context for plan in probes} == {32}
 
 
 def drafting(requests: int = 4) -> tuple[CachedPlan, Counted, StepView]:
@@ -90,8 +110,10 @@ def test_a_lookup_that_found_more_than_was_passed_over_makes_a_new_plan() -> Non
     lookup = ProposerTraits("ngram", "none", has_confidence=False)
     limits = replace(LIMITS, proposers=(*LIMITS.proposers, lookup))
     controller, inner = cached(limits=limits)
-    view = replace(Loop(2, limits=limits).view(0, [0, 0]), lag=((0, 0), (0, 0)))
-    for step in range(300):
+    loop = Loop(2, quality=lambda step, request: 0.0, limits=limits)
+    loop.run(controller, 100)
+    view = replace(loop.view(0, [0, 0]), lag=((0, 0), (0, 0)))
+    for step in range(100, 400):
         plans = inner.plans
         plan = controller.plan(replace(view, step=step, offers=(None, ((1, 1), (0, 0)))))
         if inner.plans == plans and not any(plan.depth):
@@ -109,9 +131,11 @@ def test_a_long_match_that_was_used_does_not_hide_shorter_ones() -> None:
     lookup = ProposerTraits("ngram", "none", has_confidence=False)
     limits = replace(LIMITS, proposers=(*LIMITS.proposers, lookup))
     controller, inner = cached(limits=limits)
-    view = replace(Loop(1, limits=limits).view(0, [0]), lag=((0,), (0,)))
+    loop = Loop(1, limits=limits)
+    loop.run(controller, 100)
+    view = replace(loop.view(100, [0]), lag=((0,), (0,)))
     assert controller.plan(replace(view, offers=(None, ((16, 16),)))).proposer == (1,)
-    for step in range(1, 300):
+    for step in range(101, 400):
         plans = inner.plans
         controller.plan(replace(view, step=step, offers=(None, ((0, 0),))))
         if inner.plans == plans and inner.holds > 1:
