@@ -9,15 +9,13 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from rich.progress import track
 
-from dynaspec.contract.controller import Controller
-from dynaspec.contract.costs import PassCosts
-from dynaspec.contract.step import Limits
-from dynaspec.control.auto import AutoController, AutoSettings
+from dynaspec.control.auto import AutoSettings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support import auto_scenarios as scenarios  # from the tests
@@ -38,10 +36,7 @@ def with_setting(name: str, factor: float) -> AutoSettings:
 
 def results(settings: AutoSettings, seeds: range) -> dict[str, float]:
     """Speeds of the closed loop, higher is better."""
-
-    def make(limits: Limits, costs: PassCosts) -> Controller:
-        return AutoController(limits, longest=16, costs=costs, settings=settings)
-
+    make = partial(scenarios.auto, settings=settings)
     found = {
         "adversary": 1.0 - scenarios.adversary_cost(make, 0, tuple(seeds)),
         "adversary, 4,000 tokens": 1.0 - scenarios.adversary_cost(make, 4000, tuple(seeds)),

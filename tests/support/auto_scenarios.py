@@ -15,6 +15,7 @@ import numpy as np
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import Limits, ProposerTraits
+from dynaspec.control.auto import AutoController, AutoSettings, CachedPlan
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.policies.lengths import Constant, LengthController
 from dynaspec.control.policies.wrappers import PlainController
@@ -28,6 +29,11 @@ MODEL = ProposerTraits("draft_model", probe_context=True)
 ONE_PASS = ProposerTraits("heads", passes_per_draft="one")
 HIDDEN_STATES = ProposerTraits("hidden", passes_per_draft="one", idle_pass=True)
 LOADS = (1, 3, 8, 17, 64, 256)
+
+
+def auto(limits: Limits, costs: PassCosts, settings: AutoSettings | None = None) -> Controller:
+    """As hosts get it."""
+    return CachedPlan(AutoController(limits, longest=16, costs=costs, settings=settings), limits)
 
 
 def fixed(k: int) -> Controller:
@@ -144,7 +150,6 @@ def on_hardware(
     plain = fixed_goodput(machine, requests, chance, 0, traits)
     loop = Loop(requests, seed, lambda step, r: quality, noise=0.05, limits=limits, machine=machine, whole=whole)
     trace = loop.run(make(limits, machine.costs()), 360)
-    # Of the same drafts in expectation: what was lucky here is not counted as speed.
     found = trace.goodput_of(60, 360)
     return found / best, found / plain
 

@@ -86,22 +86,24 @@ def target_s(rows: int) -> float:
 
 @dataclass(slots=True)
 class Trace:
-    """What a run did, step by step."""
+    """What a run did, step by step; what was lucky is not counted as speed."""
 
-    emitted: list[int] = field(default_factory=list)
+    tokens: list[float] = field(default_factory=list)
+    """Expected of the drafts that were verified."""
     seconds: list[float] = field(default_factory=list)
+    """Without the noise that the controller sees."""
     lengths: list[float] = field(default_factory=list)
     plans: list[SpecPlan] = field(default_factory=list)
 
     @property
     def goodput(self) -> float:
-        return sum(self.emitted) / sum(self.seconds)
+        return sum(self.tokens) / sum(self.seconds)
 
     def mean_length(self, first: int, end: int) -> float:
         return float(np.mean(self.lengths[first:end]))
 
     def goodput_of(self, first: int, end: int) -> float:
-        return sum(self.emitted[first:end]) / sum(self.seconds[first:end])
+        return sum(self.tokens[first:end]) / sum(self.seconds[first:end])
 
 
 def mean_acceptance(quality: float) -> float:
@@ -154,19 +156,20 @@ class Loop:
                 lag, before = np.full(count, self.prompt), count
             view = self.view(step, lag)
             plan = controller.plan(view)
-            lens, confidence, right = self._draft(rng, step, plan)
+            lens, confidence, chance, right = self._draft(rng, step, plan)
             shown = tuple(tuple(row[:n]) for row, n in zip(confidence.tolist(), lens.tolist(), strict=True))
             trimmed = controller.trim(view, plan, DraftView(tuple(lens.tolist()), shown))
             verified = np.minimum(lens, trimmed.depth)
-            wrong = ~right | (np.arange(right.shape[1]) >= verified[:, None])
+            tested = np.arange(right.shape[1]) < verified[:, None]
+            wrong = ~(right & tested)
             accepted = np.where(wrong.any(axis=1), wrong.argmax(axis=1), verified) if right.shape[1] else verified
             read = np.where((lag > plan.probe_context) & (plan.probe_context > 0), plan.probe_context, lag)
-            outcome = self._outcome(rng, view, plan, lens, verified, accepted, shown, int(read[lens > 0].sum()))
+            outcome, seconds = self._outcome(rng, view, plan, lens, verified, accepted, shown, int(read[lens > 0].sum()))
             caught_up = (lens > 0) & (read == lag)
             lag = np.where(caught_up, 0, lag + accepted + 1)
             controller.observe(outcome)
-            trace.emitted.append(sum(outcome.emitted))
-            trace.seconds.append(outcome.step_s)
+            trace.tokens.append(count + float((chance.cumprod(axis=1) * tested).sum()))
+            trace.seconds.append(seconds)
             trace.lengths.append(float(lens.sum()) / count)
             trace.plans.append(trimmed)
         return trace
@@ -191,18 +194,19 @@ class Loop:
 
     def _draft(
         self, rng: np.random.Generator, step: int, plan: SpecPlan
-    ) -> tuple[npt.NDArray[np.int64], Floats, npt.NDArray[np.bool_]]:
-        """[B] lengths; [B, longest] confidences, and whether each token is right."""
+    ) -> tuple[npt.NDArray[np.int64], Floats, Floats, npt.NDArray[np.bool_]]:
+        """[B] lengths; [B, longest] confidences, each token's chance to be right, and whether it is."""
         depth = np.array(plan.depth, dtype=np.int64)
         longest = int(depth.max(initial=0))
         shape = (depth.size, longest)
         c = _confidence(rng.normal(1.6, 2.0, shape))
         quality = np.array([self.quality(step, r) for r in range(depth.size)])
-        right = rng.random(shape) < quality[:, None] * c**1.2
+        chance = quality[:, None] * c**1.2
+        right = rng.random(shape) < chance
         shown = c if self.confidence is None else np.full(shape, self.confidence)
         stops = plan.stop is not None and self.limits.proposers[0].passes_per_draft == "per_token"
         lens = _stopped(plan.stop, depth, shown) if plan.stop is not None and stops else depth
-        return lens, shown, right
+        return lens, shown, chance, right
 
     def _outcome(
         self,
@@ -214,7 +218,8 @@ class Loop:
         accepted: npt.NDArray[np.int64],
         confidence: tuple[tuple[float, ...], ...],
         read: int,
-    ) -> StepOutcome:
+    ) -> tuple[StepOutcome, float]:
+        """And its seconds without noise."""
         ended: list[Ended] = [
             "none" if not n else "rejected" if a < v else "all_accepted"
             for n, v, a in zip(lens.tolist(), verified.tolist(), accepted.tolist(), strict=True)
@@ -227,14 +232,16 @@ class Loop:
         if traits is not None and traits.idle_pass:  # over the rows of the target's pass
             passes, read_in = [rows, *passes[1:]], 0
         machine, slowness = self.machine, self.slowness(view.step)
-        verify_s = (machine.pass_s(rows) + self.row_s * rows) * max(0.7, rng.normal(1, self.noise)) * slowness
+        usual_s = (machine.pass_s(rows) + self.row_s * rows) * slowness
+        verify_s = usual_s * max(0.7, rng.normal(1, self.noise))
         draft_s = machine.read_in_row * read_in
         if passes:
             draft_s += machine.start + machine.draft_pass * len(passes) + machine.draft_row * sum(passes)
             passes[0] += read_in
         draft_s *= slowness
+        rest_s = draft_s + machine.host * slowness
         counts = {"requested": plan.depth, "early_exit": tuple((lens < plan.depth).tolist())}
-        return StepOutcome(
+        outcome = StepOutcome(
             plan_step=view.step,
             ids=view.ids,
             proposer=plan.proposer,
@@ -247,9 +254,10 @@ class Loop:
             work=Work(rows_per_pass=tuple(passes), verify_rows=rows, kv_tokens=rows * view.context_len[0]),
             draft_s=0.0 if self.whole else draft_s,
             verify_s=0.0 if self.whole else verify_s,
-            step_s=draft_s + verify_s + machine.host * slowness,
+            step_s=rest_s + verify_s,
             **counts,  # type: ignore[arg-type]
         )
+        return outcome, rest_s + usual_s
 
 
 def with_traits(traits: ProposerTraits, limits: Limits = LIMITS) -> Limits:
