@@ -164,7 +164,8 @@ class Loop:
             wrong = ~(right & tested)
             accepted = np.where(wrong.any(axis=1), wrong.argmax(axis=1), verified) if right.shape[1] else verified
             read = np.where((lag > plan.probe_context) & (plan.probe_context > 0), plan.probe_context, lag)
-            outcome, seconds = self._outcome(rng, view, plan, lens, verified, accepted, shown, int(read[lens > 0].sum()))
+            read_in = int(read[lens > 0].sum())
+            outcome, seconds = self._outcome(rng, view, plan, lens, verified, accepted, shown, read_in)
             caught_up = (lens > 0) & (read == lag)
             lag = np.where(caught_up, 0, lag + accepted + 1)
             controller.observe(outcome)
