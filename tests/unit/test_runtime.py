@@ -54,7 +54,8 @@ import os, sys
 class Watch:
     def find_spec(self, name, path=None, target=None):
         if name == "torch":
-            print(os.environ.get("OMP_WAIT_POLICY"))
+            print(os.environ.get("OMP_WAIT_POLICY"), flush=True)
+            os._exit(0)
 sys.meta_path.insert(0, Watch())
 import {module}
 """
