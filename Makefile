@@ -11,10 +11,10 @@ demo: .venv/ready
 	$(BIN)/dynaspec demo
 
 # A process a core, as most tests use one thread; four at most, for each takes 1.5 GB. Who is done takes tests from the
-# others.
+# others. Bytecode is kept, or each process that a test starts would compile the sources again.
 test: .venv/ready
 	@$(MAKE) --no-print-directory --jobs=2 check kernels
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
 
 # vLLM and speculators have environments of their own, for their requirements are not ours. Not part of `make test`: they
 # are 4 and 2 GB.
