@@ -92,7 +92,7 @@ class CachedPlan(Wrapper[AutoController]):
         slower = costs.target_s(rows * share, 0.0, 0.0) / costs.target_s(rows, 0.0, 0.0)
         once_s = self._reading_s(view, latest) if any(depth) else 0.0
         stop = plan.stop and plan.stop.with_offset(tuple([plan.stop.offset[i] if i >= 0 else 0.0 for i in old]))
-        proposer, probed = plan.proposer[:1] * len(old), plan.probe_context
-        plan = SpecPlan(view.step, depth, proposer, depth, stop, probe_context=probed, tree=plan.tree)
+        proposer, context = plan.proposer[:1] * len(old), plan.probe_context
+        plan = SpecPlan(view.step, depth, proposer, depth, stop, probe_context=context, tree=plan.tree)
         expected = expected._replace(tokens=expected.tokens * share, seconds=expected.seconds * slower, once_s=once_s)
         return replace(latest, plan=plan, ids=view.ids, prefill_tokens=view.prefill_tokens, expected=expected)

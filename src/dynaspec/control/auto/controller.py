@@ -113,9 +113,8 @@ class AutoController:
         if all(runs_model(self._limits.proposers[p]) for p in uses):
             step_s = expected.seconds + self.costs.prompt_s(len(view.ids), view.prefill_tokens)
             often = self.settings.planning_s / (self.settings.planning_share * step_s)
-            # A plan holds for no more steps than it rests on: what is new is planned for again soon.
-            known = self._explorer.seen[choice.arm]
-            self.holds = max(0, min(self._explorer.quiet, int(often), known))
+            # A plan that rests on few steps of its arm is made anew soon: it may expect too much.
+            self.holds = max(0, min(self._explorer.quiet, int(often), self._explorer.measured[choice.arm]))
         planned = Planned(plan, view.ids, view.prefill_tokens, choice, expected, self._price, trims, view.offers)
         return self.note(view, planned)
 

@@ -78,8 +78,8 @@ class Explorer:
         self.budget = [0.0] + [self._first_budget] * (arms - 1)
         """[arms] steps that probes of each may cost at present."""
         self._missed = [0.0] * arms
-        self.seen = [0] * arms
-        """[arms] steps of each that were measured."""
+        self.measured = [0] * arms
+        """[arms] steps of each that were measured so far."""
         self._leader = self._mode = PLAIN
         self._before = PLAIN
         """What led before a lookup took over; it goes on where that finds nothing any more."""
@@ -168,7 +168,7 @@ class Explorer:
             arm: that really ran, for so many ``requests``.
             expected: of it.
         """
-        self.seen[arm] += 1
+        self.measured[arm] += 1
         # However long a step takes that was disturbed, it counts for no more than all that may be saved up.
         on, took = self._settings, min(seconds / expected.seconds, 1.0 + self._first_budget)
         extra = took - 1.0 - expected.once_s / expected.seconds

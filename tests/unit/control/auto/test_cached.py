@@ -56,6 +56,22 @@ def test_a_repeated_probe_reads_no_more_of_a_long_prompt() -> None:
     assert {plan.probe_context for plan in probes} == {32}
 
 
+def test_a_repeated_probe_reads_no_more_though_a_request_has_come() -> None:
+    limits = with_traits(ProposerTraits("draft_model", probe_context=True))
+    loop = Loop(4, 1, lambda step, r: 0.0, limits=limits, prompt=4000)
+    drafts = [any(plan.depth) for plan in loop.run(cached(limits=limits)[0], 400).plans]
+    steps = 1 + max(step for step in range(1, 400) if drafts[step] and not drafts[step - 1])  # the first of a probe
+    controller, inner = cached(limits=limits)
+    loop.run(controller, steps)
+    assert inner.estimates()["mode"] == "probe_draft"
+    inner.holds = 1  # else none holds after three rejected drafts
+    made = inner.plans
+    plan = controller.plan(replace(loop.view(steps, [0, 4000, 4000, 4000]), ids=("new", "1", "2", "3")))
+    assert inner.plans == made
+    assert any(plan.depth)
+    assert plan.probe_context == 32
+
+
 def drafting(requests: int = 4) -> tuple[CachedPlan, Counted, StepView]:
     """A controller in the midst of drafting, whose plan may be repeated, and the next step's view."""
     controller, inner = cached()
