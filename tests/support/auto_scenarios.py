@@ -154,6 +154,20 @@ def on_hardware(
     return found / best, found / plain
 
 
+def at_every_load(make: Make, machine: str, host: str) -> tuple[list[float], list[float]]:
+    """``on_hardware`` of each load and two texts, means over seeds: over the best fixed length, over plain decoding."""
+    limits, whole = HOSTS[host]
+    best, plain = [], []
+    for requests in LOADS:
+        for quality in (1.0, 0.5):
+            seeds = range(1, 9 if requests == 1 else 5 if requests < 10 else 3)
+            found = [on_hardware(make, MACHINES[machine], limits, whole, requests, quality, seed) for seed in seeds]
+            against_best, against_plain = np.mean(found, axis=0).tolist()
+            best.append(against_best)
+            plain.append(against_plain)
+    return best, plain
+
+
 @cache
 def mean_acceptance_of(quality: float) -> float:
     return mean_acceptance(quality)

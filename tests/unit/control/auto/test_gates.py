@@ -49,15 +49,7 @@ def test_a_machine_whose_speed_drifts(prices: Prices, mispriced: float) -> None:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_other_hardware_at_every_load(machine: str, host: str) -> None:
     """Cost curves of a large GPU, a small CPU, tiles; drafters of one pass or with one in every step; whole steps."""
-    limits, whole = HOSTS[host]
-    best, plain = [], []
-    for requests in scenarios.LOADS:
-        for quality in (1.0, 0.5):
-            seeds = SEEDS[: 8 if requests == 1 else 4 if requests < 10 else 2]
-            found = [scenarios.on_hardware(auto, MACHINES[machine], limits, whole, requests, quality, s) for s in seeds]
-            against_best, against_plain = np.mean(found, axis=0)
-            best.append(against_best)
-            plain.append(against_plain)
+    best, plain = scenarios.at_every_load(auto, machine, host)
     seen = f"{min(best):.3f} of the best fixed length, {min(plain):.3f} of plain decoding"
     assert np.mean(best) >= 0.98, seen
     assert min(best) >= 0.95, seen
