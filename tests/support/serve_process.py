@@ -36,7 +36,7 @@ class ServeProcess:
 @contextmanager
 def serve(*arguments: str, **environ: str) -> Iterator[ServeProcess]:
     """Starts a server and waits until it listens."""
-    command = [sys.executable, "-m", "dynaspec.cli.main", "serve", "--log-format", "json", *arguments]
+    command = [sys.executable, "-m", "dynaspec", "serve", "--log-format", "json", *arguments]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=os.environ | environ
     ) as process:

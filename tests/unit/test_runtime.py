@@ -86,7 +86,8 @@ def test_importing_the_package_changes_neither_the_environment_nor_files() -> No
 
 
 def test_the_command_line_starts_without_pytorch_and_numba() -> None:
-    """They take three seconds; help, versions and what is said of wrong input need neither."""
+    """They take three seconds; help, versions and what is said of wrong input need neither. Processes of vLLM's import
+    the program that started them, and fail on CPUs beside numba."""
     assert import_alone("dynaspec.cli.main") == [True, []]
 
 

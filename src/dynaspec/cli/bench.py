@@ -12,7 +12,6 @@ from dynaspec.cli import comparison_options as c
 from dynaspec.cli import options as o
 from dynaspec.cli.bench_options import SpacedValues, json_object
 from dynaspec.cli.console import note, result_console, status
-from dynaspec.cli.spawnable import become_spawnable
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 
@@ -87,7 +86,9 @@ def offline(
     Plain decoding always runs too, as the reference. Prefix caching is off, so that no round profits from another.
     """
     if backend == "vllm":
-        become_spawnable()
+        from dynaspec.hosts.vllm.launch import require_vllm
+
+        require_vllm()
     further = json_object("--engine-options", engine_options)
     if further and backend != "vllm":
         raise ConfigError(f"--engine-options is given but --backend is {backend!r}; expected none, or vllm")

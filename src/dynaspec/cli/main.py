@@ -81,7 +81,3 @@ def main() -> None:
             f"this command needs {missing}, which is not installed; install it with: {INSTALL[EXTRAS[missing]]}"
         )
         sys.exit(BAD_INPUT)
-
-
-if __name__ == "__main__":
-    main()

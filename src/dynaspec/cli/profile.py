@@ -10,7 +10,6 @@ from typer.core import TyperCommand
 
 from dynaspec.cli.bench_options import json_object
 from dynaspec.cli.console import note, status
-from dynaspec.cli.spawnable import become_spawnable
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS
 
@@ -80,7 +79,9 @@ def profile(
     dynaspec's own, what was measured is a decision log, and is measured anew.
     """
     if backend == "vllm":
-        become_spawnable()
+        from dynaspec.hosts.vllm.launch import require_vllm
+
+        require_vllm()
     from dynaspec.bench.datasets import load_dataset
 
     dataset = load_dataset(dataset_name, dataset_path)

@@ -21,7 +21,7 @@ import pytest
 from dynaspec.observe.decision_log import PlanCall, read_calls
 from hosts.vllm.engines import MODELS
 
-COMMAND = (sys.executable, "-m", "dynaspec.cli.main", "serve", "--backend", "vllm")
+COMMAND = (sys.executable, "-m", "dynaspec", "serve", "--backend", "vllm")
 KEY = "sesame"
 START_S = 600
 PROMPT = "The history of the city"

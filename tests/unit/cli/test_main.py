@@ -16,7 +16,7 @@ from dynaspec import __version__
 from dynaspec.cli import console
 from dynaspec.cli.main import app
 
-ENTRY = [sys.executable, "-c", "from dynaspec.cli.main import main; main()"]
+ENTRY = [sys.executable, "-m", "dynaspec"]
 
 
 def test_version(dynaspec):

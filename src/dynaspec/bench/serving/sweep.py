@@ -54,7 +54,7 @@ def serve_command(model: str, spec: PolicySpec, port: int, further: Sequence[str
     Args:
         further: options of ``dynaspec serve``, which come last.
     """
-    command = [sys.executable, "-m", "dynaspec.cli.main", "serve", model, "--host", HOST, "--port", str(port)]
+    command = [sys.executable, "-m", "dynaspec", "serve", model, "--host", HOST, "--port", str(port)]
     if spec.config is not None:
         given = spec.config.model_dump(mode="json", exclude_none=True)
         command += ["--speculative-config", json.dumps(given)]

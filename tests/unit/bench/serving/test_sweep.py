@@ -118,7 +118,7 @@ def test_a_policy_survives_the_command_line(name):
 
 def test_plain_decoding_has_no_speculation():
     line = serve_command("folder/target", parse_policy("plain", None), 8123, [])
-    assert line[1:] == ["-m", "dynaspec.cli.main", "serve", "folder/target", "--host", HOST, "--port", "8123"]
+    assert line[1:] == ["-m", "dynaspec", "serve", "folder/target", "--host", HOST, "--port", "8123"]
     assert json.dumps(line)
 
 
