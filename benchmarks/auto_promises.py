@@ -11,6 +11,7 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support import auto_scenarios as scenarios  # from the tests
+from support import copied_text
 
 auto = scenarios.auto
 SEEDS = range(1, 17)
@@ -34,6 +35,9 @@ def main() -> None:
     slow = ", ".join(f"{np.mean(scenarios.slow_first_steps(auto, quality, SEEDS)):.3f}" for quality in (1.0, 0.8))
     print(f"first steps twice as slow, over the best fixed length: {slow}")
     print(f"load and text alternate: {', '.join(f'{scenarios.alternating(auto, seed):.3f}' for seed in (1, 2))}")
+    for texts in copied_text.TEXTS:
+        over_best = ", ".join(f"{scenarios.copying(auto, texts, requests, (1, 2, 3)):.3f}" for requests in (1, 4, 16))
+        print(f"texts that copy parts of themselves, {texts}: over the best fixed mix at 1, 4, 16 requests {over_best}")
     print(f"machine whose speed drifts, plain decoding faster: {drifting(scenarios.DEAR)}")
     print(f"... drafting faster: {drifting(scenarios.CHEAP)}")
     cases = list(product(scenarios.MACHINES, scenarios.HOSTS))

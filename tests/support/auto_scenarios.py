@@ -20,6 +20,7 @@ from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.policies.lengths import Constant, LengthController
 from dynaspec.control.policies.wrappers import PlainController
 
+from . import copied_text
 from .closed_loop import LIMITS, SMALL_PAIR, Loop, Machine, fixed_goodput, mean_acceptance, with_traits
 from .drifting_machine import DriftingMachine, Prices, speed
 
@@ -171,6 +172,19 @@ def at_every_load(make: Make, machine: str, host: str) -> tuple[list[float], lis
 @cache
 def mean_acceptance_of(quality: float) -> float:
     return mean_acceptance(quality)
+
+
+# --- texts that copy ---------------------------------------------------------------------------------------------
+
+
+def copying(make: Make, texts: str, requests: int, seeds: Sequence[int]) -> float:
+    """Mean speed over that of the best fixed mix of a model's drafts and lookups, chosen with these texts known."""
+    kind = copied_text.TEXTS[texts]
+    found = [copied_text.goodput(make(copied_text.BOTH, copied_text.COSTS), kind, requests, seed) for seed in seeds]
+    best = max(
+        np.mean([copied_text.mixed_goodput(mix, kind, requests, seed) for seed in seeds]) for mix in copied_text.MIXES
+    )
+    return float(np.mean(found) / best)
 
 
 # --- loads that begin and change ---------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from dynaspec.contract.step import (
     StopRule,
     Work,
 )
+from dynaspec.contract.work import runs_model
 
 LONGEST = 16
 LIMITS = Limits(draft_lens=tuple(range(LONGEST + 1)), proposers=(ProposerTraits("draft_model"),))
@@ -164,10 +165,12 @@ class Loop:
             wrong = ~(right & tested)
             accepted = np.where(wrong.any(axis=1), wrong.argmax(axis=1), verified) if right.shape[1] else verified
             read = np.where((lag > plan.probe_context) & (plan.probe_context > 0), plan.probe_context, lag)
-            read_in = int(read[lens > 0].sum())
-            outcome, seconds = self._outcome(rng, view, plan, lens, verified, accepted, shown, read_in)
-            caught_up = (lens > 0) & (read == lag)
+            drawn = np.where(np.array(plan.proposer) == 0, lens, 0)
+            read_in = int(read[drawn > 0].sum())
+            outcome, seconds = self._outcome(rng, view, plan, lens, drawn, verified, accepted, shown, read_in)
+            caught_up = (drawn > 0) & (read == lag)
             lag = np.where(caught_up, 0, lag + accepted + 1)
+            self._go_on(accepted + 1)
             controller.observe(outcome)
             trace.tokens.append(count + float((chance.cumprod(axis=1) * tested).sum()))
             trace.seconds.append(seconds)
@@ -175,8 +178,8 @@ class Loop:
             trace.plans.append(trimmed)
         return trace
 
-    def view(self, step: int, lag: Floats | list[int]) -> StepView:
-        count = len(lag)
+    def view(self, step: int, lag: npt.NDArray[np.int64] | list[int]) -> StepView:
+        count, lag = len(lag), np.array(lag, dtype=np.int64)
         many = (10**6,) * count
         return StepView(
             step=step,
@@ -186,12 +189,19 @@ class Loop:
             room_nodes=many,
             max_draft=(None,) * count,
             temperature=(0.0,) * count,
-            lag=(tuple(map(int, lag)),) * len(self.limits.proposers) or ((),),
-            offers=(None,) * max(1, len(self.limits.proposers)),
+            lag=tuple(tuple(map(int, lag * runs_model(traits))) for traits in self.limits.proposers) or ((),),
+            offers=self._offers(count),
             prefill_tokens=0,
             waiting=0,
             limits=self.limits,
         )
+
+    def _offers(self, count: int) -> tuple[tuple[tuple[int, int], ...] | None, ...]:
+        """Of each proposer, see ``StepView.offers``."""
+        return (None,) * max(1, len(self.limits.proposers))
+
+    def _go_on(self, emitted: npt.NDArray[np.int64]) -> None:
+        """[B] tokens were emitted."""
 
     def _draft(
         self, rng: np.random.Generator, step: int, plan: SpecPlan
@@ -215,18 +225,19 @@ class Loop:
         view: StepView,
         plan: SpecPlan,
         lens: npt.NDArray[np.int64],
+        drawn: npt.NDArray[np.int64],
         verified: npt.NDArray[np.int64],
         accepted: npt.NDArray[np.int64],
         confidence: tuple[tuple[float, ...], ...],
         read: int,
     ) -> tuple[StepOutcome, float]:
-        """And its seconds without noise."""
+        """And its seconds without noise; ``drawn`` [B] are the tokens that the first proposer has drafted."""
         ended: list[Ended] = [
             "none" if not n else "rejected" if a < v else "all_accepted"
             for n, v, a in zip(lens.tolist(), verified.tolist(), accepted.tolist(), strict=True)
         ]
         rows, traits = int(lens.size + verified.sum()), self.limits.proposers[0] if self.limits.proposers else None
-        passes = [int((lens > j).sum()) for j in range(int(lens.max(initial=0)))]
+        passes = [int((drawn > j).sum()) for j in range(int(drawn.max(initial=0)))]
         if traits is not None and traits.passes_per_draft == "one":
             passes = passes[:1]
         read_in = read if passes else 0

@@ -16,7 +16,7 @@ from dynaspec.control.estimate.costs import StepCosts
 from ..estimate.acceptance import AcceptanceModel
 from ..estimate.settings import AutoSettings
 from .explore import Prediction
-from .lengths import Slots, Target, fill, weigh
+from .lengths import Slots, Target, fill, own_prices, weigh
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ class Candidates:
         found, offers = {}, self._offers(at)
         if offers is not None:
             owner, slots = offers
-            depth = fill(price, slots, self._levels, self._uniform, at.target)
+            depth = fill(slots, self._levels, self._uniform, at.target)
             tokens, seconds, _, brings = weigh(price, slots, depth, at.target)
             # What lookups offer changes in every step, which is planned anew.
             step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds + self._settings.planning_s)
@@ -119,16 +119,16 @@ class Candidates:
         survival = model.survival(at.slots, cap, longest)
         start_s = -pass_s if traits.idle_pass else start_s  # every step pays for the first pass
         runs, one_pass = np.ones(cap.size, np.bool_), traits.passes_per_draft == "one"
-        slots = Slots(survival, cap, row_s + at.seen_s, read_s, runs, start_s, pass_s, one_pass)
-        offered = price * on.probe_price if probe else price
-        depth, owner = fill(offered, slots, self._levels, self._uniform, at.target), np.full(cap.size, index)
+        worth = np.full(cap.size, price * on.probe_price if probe else price)
+        slots = Slots(worth, survival, cap, row_s + at.seen_s, read_s, runs, start_s, pass_s, one_pass)
+        depth, owner = fill(slots, self._levels, self._uniform, at.target), np.full(cap.size, index)
         tokens, seconds, spread_s, brings = weigh(price, slots, depth, at.target)
         priced = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds)
         if offers is not None:
             looked_up = (offers[0] >= 0) & (offers[1].read_s > brings)
             if looked_up.any() and (cap[~looked_up] > 0).any():
                 joint = _instead(slots, offers[1], looked_up)
-                both = fill(price, joint, self._levels, self._uniform, at.target)
+                both = fill(joint, self._levels, self._uniform, at.target)
                 more, more_s, spread, _ = weigh(price, joint, both, at.target)
                 more_s += on.planning_s
                 if (more - tokens) * price > more_s + spread - seconds - spread_s:
@@ -155,7 +155,8 @@ class Candidates:
             signal, nothing = match_signals([match for match, _ in offers], cap.tolist()), np.zeros(cap.size)
             survival = self._models[index].survival(at.slots, cap, int(at.cap.max()), signal)
             row_s, owner = self._costs.draft_terms(index)[2] + at.seen_s, np.full(cap.size, index)
-            one = Slots(survival, cap, row_s, nothing, nothing > 0.0, 0.0, 0.0, False)
+            worth = own_prices(survival, cap, row_s, at.target, at.plain.seconds)
+            one = Slots(worth, survival, cap, row_s, nothing, nothing > 0.0, 0.0, 0.0, False)
             if found is not None:
                 better = one.survival.sum(1) > found[1].survival.sum(1)
                 owner, one = np.where(better, owner, found[0]), _instead(found[1], one, better)
@@ -166,6 +167,7 @@ class Candidates:
 def _instead(slots: Slots, other: Slots, taken: npt.NDArray[np.bool_]) -> Slots:
     """``other`` for the requests ``taken``; passes stay those of ``slots``."""
     return slots._replace(
+        price=np.where(taken, other.price, slots.price),
         survival=np.where(taken[:, None], other.survival, slots.survival),
         cap=np.where(taken, other.cap, slots.cap),
         row_s=np.where(taken, other.row_s, slots.row_s),

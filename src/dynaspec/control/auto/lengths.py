@@ -23,6 +23,8 @@ Ints = npt.NDArray[np.int64]
 class Slots(NamedTuple):
     """What could be drafted in a step, and at what price. B requests."""
 
+    price: Floats
+    """[B] seconds that a token of each request is worth, ν."""
     survival: Floats
     """[B, longest] chance that a slot and all before it are accepted; 0 beyond the cap."""
     cap: Ints
@@ -49,14 +51,13 @@ class Target(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def fill(price: float, slots: Slots, levels: Ints, uniform: bool, target: Target) -> Ints:
-    """[B] The draft lengths that bring most at a token price; at least one token, if there is room.
+def fill(slots: Slots, levels: Ints, uniform: bool, target: Target) -> Ints:
+    """[B] The draft lengths that bring most at these prices; at least one token, if there is room.
 
     For each number of passes the slots are taken in order of what they bring for a row, as many as bring most on this
     cost curve, whatever its shape.
 
     Args:
-        price: seconds that a token is worth, ν.
         levels: lengths that can run, ascending, above 0.
         uniform: all lengths must be alike.
     """
@@ -73,7 +74,7 @@ def fill(price: float, slots: Slots, levels: Ints, uniform: bool, target: Target
         for i in range(levels.size):
             if able[r, i]:
                 for j in range(levels[i] - int(width[i]), levels[i]):
-                    value[r, i] += slots.survival[r, j] * price - slots.row_s[r]
+                    value[r, i] += slots.survival[r, j] * slots.price[r] - slots.row_s[r]
                 brings += max(value[r, i] - row * width[i], 0.0)
         # A request that brings less than reading it takes is left out; one drafts in any case.
         if able[r, 0] and brings > most:
@@ -132,8 +133,35 @@ def fill(price: float, slots: Slots, levels: Ints, uniform: bool, target: Target
 
 
 @njit(cache=True, nogil=True)
+def own_prices(survival: Floats, cap: Ints, row_s: Floats, target: Target, plain_s: float) -> Floats:
+    """[B] Seconds that a token of a request takes at the length at which it takes least, if all that have found
+    something drafted as much.
+
+    A looked-up token is worth no more than that: had this step not brought it, the next one would have, as cheaply. So
+    a draft ends where another row would hold up the other requests for longer than it saves.
+
+    Args:
+        survival, cap, row_s: as in ``Slots``.
+        plain_s: of a step without drafts.
+    """
+    requests, alike = cap.size, max(1, (cap > 0).sum())
+    each, found = plain_s / requests, np.full(requests, plain_s / requests)
+    tokens, none_s = np.ones(requests), target_s(target.knots, target.curve, target.rows)
+    for j in range(survival.shape[1]):
+        rows_s = (target_s(target.knots, target.curve, target.rows + alike * (j + 1)) - none_s) / alike
+        for r in range(requests):
+            if cap[r] > j:
+                tokens[r] += survival[r, j]
+                found[r] = min(found[r], (each + rows_s + row_s[r] * (j + 1)) / tokens[r])
+    return found
+
+
+@njit(cache=True, nogil=True)
 def weigh(price: float, slots: Slots, depth: Ints, target: Target) -> tuple[float, float, float, Floats]:
     """What drafts of these lengths [B] bring and take beyond plain decoding.
+
+    Args:
+        price: of every token here, so that what requests bring can be compared.
 
     Returns:
         Tokens expected to be accepted; seconds without reading; of reading, as far as this step pays for it; [B]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from support import auto_scenarios as scenarios
+from support import copied_text
 from support.auto_scenarios import CHEAP, DEAR, HOSTS, MACHINES, auto
 from support.drifting_machine import Prices
 
@@ -59,6 +60,12 @@ def test_other_hardware_at_every_load(machine: str, host: str) -> None:
         assert not holds, "this holds now: take it out of MISSED"
         pytest.xfail(missed)
     assert holds, seen
+
+
+@pytest.mark.parametrize("requests", [1, 4])
+@pytest.mark.parametrize("texts", copied_text.TEXTS)
+def test_texts_that_copy_parts_of_themselves(texts: str, requests: int) -> None:
+    assert scenarios.copying(auto, texts, requests, (1, 2)) >= 0.94
 
 
 def test_a_gain_of_a_twentieth_at_eight_requests_is_found_from_a_cold_start() -> None:

@@ -15,9 +15,11 @@ LEVELS = np.array([1, 2, 3])
 DOC = Path(__file__).parents[4] / "docs" / "auto.md"
 
 
-def slots() -> Slots:
-    survival = np.tile(np.cumprod(CHANCES), (2, 1))
-    return Slots(survival, np.full(2, 3), np.zeros(2), np.zeros(2), np.ones(2, np.bool_), 0.2e-3, 0.5e-3, False)
+def slots(price: float = 1.0) -> Slots:
+    survival, nothing = np.tile(np.cumprod(CHANCES), (2, 1)), np.zeros(2)
+    return Slots(
+        np.full(2, price), survival, np.full(2, 3), nothing, nothing, np.ones(2, np.bool_), 0.2e-3, 0.5e-3, False
+    )
 
 
 def target(row_s: float) -> Target:
@@ -33,7 +35,7 @@ def planned(row_s: float) -> int:
     """The length that lengths and price settle at."""
     price = 10e-3 / 2
     for _ in range(5):
-        depth = fill(price, slots(), LEVELS, False, target(row_s))
+        depth = fill(slots(price), LEVELS, False, target(row_s))
         price = 1.0 / goodput(int(depth[0]), row_s)[2]
     assert depth[0] == depth[1]
     return int(depth[0])
