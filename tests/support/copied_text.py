@@ -123,8 +123,9 @@ class Mix:
     match: int
 
 
-LOOKUPS = ((3, 4), (5, 4), (7, 2), (7, 4), (15, 2))
-MIXES = tuple(Mix(k, lookup, match) for k in (0, 2, 3) for lookup, match in LOOKUPS)
+_BEST = ((0, 3, 4), (0, 5, 4), (0, 7, 2), (0, 7, 4), (0, 15, 2), (2, 7, 4), (2, 15, 2), (3, 7, 2), (3, 15, 2))
+MIXES = tuple(Mix(*mix) for mix in _BEST)
+"""Of all with 0, 2 or 3 and 3, 5, 7 or 15 tokens and matches of 2 or 4, those that are best for a text at a load."""
 
 
 class FixedMix:

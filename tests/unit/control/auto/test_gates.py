@@ -28,22 +28,18 @@ def test_an_adversarial_drafter_costs_little(prompt: int) -> None:
     assert scenarios.adversary_cost(auto, prompt, (1, 2, 3)) <= 0.03
 
 
-def test_a_drafter_that_turns_useless_is_dropped_within_thirty_steps() -> None:
-    dropped, _ = scenarios.useless_then_good(auto, SEEDS)
+def test_a_drafter_that_turns_useless_is_dropped_within_thirty_steps_and_taken_up_again_within_300() -> None:
+    """Once it is good again; in every seed."""
+    dropped, back = scenarios.useless_then_good(auto, SEEDS)
     assert max(dropped) <= 0.5
-
-
-def test_a_drafter_that_is_good_again_is_taken_up_again() -> None:
-    """Within 300 steps, in every seed."""
-    _, back = scenarios.useless_then_good(auto, SEEDS)
     assert all(back)
 
 
-@pytest.mark.parametrize("mispriced", [1.0, 0.6, 1.6])
 @pytest.mark.parametrize("prices", [DEAR, CHEAP], ids=["dear", "cheap"])
-def test_a_machine_whose_speed_drifts(prices: Prices, mispriced: float) -> None:
-    """Where plain decoding is faster by a tenth, or drafting is, and start-up may have measured rows wrongly."""
-    assert scenarios.drifting(auto, prices, mispriced, SEEDS[:8]) >= 0.96
+def test_a_machine_whose_speed_drifts(prices: Prices) -> None:
+    """Where plain decoding is faster by a tenth, or drafting is; and start-up may have measured rows wrongly."""
+    found = {mispriced: scenarios.drifting(auto, prices, mispriced, SEEDS[:8]) for mispriced in (1.0, 0.6, 1.6)}
+    assert min(found.values()) >= 0.96, found
 
 
 @pytest.mark.parametrize("host", HOSTS)
