@@ -135,8 +135,8 @@ def measure(
 
 
 def as_table(found: dict[int, list[Turn]], policy: str) -> Table:
-    columns = ("requests at once", PLAIN, f"{policy}, tokens/s", f"{policy} / {PLAIN}", "turns", "tokens a step")
-    table = Table(*columns, "drafted a step")
+    columns = ("at once", PLAIN, policy, f"{policy} / {PLAIN}", "turns", "tokens", "drafted")
+    table = Table(*columns, title="tokens/s; tokens and drafted tokens in a step of a request")
     for requests, turns in found.items():
         ratios = [turn.ratio for turn in turns]
         sides = [[turn.plain for turn in turns], [turn.policy for turn in turns]]
