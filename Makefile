@@ -6,18 +6,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Bytecode is kept whatever the environment says, or each process would compile the sources again. What is installed is
 # compiled as it is imported: most never is, and compiling all takes half of the installation's time.
-KEPT := env -u PYTHONDONTWRITEBYTECODE
+WITH_BYTECODE := env -u PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-hosts check kernels audit clean
 
 demo: .venv/ready
-	$(KEPT) $(BIN)/dynaspec demo
+	$(WITH_BYTECODE) $(BIN)/dynaspec demo
 
 # A process a core, as most tests use one thread; four at most, for each takes 1.5 GB. Who is done takes tests from the
 # others.
 test: .venv/ready
 	@$(MAKE) --no-print-directory --jobs=2 check kernels
-	$(KEPT) $(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
+	$(WITH_BYTECODE) $(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
 
 # vLLM and speculators have environments of their own, for their requirements are not ours. Not part of `make test`: they
 # are 4 and 2 GB.
@@ -33,7 +33,7 @@ check: .venv/ready
 
 # Compiles most of what tests need, where that has not been done, or each test process would.
 kernels: .venv/ready
-	$(KEPT) $(BIN)/dynaspec chat --prompt hello --max-tokens 1 > /dev/null
+	$(WITH_BYTECODE) $(BIN)/dynaspec chat --prompt hello --max-tokens 1 > /dev/null
 
 audit: .venv/ready
 	@$(BIN)/python deploy/audit.py constraints.txt

@@ -2,13 +2,15 @@
 
 A machine that is slow for a tenth of a second slows both, so a few minutes tell differences of one per cent, which
 whole turns of some seconds do not. A turn begins when all its requests have read their prompts, and ends when one has
-its last token. Prints the ratio of tokens/s at each number of requests; writes paired_steps.json.
+its last token. What the drafter has to read counts, as it is read in the turn. Prints the ratio of tokens/s at each
+number of requests; writes paired_steps.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,13 +30,12 @@ from dynaspec.bench.demo import load_demo_prompts
 from dynaspec.bench.offline import make_folder, write_json
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.demo_model import demo_head, demo_target
+from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.control.policies.short_names import parse_policy
 from dynaspec.engine.engine import Engine
 
 PLAIN = "plain"
-SHORTEST = 8
-"""Pairs of steps in a turn that counts."""
 
 
 @dataclass(slots=True)
@@ -103,8 +104,12 @@ class Decoding:
             self._engine.step()
 
 
-def take_turn(plain: Engine, policy: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> Turn | None:
-    """Decodes the prompts on both sides; None if too few steps could be paired."""
+def take_turn(plain: Engine, policy: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> Turn:
+    """Decodes the prompts on both sides.
+
+    Raises:
+        ConfigError: a request had its last token before all had read their prompts.
+    """
     sides = [(Decoding(engine, prompts, tokens), Side()) for engine in (plain, policy)]
     for decoding, _ in sides:
         while decoding.reading:
@@ -116,8 +121,9 @@ def take_turn(plain: Engine, policy: Engine, prompts: Sequence[Sequence[int]], t
     drafted = policy.stats().draft_tokens - drafted
     for decoding, _ in sides:
         decoding.close()
-    turn = Turn(sides[0][1], sides[1][1], drafted)
-    return turn if turn.plain.steps >= SHORTEST else None
+    if not sides[0][1].steps:
+        raise ConfigError(f"tokens is {tokens}, which leaves no steps in which all decode; expected more")
+    return Turn(sides[0][1], sides[1][1], drafted)
 
 
 def measure(
@@ -128,10 +134,8 @@ def measure(
     for number in track(range(-1, turns), description=f"{requests} at once", transient=True):
         first = max(0, number) * requests
         chosen = [prompts[(first + i) % len(prompts)] for i in range(requests)]
-        turn = take_turn(plain, policy, chosen, tokens)
-        if turn is not None and number >= 0:
-            found.append(turn)
-    return found
+        found.append(take_turn(plain, policy, chosen, tokens))
+    return found[1:]
 
 
 def as_table(found: dict[int, list[Turn]], policy: str) -> Table:
@@ -165,6 +169,21 @@ def main() -> None:
     parser.add_argument("--engine-options", type=json.loads, default={}, help="of both sides, a JSON object")
     parser.add_argument("--output-dir", type=Path, default=Path("bench-out"), help="folder for the figures")
     args = parser.parse_args()
+    if args.engine_options.get("async_scheduling"):
+        parser.error(
+            "--engine-options: async_scheduling is on; expected it off, or a step would run in the other's time"
+        )
+    try:
+        run(args)
+    except DynaspecError as error:
+        sys.exit(f"error: {error}")
+
+
+def run(args: argparse.Namespace) -> None:
+    """
+    Raises:
+        ConfigError, CheckpointError, CapacityError: what was given cannot work.
+    """
     make_folder(args.output_dir)
     options = {"enable_prefix_caching": False, "max_num_seqs": max(args.loads), "max_model_len": 1024}
     options |= args.engine_options

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -10,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.controller import Controller
-from dynaspec.contract.step import DraftView, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import Limits, ProposerTraits, SpecPlan, StepView
 from dynaspec.control.planner import ChainPlanner
+from dynaspec.control.policies.wrappers import PlainController
 
 from .closed_loop import LIMITS, LONGEST, SMALL_PAIR, Loop
 
@@ -46,8 +46,9 @@ TEXTS = {
 }
 
 
-_LONG = 20_000
-"""Tokens of a text."""
+STEPS = 400
+_LONG = (LONGEST + 1) * STEPS
+"""Tokens of a text: more than are emitted."""
 
 
 @cache
@@ -128,7 +129,7 @@ MIXES = tuple(Mix(*mix) for mix in _BEST)
 """Of all with 0, 2 or 3 and 3, 5, 7 or 15 tokens and matches of 2 or 4, those that are best for a text at a load."""
 
 
-class FixedMix:
+class FixedMix(PlainController):
     """A lookup where its match is long enough, else the model."""
 
     def __init__(self, mix: Mix) -> None:
@@ -140,15 +141,6 @@ class FixedMix:
         depth = [mix.lookup if found else mix.model for found in matches]
         return self._planner.plan(view, depth, None, tuple(map(int, matches)))
 
-    def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
-        return plan
-
-    def observe(self, outcome: StepOutcome) -> None:
-        """Nothing is learnt."""
-
-    def forget(self, ids: Sequence[str]) -> None:
-        """Nothing is kept."""
-
 
 @cache
 def mixed_goodput(mix: Mix, texts: Texts, requests: int, seed: int) -> float:
@@ -157,5 +149,6 @@ def mixed_goodput(mix: Mix, texts: Texts, requests: int, seed: int) -> float:
 
 
 def goodput(controller: Controller, texts: Texts, requests: int, seed: int) -> float:
-    """Tokens/s over 400 steps."""
-    return CopyingLoop(requests, seed, lambda step, request: texts.quality, texts=texts).run(controller, 400).goodput
+    """Tokens/s over ``STEPS`` steps."""
+    loop = CopyingLoop(requests, seed, lambda step, request: texts.quality, texts=texts)
+    return loop.run(controller, STEPS).goodput

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from dynaspec.bench.decoders import SharedModels, open_engine
+from dynaspec.contract.errors import ConfigError
 from dynaspec.control.policies.short_names import parse_policy
 from paired_steps import Side, Turn, as_table, measure
 
@@ -35,8 +36,10 @@ def test_every_turn_pairs_steps_that_decode_alone(engines):
     assert not any(engine.unfinished for engine in engines)
 
 
-def test_too_short_a_turn_counts_for_nothing(engines):
-    assert measure(*engines, PROMPTS, requests=1, turns=1, tokens=4) == []
+def test_a_turn_without_a_pair_of_steps_is_refused(engines):
+    with pytest.raises(ConfigError, match="tokens is 1, which leaves no steps"):
+        measure(*engines, PROMPTS, requests=1, turns=1, tokens=1)
+    assert not any(engine.unfinished for engine in engines)
 
 
 def test_the_ratio_is_that_of_speeds():
