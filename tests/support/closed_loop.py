@@ -170,8 +170,8 @@ class Loop:
             outcome, seconds = self._outcome(rng, view, plan, lens, drawn, verified, accepted, shown, read_in)
             caught_up = (drawn > 0) & (read == lag)
             lag = np.where(caught_up, 0, lag + accepted + 1)
+            controller.observe(replace(outcome, came_true=self._came_true(accepted + 1)))
             self._go_on(accepted + 1)
-            controller.observe(outcome)
             trace.tokens.append(count + float((chance.cumprod(axis=1) * tested).sum()))
             trace.seconds.append(seconds)
             trace.lengths.append(float(lens.sum()) / count)
@@ -199,6 +199,10 @@ class Loop:
     def _offers(self, count: int) -> tuple[tuple[tuple[int, int], ...] | None, ...]:
         """Of each proposer, see ``StepView.offers``."""
         return (None,) * max(1, len(self.limits.proposers))
+
+    def _came_true(self, emitted: npt.NDArray[np.int64]) -> tuple[tuple[tuple[int, int, int], ...] | None, ...]:
+        """See ``StepOutcome.came_true``."""
+        return ()
 
     def _go_on(self, emitted: npt.NDArray[np.int64]) -> None:
         """[B] tokens were emitted."""

@@ -90,6 +90,11 @@ class CopyingLoop(Loop):
             self.at = np.zeros(count, dtype=np.int64)
         return None, tuple((match, LONGEST if match else 0) for match in self._here(0).tolist())
 
+    def _came_true(self, emitted: Ints) -> tuple[tuple[tuple[int, int, int], ...] | None, ...]:
+        match = self._here(0)
+        compared = np.where(match > 0, np.minimum(emitted, LONGEST), 0)
+        return None, tuple(map(tuple, np.stack([match, compared, np.minimum(compared, self._here(1))], 1).tolist()))
+
     def _go_on(self, emitted: Ints) -> None:
         self.at = self.at + emitted
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dynaspec.contract.proposer import DecodeBatch, Drafts, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Offers, TargetStep
 from dynaspec.contract.step import SpecPlan
 
 from .checkpoints import VOCAB
@@ -43,7 +43,7 @@ class RaisingProposer(ScriptedProposer):
         self._pass_through("lag")
         return super().lag(batch)
 
-    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
+    def peek(self, batch: DecodeBatch) -> Offers | None:
         self._pass_through("peek")
         return super().peek(batch)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, ProposerNeeds, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, Offers, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 
 
@@ -40,7 +40,7 @@ class ScriptedProposer:
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
         return (0,) * len(batch.ids)
 
-    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
+    def peek(self, batch: DecodeBatch) -> Offers | None:
         return None
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:

@@ -15,7 +15,7 @@ import torch
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS
-from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, Proposer, ProposerNeeds, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, Offers, Proposer, ProposerNeeds, TargetStep
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import LOGIT_RANGE, ProposerTraits, SpecPlan
 from dynaspec.control.config import SpeculativeConfig
@@ -57,7 +57,7 @@ class Wrapped:
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
         return self.inner.lag(batch)
 
-    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
+    def peek(self, batch: DecodeBatch) -> Offers | None:
         return self.inner.peek(batch)
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:

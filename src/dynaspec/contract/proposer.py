@@ -103,6 +103,20 @@ class ProposerNeeds:
     """Is told of all output (``Proposer.commit``)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """What a lookup proposer has found, of B requests."""
+
+    found: tuple[tuple[int, int], ...]
+    """(match length, tokens on offer) for each request, as in ``StepView.offers``."""
+    tokens: npt.NDArray[np.int64]
+    """[B, ≥ most on offer] the tokens themselves; what is behind them is undefined."""
+
+    def select(self, keep: Sequence[int]) -> Offers:
+        """What has been found for some of the requests."""
+        return Offers(tuple([self.found[i] for i in keep]), self.tokens[list(keep)])
+
+
 class KeptText(NamedTuple):
     """Text that a proposer keeps to draft from."""
 
@@ -131,8 +145,8 @@ class Proposer(Protocol):
         """Committed tokens, but the last, that its state has not seen, for each request."""
         ...
 
-    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
-        """For lookup proposers: (match length, tokens on offer) for each request. Others: None."""
+    def peek(self, batch: DecodeBatch) -> Offers | None:
+        """For lookup proposers: what they have found for each request. Others: None."""
         ...
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:

@@ -62,13 +62,3 @@ def signal_of(signal: Sequence[Sequence[float]], confidence: Sequence[Sequence[f
     found = np.zeros(sum(lens))
     found[np.repeat(np.array(told, dtype=np.int64) > 0, lens)] = logits(flat(confidence, told))
     return found
-
-
-def match_signals(match: Sequence[int], lens: Sequence[int]) -> Floats:
-    """[Σ lens] Signals of drafts that were looked up, one request after the other, by the lengths [B] of their matches.
-
-    log₂ of half the tokens that agree if all before are right, as these are part of the match then.
-    """
-    matches, lengths = np.maximum(np.array(match, dtype=np.int64), 1), np.array(lens, dtype=np.int64)
-    agree = matches[:, None] + np.arange(lengths.max(initial=0))
-    return np.asarray(np.log2(agree[agree - matches[:, None] < lengths[:, None]] / 2.0))

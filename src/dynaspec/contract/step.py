@@ -292,6 +292,10 @@ class StepOutcome:
     the order of the draft; ~node of those that were not accepted. None for chains."""
     plan_s: float = 0.0
     """What the controller's plan took of ``step_s``; 0 = not known, or it was planned during the step before."""
+    came_true: tuple[tuple[tuple[int, int, int], ...] | None, ...] = ()
+    """One entry a proposer: None, or for lookup proposers a column of (match length, tokens on offer that the text has
+    got to, how many of them, from the first on, are the text's), whether they were drafted or not. Empty = not known.
+    """
 
 
 def _selected(value: object, columns: Sequence[str], keep: Sequence[int]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dynaspec.contract.proposer import Drafts
+from dynaspec.contract.proposer import Drafts, Offers
 from dynaspec.contract.step import DraftView, SpecPlan, StepView
 from dynaspec.schedule.batch import StepBatch
 
@@ -22,6 +22,8 @@ class ScheduledStep:
     """When planning began, by the engine's clock."""
     plan_s: float = 0.0
     """Seconds that the controller's plan took."""
+    offers: tuple[Offers | None, ...] = ()
+    """What each proposer was found to offer before the plan."""
 
 
 @dataclass(slots=True)

@@ -6,9 +6,10 @@ from collections import Counter
 
 import numpy as np
 
-from dynaspec.contract.proposer import Drafts, Ints
+from dynaspec.contract.proposer import Drafts, Ints, Offers
 from dynaspec.contract.step import Ended, Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.contract.tree import MAX_NODES
+from dynaspec.propose.offers import came_true, found
 from dynaspec.schedule.batch import Committed, StepBatch, StepResult
 
 from .acts import ExecutedStep
@@ -18,12 +19,13 @@ def build_view(
     batch: StepBatch,
     limits: Limits,
     lag: tuple[tuple[int, ...], ...],
-    offers: tuple[tuple[tuple[int, int], ...] | None, ...],
+    offers: tuple[Offers | None, ...],
 ) -> StepView:
     """Columns of the decoding requests; rooms are never negative.
 
     Args:
-        lag, offers: see ``StepView``.
+        lag: see ``StepView``.
+        offers: of each proposer.
     """
     room = tuple(np.maximum(batch.room, 0).tolist())
     params = [request.params for request in batch.requests]
@@ -37,7 +39,7 @@ def build_view(
         max_draft=tuple([p.max_draft_tokens for p in params]),
         temperature=tuple([p.temperature for p in params]),
         lag=lag,
-        offers=offers,
+        offers=found(offers),
         prefill_tokens=batch.prefill_tokens,
         waiting=batch.waiting,
         limits=limits,
@@ -60,7 +62,13 @@ def why_off(view: StepView, plan: SpecPlan) -> dict[str, int]:
     )
 
 
-def build_outcome(ran: ExecutedStep, committed: Committed, step_s: float, plan_s: float = 0.0) -> StepOutcome:
+def build_outcome(
+    ran: ExecutedStep, committed: Committed, offers: tuple[Offers | None, ...], step_s: float, plan_s: float = 0.0
+) -> StepOutcome:
+    """
+    Args:
+        offers: that the step's plan was made with, for the texts as they were before it.
+    """
     batch, result = ran.scheduled.batch, ran.verified.result
     return StepOutcome(
         plan_step=batch.step,
@@ -88,6 +96,7 @@ def build_outcome(ran: ExecutedStep, committed: Committed, step_s: float, plan_s
         signal=ran.drafted.signal,
         tested=_tested(result.verdict, ran.drafts.parents),
         plan_s=plan_s,
+        came_true=came_true(offers, batch.tokens, batch.lanes, batch.lengths, batch.lengths + committed.emitted),
     )
 
 

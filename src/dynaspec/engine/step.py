@@ -72,7 +72,7 @@ class Step:
         self._needs = plan.next_needs
         batch.skipped = why_off(view, plan)
         plan = self._scheduler.reserve(batch, plan)
-        return ScheduledStep(batch, view, plan, began, plan_s)
+        return ScheduledStep(batch, view, plan, began, plan_s, offers)
 
     def settle(self, scheduled: ScheduledStep) -> ScheduledStep | None:
         """Brings a step that was planned ahead up to date; None if all its requests have left."""
@@ -82,6 +82,7 @@ class Step:
             return None
         if keep is not None:
             scheduled.view, scheduled.plan = scheduled.view.select(keep), scheduled.plan.select(keep)
+            scheduled.offers = tuple(None if one is None else one.select(keep) for one in scheduled.offers)
         return scheduled
 
     def discard(self, scheduled: ScheduledStep) -> None:
@@ -110,8 +111,10 @@ class Step:
         touched = self._follow(batch, committed)
         now = self._clock()
         began, ahead = ran.scheduled.began_s, ran.scheduled.began_s < self._last_end
-        plan_s = 0.0 if ahead else ran.scheduled.plan_s
-        outcome = build_outcome(ran, committed, step_s=now - max(began, self._last_end), plan_s=plan_s)
+        step_s, plan_s = now - max(began, self._last_end), 0.0 if ahead else ran.scheduled.plan_s
+        # A step that was planned ahead looked for offers before the text that it goes on from was there.
+        offers = () if ahead else ran.scheduled.offers
+        outcome = build_outcome(ran, committed, offers, step_s=step_s, plan_s=plan_s)
         self._last_end = now
         self._controller.observe(outcome)
         self._stats.record(outcome)

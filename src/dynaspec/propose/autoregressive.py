@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, ProposerNeeds, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, Offers, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan, TreeRule
 from dynaspec.kv.rows import RaggedRows, ragged_rows
 from dynaspec.kv.tables import BlockTables
@@ -88,7 +88,7 @@ class AutoregressiveProposer:
         # A request that has just taken a lane over is known here from the step on: until then it is its predecessor's.
         return tuple(np.maximum(batch.lengths - 1 - self._marks.seen[batch.lanes], 0).tolist())
 
-    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
+    def peek(self, batch: DecodeBatch) -> Offers | None:
         return None
 
     def commit(self, text: NewText) -> None:

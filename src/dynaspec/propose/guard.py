@@ -24,7 +24,7 @@ import torch
 
 from dynaspec.compiled import kernel
 from dynaspec.contract.errors import ProposerFault
-from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, Proposer, ProposerNeeds, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, Offers, Proposer, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 
 _PASSES = 31
@@ -64,7 +64,7 @@ class NoProposer:
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
         return (0,) * len(batch.ids)
 
-    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
+    def peek(self, batch: DecodeBatch) -> Offers | None:
         return None
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
@@ -285,12 +285,8 @@ class FaultBarrier:
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
         return self._call(lambda: _one_each(self.proposer.lag(batch), batch), (0,) * len(batch.ids))
 
-    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
-        def peek() -> tuple[tuple[int, int], ...] | None:
-            offers = self.proposer.peek(batch)
-            return None if offers is None else _one_each(offers, batch)
-
-        return self._call(peek, None)
+    def peek(self, batch: DecodeBatch) -> Offers | None:
+        return self._call(lambda: _checked(self.proposer.peek(batch), batch), None)
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         """Drafts that are safe to verify."""
@@ -382,6 +378,19 @@ class FaultBarrier:
     def _with_skipped(drafts: Drafts, barred: dict[str, str]) -> Drafts:
         drafts.skipped = {**(drafts.skipped or {}), **barred}
         return drafts
+
+
+def _checked(offers: Offers | None, batch: DecodeBatch) -> Offers | None:
+    """
+    Raises:
+        ProposerFault: not one entry a request, or fewer tokens than are on offer.
+    """
+    if offers is not None:
+        most = max((tokens for _, tokens in _one_each(offers.found, batch)), default=0)
+        if offers.tokens.ndim != 2 or len(offers.tokens) != len(offers.found) or offers.tokens.shape[1] < most:
+            expected = f"[{len(offers.found)}, {most}]"
+            raise ProposerFault(f"offers have tokens {list(offers.tokens.shape)}; expected {expected} or wider")
+    return offers
 
 
 def _one_each(column: tuple[_T, ...], batch: DecodeBatch) -> tuple[_T, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.compiled import njit
-from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, ProposerNeeds, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, Offers, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 
 _PEEK_TOKENS = 64
@@ -53,7 +53,7 @@ def longest_matches(
     min_n: int,
     max_n: int,
     wanted: int,
-) -> npt.NDArray[np.int64]:
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """``longest_match`` of several texts.
 
     Args:
@@ -61,13 +61,14 @@ def longest_matches(
         lanes, lengths: [B]
 
     Returns:
-        [B, 2] length of the match, and tokens that follow it, ``wanted`` at most.
+        [B, 2] length of the match, and number of tokens that follow it, ``wanted`` at most; [B, wanted] these tokens.
     """
-    out = np.empty((lanes.size, 2), np.int64)
+    out, following = np.empty((lanes.size, 2), np.int64), np.zeros((lanes.size, wanted), np.int64)
     for r in range(lanes.size):
         n, start = longest_match(tokens[lanes[r]], lengths[r], min_n, max_n, wanted)
         out[r, 0], out[r, 1] = n, min(lengths[r] - start, wanted)
-    return out
+        following[r, : out[r, 1]] = tokens[lanes[r], start : start + out[r, 1]]
+    return out, following
 
 
 @njit(cache=True, nogil=True)
@@ -172,9 +173,10 @@ class NgramProposer:
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
         return (0,) * len(batch.ids)
 
-    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...]:
-        found = longest_matches(batch.tokens, batch.lanes, batch.lengths, self._min_n, self._max_n, _PEEK_TOKENS)
-        return tuple(map(tuple, found.tolist()))
+    def peek(self, batch: DecodeBatch) -> Offers:
+        where = batch.tokens, batch.lanes, batch.lengths
+        found, following = longest_matches(*where, self._min_n, self._max_n, _PEEK_TOKENS)
+        return Offers(tuple(map(tuple, found.tolist())), following)
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         drafts = Drafts(

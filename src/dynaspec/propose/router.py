@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, KeepsText, KeptText, NewText, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, KeepsText, KeptText, NewText, Offers, TargetStep
 from dynaspec.contract.step import SpecPlan
 
 from .guard import FaultBarrier, no_drafts
@@ -42,8 +42,8 @@ class Router:
         """A column for each proposer: see ``Proposer.lag``."""
         return tuple(proposer.lag(batch) for proposer in self._proposers)
 
-    def peek(self, batch: DecodeBatch) -> tuple[tuple[tuple[int, int], ...] | None, ...]:
-        """A column for each proposer, or None: see ``Proposer.peek``."""
+    def peek(self, batch: DecodeBatch) -> tuple[Offers | None, ...]:
+        """Of each proposer: see ``Proposer.peek``."""
         return tuple(proposer.peek(batch) for proposer in self._proposers)
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:

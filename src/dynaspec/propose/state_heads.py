@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from dynaspec.compiled import kernel
-from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, ProposerNeeds, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, Offers, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule, TreeRule
 from dynaspec.kv.tables import BlockTables
 from dynaspec.model.kernels.state_heads import medusa_logits, mlp_begin, mlp_logits, mlp_step
@@ -244,7 +244,7 @@ class StateHeadsProposer:
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
         return (0,) * len(batch.ids)
 
-    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
+    def peek(self, batch: DecodeBatch) -> Offers | None:
         return None
 
     def commit(self, text: NewText) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.methods import METHODS
-from dynaspec.contract.proposer import DecodeBatch, Drafts, KeptText, NewText, ProposerNeeds, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, KeptText, NewText, Offers, ProposerNeeds, TargetStep
 from dynaspec.contract.step import SpecPlan, TreeRule
 from dynaspec.control.keys import SuffixSettings
 
@@ -200,10 +200,15 @@ class SuffixProposer:
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
         return (0,) * len(batch.ids)
 
-    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...]:
+    def peek(self, batch: DecodeBatch) -> Offers:
         with self._lock:
             drafts = [self._draft(batch.tokens, lane) for lane in batch.lanes.tolist()]
-        return tuple([(0, 0) if d is None else (d.match_length, d.tokens.size) for d in drafts])
+        found = tuple([(0, 0) if d is None else (d.match_length, d.tokens.size) for d in drafts])
+        tokens = np.zeros((len(found), max((size for _, size in found), default=0)), dtype=np.int64)
+        for row, draft in zip(tokens, drafts, strict=True):
+            if draft is not None:
+                row[: draft.tokens.size] = draft.tokens
+        return Offers(found, tokens)
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         # A stop rule is about a model's signals, and so are the trees beside it: drafts of counts stay chains there.

@@ -17,6 +17,7 @@ from .first_choice import Choices, FirstChoices
 from .growth import Growth, add_nodes, as_drafts, grow, next_parents, parent_rows, paths
 from .guard import nonsense
 from .ngram import NgramProposer, gather_signal
+from .offers import came_true
 from .router import Part
 from .stopping import stop_mask
 from .watermark import move_marks, slots_before, unread_rows
@@ -40,7 +41,7 @@ def load_kernels() -> None:
     text = batch.tokens, zero, batch.lengths, np.zeros((1, 1), np.int64), zero
     gather_signal(column[0], column[0], LOGIT_RANGE, *text, 0, REPEAT_MATCH, REPEAT_WEIGHT, column, column.copy())
     lookup = NgramProposer(1, 2)
-    lookup.peek(batch)
+    came_true((lookup.peek(batch),), batch.tokens, zero, zero, one)
     plan = SpecPlan(step=0, depth=(1,), proposer=(0,), nodes=(1,))
     drafts = lookup.propose(batch, plan)
     nonsense(drafts, plan, vocab_size=2)

@@ -6,11 +6,12 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts
 from dynaspec.contract.step import Needs, SpecPlan
-from dynaspec.propose.ngram import NgramProposer
+from dynaspec.propose.ngram import NgramProposer, longest_match
 from unit.engine.fakes import Result, Rig, prompt, request
 
 CYCLE = (5, 3, 0, 5)
@@ -72,6 +73,34 @@ def test_proposers_are_asked_what_the_plan_before_needs(
     assert rig.controller.views[0].lag
     seen = {(len(view.lag), sum(column is not None for column in view.offers)) for view in rig.controller.views[1:]}
     assert seen == {columns}
+
+
+def test_outcomes_tell_what_came_of_offers_that_nobody_took_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(CYCLE, BOTH, order=1)
+    plan = rig.controller.plan
+    monkeypatch.setattr(rig.controller, "plan", lambda view: replace(plan(view), proposer=(0,) * len(view.ids)))
+    results = run(rig)
+    texts = {f"r{i}": np.array([*prompt(size, i), *results[f"r{i}"].output]) for i, size in enumerate(SIZES)}
+    views, right = {view.step: view for view in rig.controller.views}, [0, 0]
+    for outcome in rig.controller.outcomes:
+        view, (model, lookup) = views[outcome.plan_step], outcome.came_true
+        assert model is None
+        for i, (name, (match, compared, agreed)) in enumerate(zip(outcome.ids, lookup or (), strict=True)):
+            length, (matched, offered) = view.context_len[i], (view.offers[1] or ())[i]
+            assert (match, compared) == (matched, min(offered, outcome.emitted[i]))
+            start = longest_match(texts[name][:length].astype(np.int32), length, 1, 3, 64)[1]
+            same = texts[name][length : length + compared] == texts[name][start : start + compared]
+            assert agreed == (compared if same.all() else same.argmin())
+            right[0], right[1] = right[0] + compared, right[1] + agreed
+    assert 0 < right[1] < right[0]
+
+
+def test_steps_that_are_planned_ahead_tell_nothing_of_offers() -> None:
+    """They looked for them in a text that was not there yet."""
+    rig = Rig(CYCLE, BOTH, overlapped=True, order=1)
+    run(rig)
+    told = [outcome for outcome in rig.controller.outcomes if outcome.came_true]
+    assert len(told) < 3 < len(rig.controller.outcomes)
 
 
 class Broken(NgramProposer):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dynaspec.contract.proposer import Ints
+from dynaspec.contract.proposer import Ints, Offers
 from dynaspec.contract.step import SpecPlan, StopRule
 from dynaspec.kv.pool import BlockPool
 from dynaspec.kv.tables import BlockTables
@@ -48,6 +48,11 @@ def batch(*texts: Sequence[int], tables: BlockTables | None = None, lanes: Seque
         tokens=tokens,
         block_tables=np.zeros((1, 1), dtype=np.int32) if tables is None else tables.array,
     )
+
+
+def offered(found: tuple[tuple[int, int], ...]) -> Offers:
+    """Tokens 0, as many as are said to be found."""
+    return Offers(found, np.zeros((len(found), max(tokens for _, tokens in found)), dtype=np.int64))
 
 
 def plan(

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, ProposerNeeds
+from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, Offers, ProposerNeeds
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 from dynaspec.propose.guard import FaultBarrier, TargetPassTimer
-from unit.propose.batches import batch, plan, target
+from unit.propose.batches import batch, offered, plan, target
 
 VOCAB = 8
 
@@ -30,8 +30,8 @@ class Faulty:
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
         return self._book("lag", (3,) * len(batch.ids))
 
-    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
-        return self._book("peek", ((1, 2),) * len(batch.ids))
+    def peek(self, batch: DecodeBatch) -> Offers | None:
+        return self._book("peek", offered(((1, 2),) * len(batch.ids)))
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         self.depths.append(plan.depth)

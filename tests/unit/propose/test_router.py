@@ -9,15 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaspec.contract.proposer import DecodeBatch, Drafts, ProposerNeeds
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Offers, ProposerNeeds
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule, TreeRule
 from dynaspec.propose.guard import FaultBarrier, TargetPassTimer, nonsense
+from dynaspec.propose.offers import found
 from dynaspec.propose.router import Router, merge
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 from dynaspec.verify.chain import accept_chain
-from unit.propose.batches import batch, plan, target
+from unit.propose.batches import batch, offered, plan, target
 
 VOCAB = 8
 
@@ -40,8 +41,8 @@ class Stub:
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
         return (self.token,) * len(batch.ids)
 
-    def peek(self, batch: DecodeBatch) -> tuple[tuple[int, int], ...] | None:
-        return None if self.q else ((1, self.token),) * len(batch.ids)
+    def peek(self, batch: DecodeBatch) -> Offers | None:
+        return None if self.q else offered(((1, self.token),) * len(batch.ids))
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         if self.broken:
@@ -145,7 +146,7 @@ def test_all_follow_every_request() -> None:
     both = router(*stubs)
     everyone = batch([1], [2])
     assert both.lag(everyone) == ((3, 3), (5, 5))
-    assert both.peek(everyone) == (None, ((1, 5), (1, 5)))
+    assert found(both.peek(everyone)) == (None, ((1, 5), (1, 5)))
     step = target([0], [2], [0])
     both.admit(1, (4, 5), "salt")
     both.advance(step)

@@ -42,7 +42,7 @@ class Desk:
         return batch(*(self.texts[lane] for lane in lanes), lanes=lanes)
 
     def peek(self, *lanes: int) -> tuple[tuple[int, int], ...]:
-        return self.proposer.peek(self.batch(*lanes))
+        return self.proposer.peek(self.batch(*lanes)).found
 
     def draft(self, lane: int, depth: int = 8) -> list[int]:
         drafts = self.drafts((lane,), (depth,))
@@ -72,6 +72,7 @@ def test_what_is_offered_is_drafted() -> None:
     offers = desk.peek(0, 1, 2)
     drafts = desk.drafts((0, 1, 2), (8, 8, 0))
     assert [n for _, n in offers[:2]] == drafts.lens.tolist()[:2]
+    assert desk.proposer.peek(desk.batch(0)).tokens.tolist() == [drafts.tokens[0, : drafts.lens[0]].tolist()]
     assert offers[1] == (0, 0)
     assert drafts.lens[2] == 0
     assert drafts.skipped == {"b": "no_match"}

@@ -35,10 +35,7 @@ class CachedPlan(Wrapper[AutoController]):
             self._inner.holds -= 1
             latest = self._repeated(view, latest)
             self._inner.note(view, latest)
-            old = latest.plan
-            plan = self._planner.plan(view, old.depth, old.stop, old.proposer, old.probe_context)
-            if old.tree is not None:
-                plan = self._planner.branch(view, plan, self._inner.most_nodes, old.tree)
+            plan = self._at(view, latest.plan)
         else:
             plan = self._inner.plan(view)
             self._made_for = frozenset(view.ids)
@@ -49,6 +46,13 @@ class CachedPlan(Wrapper[AutoController]):
             return plan
         needs: Needs = "lag" if any(plan.depth) else "nothing"
         return plan.needing(needs)
+
+    def _at(self, view: StepView, plan: SpecPlan) -> SpecPlan:
+        """A plan for these requests, as they are now."""
+        if not any(plan.depth):
+            return plan.at(view.step)
+        found = self._planner.plan(view, plan.depth, plan.stop, plan.proposer, plan.probe_context)
+        return found if plan.tree is None else self._planner.branch(view, found, self._inner.most_nodes, plan.tree)
 
     def _learn_match(self, index: int, view: StepView, plan: SpecPlan) -> None:
         """Longer matches than those that a plan made nothing of are worth a plan of their own."""

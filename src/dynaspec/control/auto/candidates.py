@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.contract.signals import match_signals
 from dynaspec.contract.step import Limits, StepView
 from dynaspec.contract.work import runs_model
 from dynaspec.control.estimate.costs import StepCosts
 
-from ..estimate.acceptance import AcceptanceModel
+from ..estimate.acceptance import AcceptanceModel, match_signals
 from ..estimate.settings import AutoSettings
 from .explore import Prediction
 from .lengths import Slots, Target, fill, own_prices, weigh
@@ -78,7 +77,7 @@ class Candidates:
             depth = fill(slots, self._levels, self._uniform, at.target)
             tokens, seconds, _, brings = weigh(price, slots, depth, at.target)
             # What lookups offer changes in every step, which is planned anew.
-            step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds + self._settings.planning_s)
+            step = Prediction(at.plain.tokens + tokens, at.plain.seconds + seconds + self._costs.planning_s)
             priced = step if len(self._traits) == 1 else at.plain
             found[int(owner[depth.argmax()])] = Candidate(depth, owner, step, priced)
             offers = (np.where(depth > 0, owner, -1), slots._replace(read_s=brings))
@@ -130,7 +129,7 @@ class Candidates:
                 joint = _instead(slots, offers[1], looked_up)
                 both = fill(joint, self._levels, self._uniform, at.target)
                 more, more_s, spread, _ = weigh(price, joint, both, at.target)
-                more_s += on.planning_s
+                more_s += self._costs.planning_s
                 if (more - tokens) * price > more_s + spread - seconds - spread_s:
                     depth, owner = both, np.where(looked_up, offers[0], owner)
                     tokens, seconds = more, more_s
@@ -151,9 +150,9 @@ class Candidates:
                 offers = tuple((1, most) for most in at.cap.tolist())
             if offers is None:
                 continue
-            cap = np.minimum(at.cap, [tokens if match > 0 else 0 for match, tokens in offers])
-            signal, nothing = match_signals([match for match, _ in offers], cap.tolist()), np.zeros(cap.size)
-            survival = self._models[index].survival(at.slots, cap, int(at.cap.max()), signal)
+            match, tokens = np.array(offers, dtype=np.int64).T
+            cap, nothing = np.minimum(at.cap, np.where(match > 0, tokens, 0)), np.zeros(match.size)
+            survival = self._models[index].survival(at.slots, cap, int(at.cap.max()), match_signals(match, cap))
             row_s, owner = self._costs.draft_terms(index)[2] + at.seen_s, np.full(cap.size, index)
             worth = own_prices(survival, cap, row_s, at.target, at.plain.seconds)
             one = Slots(worth, survival, cap, row_s, nothing, nothing > 0.0, 0.0, 0.0, False)

@@ -17,12 +17,12 @@ from dynaspec.control.estimate.costs import StepCosts, row_price_s, target_s
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.policies.wrappers import plain_plan
 
-from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots
+from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots, match_signals
 from ..estimate.settings import AutoSettings
 from ..profile import Profile
 from .candidates import Candidate, Candidates, PlanningContext
 from .explore import PLAIN, Choice, Explorer, Prediction
-from .learning import Learner, Planned, matches
+from .learning import Learner, Planned
 from .lengths import Target, admit, branch_thresholds, stop_thresholds
 
 Floats = npt.NDArray[np.float64]
@@ -112,7 +112,7 @@ class AutoController:
         uses = {p for p, depth in zip(plan.proposer, plan.depth, strict=True) if depth}
         if all(runs_model(self._limits.proposers[p]) for p in uses):
             step_s = expected.seconds + self.costs.prompt_s(len(view.ids), view.prefill_tokens)
-            often = self.settings.planning_s / (self.settings.planning_share * step_s)
+            often = self.costs.planning_s / (self.settings.planning_share * step_s)
             # A plan that rests on few steps of its arm is made anew soon: it may expect too much.
             self.holds = max(0, min(self._explorer.quiet, int(often), self._explorer.measured[choice.arm]))
         planned = Planned(plan, view.ids, view.prefill_tokens, choice, expected, self._price, trims, view.offers)
@@ -142,6 +142,8 @@ class AutoController:
 
     def observe(self, outcome: StepOutcome) -> None:
         self._learner.add(outcome, self._pending.pop(outcome.plan_step, None))
+        if outcome.plan_s and outcome.plan_step == self._step:  # not of a plan that was repeated
+            self.costs.observe_planning(outcome.plan_s)
         if any(outcome.drafted):
             self._rejected = 0 if any(outcome.accepted) else self._rejected + 1
             if self._rejected > 2:
@@ -271,7 +273,8 @@ class AutoController:
         for index in set(plan.proposer):
             mine, own, extra = np.array(plan.proposer) == index, signal, bonus
             if not runs_model(self._limits.proposers[index]):
-                own, extra = matches(view.offers[index], lengths), np.zeros(0)
+                offers = view.offers[index] or ((1, 1),) * lens.size
+                own, extra = match_signals(np.array([match for match, _ in offers]), lens), np.zeros(0)
             survival[mine] = self._models[index].survival(slots, lens, longest, own, extra)[mine]
         return survival
 

@@ -8,7 +8,7 @@ really lost, so one that gains pays for the next. Nothing else decides about mod
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -77,6 +77,8 @@ class Explorer:
         self.meet(1)
         self.budget = [0.0] + [self._first_budget] * (arms - 1)
         """[arms] steps that probes of each may cost at present."""
+        self.watched: Set[int] = frozenset()
+        """Arms whose drafts are compared with what comes whether they are played or not: a probe tells nothing new."""
         self._missed = [0.0] * arms
         self.measured = [0] * arms
         """[arms] steps of each that were measured so far."""
@@ -121,7 +123,8 @@ class Explorer:
         goodput = {arm: plan.goodput * self.ratio(arm) for arm, plan in plans.items()}
         leader = self._leader = self._lead(goodput, plans, steps)
         best = Prediction(plans[leader].tokens, plans[leader].seconds / self.ratio(leader))
-        costs = {arm: self._cost(arm, plan._replace(once_s=0.0), best) for arm, plan in plans.items() if arm != leader}
+        others = {arm: plan for arm, plan in plans.items() if arm != leader and arm not in self.watched}
+        costs = {arm: self._cost(arm, plan._replace(once_s=0.0), best) for arm, plan in others.items()}
         if self._probe is None and self._pause <= steps:  # a probe may lose more than the drafts that lose least
             for arm in [arm for arm in costs if arm != PLAIN and self.budget[arm] + steps * self._share >= costs[arm]]:
                 costs[arm] = self._cost(arm, probe(arm), best)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.contract.signals import match_signals, signal_of
+from dynaspec.contract.signals import signal_of
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StepOutcome
 from dynaspec.contract.work import drafting_before, drafting_in, drafting_of, runs_model
 from dynaspec.control.estimate.costs import MeasuredStep, StepCosts
 
-from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots
+from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots, match_signals
 from .explore import PLAIN, Choice, Explorer, Prediction
 
 Floats = npt.NDArray[np.float64]
@@ -37,6 +36,25 @@ class Planned:
     """Drafts are looked at before they are verified."""
     offers: Offers
     """As in the view."""
+
+
+@dataclass(slots=True)
+class _Runs:
+    """Verdicts on tokens of one proposer, in runs: each is right, or not, where all before it are. In columns."""
+
+    verdicts: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    """Slot, tokens, how many of them have a verdict, how many are right, position of the first."""
+    signal: list[float] = field(default_factory=list)
+    """Of all tokens of a model's, one run after the other."""
+    match: list[int] = field(default_factory=list)
+    """Of a lookup: the length of each run's match."""
+
+    def teach(self, model: AcceptanceModel) -> None:
+        if self.verdicts:
+            slots, lengths, tested, accepted, starts = np.array(self.verdicts, dtype=np.int64).T.copy()
+            match = np.array(self.match, dtype=np.int64)
+            signal = match_signals(match, lengths) if self.match else np.array(self.signal, dtype=np.float64)
+            model.observe(slots, lengths, tested, accepted, signal, starts)
 
 
 @dataclass(slots=True)
@@ -64,65 +82,94 @@ class Learner:
 
     def learn(self) -> None:
         """From the steps that have come since the last time."""
-        drafted = [one for one in self._unread if any(one[0].drafted)]
-        if drafted:
-            self._learn_acceptance([one for one in drafted if one[0].tested is None])
-            self._learn_walks([one for one in drafted if one[0].tested is not None])
+        self._learn_acceptance()
         told = [self._told(outcome, planned) for outcome, planned in self._unread]
         self.costs.observe(*(step for step in told if step is not None))
+        for outcome, _ in self._unread[-1:]:
+            self.explorer.watched = {1 + p for p, column in enumerate(outcome.came_true) if column is not None}
         for model in self.models:
             model.pass_steps(len(self._unread))
         self.slots.release(self._ended)
         self._unread.clear()
         self._ended.clear()
 
-    def _learn_walks(self, steps: Sequence[tuple[StepOutcome, Planned | None]]) -> None:
-        """From trees. Where another than the first choice was accepted, the walk goes on: then a new run begins."""
-        runs: dict[int, list[tuple[int, int, int, int]]] = {}
-        signals: dict[int, list[float]] = {}
-        for outcome, planned in steps:
-            columns = zip(self.slots.of(outcome.ids).tolist(), outcome.proposer, outcome.tested or (), strict=True)
-            for i, (slot, index, walk) in enumerate(columns):
-                told, start = signals.setdefault(index, []), 0
-                strength, confidence = self._strength(outcome, planned, i), outcome.confidence[i]
-                for position, (first, *others) in enumerate(walk):
-                    told.append(strength[_node(first)])
-                    self.later[index].observe([confidence[_node(node)] for node in others], others)
-                    if first < 0 or position == len(walk) - 1:
-                        length = position + 1 - start
-                        runs.setdefault(index, []).append((slot, length, length - (first < 0), start))
-                        start = position + 1
-        for index, found in runs.items():
-            slots, tested, accepted, starts = (np.array(column, dtype=np.int64) for column in zip(*found, strict=True))
-            self.models[index].observe(slots, tested, tested, accepted, np.array(signals[index]), starts)
-
-    def _strength(self, outcome: StepOutcome, planned: Planned | None, i: int) -> Floats:
-        """[drafted] What speaks for the tokens of request i."""
-        lens = outcome.drafted[i : i + 1]
-        if runs_model(self.proposers[outcome.proposer[i]]):
-            return signal_of(outcome.signal[i : i + 1], outcome.confidence[i : i + 1], lens)
-        offers = planned.offers[outcome.proposer[i]] if planned else None
-        return matches(None if offers is None else offers[i : i + 1], lens)
-
-    def _learn_acceptance(self, steps: Sequence[tuple[StepOutcome, Planned | None]]) -> None:
-        if not steps:
-            return
-        outcomes = [outcome for outcome, _ in steps]
-        slots = self.slots.of([request for outcome in outcomes for request in outcome.ids])
-        drafted, accepted, proposer = (
-            np.array(list(chain.from_iterable(columns)), dtype=np.int64)
-            for columns in zip(*((one.drafted, one.accepted, one.proposer) for one in outcomes), strict=True)
-        )
-        refused = np.array([end in _REFUSED for outcome in outcomes for end in outcome.ended])
-        signal = np.concatenate([signal_of(one.signal, one.confidence, one.drafted) for one in outcomes])
-        for index, model in enumerate(self.models):
-            mine, own = (proposer == index) & (drafted > 0), signal
-            if not mine.any():
+    def _learn_acceptance(self) -> None:
+        """From what was verified, and from what lookups offered where the text has come to it."""
+        runs = [_Runs() for _ in self.models]
+        for outcome, planned in self._unread:
+            drafted, came_true = any(outcome.drafted), enumerate(outcome.came_true)
+            told = [(p, column) for p, column in came_true if column and any(compared for _, compared, _ in column)]
+            if not drafted and not told:
                 continue
-            if not runs_model(self.proposers[index]):
-                told = ((one.drafted, planned.offers[index] if planned else None) for one, planned in steps)
-                own = np.concatenate([matches(offers, lens) for lens, offers in told])
-            model.observe(np.where(mine, slots, -1), drafted, accepted + refused, accepted, own)
+            slots = self.slots.of(outcome.ids).tolist()
+            if drafted:
+                self._add_drafts(runs, outcome, planned, slots)
+            for index, column in told:
+                self._add_offers(runs[index], index, outcome, column, slots)
+        for model, found in zip(self.models, runs, strict=True):
+            found.teach(model)
+
+    def _add_drafts(
+        self, runs: Sequence[_Runs], outcome: StepOutcome, planned: Planned | None, slots: Sequence[int]
+    ) -> None:
+        """What was verified. A chain is one run. On a walk through a tree a new one begins where another than the first
+        choice was accepted."""
+        signal: Sequence[float] = ()
+        if self._models_in(outcome):
+            signal = signal_of(outcome.signal, outcome.confidence, outcome.drafted).tolist()
+        first = 0
+        for i, (slot, index, drafted) in enumerate(zip(slots, outcome.proposer, outcome.drafted, strict=True)):
+            own, found, accepted = signal[first : first + drafted], runs[index], outcome.accepted[i]
+            first += drafted
+            if not drafted:
+                continue
+            model = runs_model(self.proposers[index])
+            if model and outcome.tested is not None:
+                self._add_walk(found, index, slot, outcome.tested[i], own, outcome.confidence[i])
+                continue
+            found.verdicts.append((slot, drafted, accepted + (outcome.ended[i] in _REFUSED), accepted, 0))
+            if model:
+                found.signal.extend(own)
+            else:  # looked-up drafts are chains, beside trees too
+                offers = planned.offers[index] if planned and planned.ids == outcome.ids else None
+                found.match.append(offers[i][0] if offers else 1)
+
+    def _add_walk(
+        self,
+        runs: _Runs,
+        index: int,
+        slot: int,
+        walk: Sequence[Sequence[int]],
+        signal: Sequence[float],
+        confidence: Sequence[float],
+    ) -> None:
+        start = 0
+        for position, (first, *others) in enumerate(walk):
+            runs.signal.append(signal[_node(first)])
+            self.later[index].observe([confidence[_node(node)] for node in others], others)
+            if first < 0 or position == len(walk) - 1:
+                length = position + 1 - start
+                runs.verdicts.append((slot, length, length, length - (first < 0), start))
+                start = position + 1
+
+    def _add_offers(
+        self,
+        runs: _Runs,
+        index: int,
+        outcome: StepOutcome,
+        column: Sequence[tuple[int, int, int]],
+        slots: Sequence[int],
+    ) -> None:
+        """What a lookup offered to requests for which another drafted, or nobody."""
+        columns = zip(slots, outcome.proposer, outcome.drafted, column, strict=True)
+        for slot, proposer, drafted, (match, compared, right) in columns:
+            if compared and not (drafted and proposer == index):
+                runs.verdicts.append((slot, compared, min(compared, right + 1), right, 0))
+                runs.match.append(match)
+
+    def _models_in(self, outcome: StepOutcome) -> bool:
+        columns = zip(outcome.proposer, outcome.drafted, strict=True)
+        return any(drafted and runs_model(self.proposers[index]) for index, drafted in columns)
 
     def _told(self, outcome: StepOutcome, planned: Planned | None) -> MeasuredStep | None:
         """What a step tells of costs, if anything, after the explorer has been told."""
@@ -165,9 +212,3 @@ class Learner:
 def _node(told: int) -> int:
     """The node of an entry of ``StepOutcome.tested``."""
     return told if told >= 0 else ~told
-
-
-def matches(offers: tuple[tuple[int, int], ...] | None, lens: Sequence[int]) -> Floats:
-    """[Σ lens] Signals of drafts that a lookup had offered; of the shortest match where that is not known."""
-    known = offers if offers is not None and len(offers) == len(lens) else ((1, 1),) * len(lens)
-    return match_signals([match for match, _ in known], lens)

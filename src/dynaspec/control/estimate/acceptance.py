@@ -165,6 +165,20 @@ def _survival(
     return out
 
 
+@njit(cache=True, nogil=True)
+def match_signals(match: Ints, lens: Ints) -> Floats:
+    """[Σ lens] Signals of tokens that were looked up, one request after the other, by the lengths [B] of their matches.
+
+    log₂ of half the tokens that agree if all before are right, as these are part of the match then.
+    """
+    out, n = np.empty(lens.sum()), 0
+    for r in range(lens.size):
+        for j in range(lens[r]):
+            out[n] = np.log2((max(match[r], 1) + j) / 2.0)
+            n += 1
+    return out
+
+
 class AcceptanceModel:
     """One proposer's. Requests have slots in it, see ``RequestSlots``.
 

@@ -203,6 +203,8 @@ class StepCosts:
             ),
             terms=np.concatenate([np.array(target), *drafters]),
         )
+        self.planning_s = self._settings.planning_s
+        """Of making a plan."""
         self.curve: Floats = _curve(self._state)
         """[m] seconds of passes over ``knots`` rows, context apart, at the present speed; non-decreasing."""
 
@@ -274,6 +276,10 @@ class StepCosts:
                 self._state.terms[:] *= rest_s / expected
         if steps:
             self.curve = _observe(self._state, np.array(steps), self._settings.noise, self._settings.drift)
+
+    def observe_planning(self, seconds: float) -> None:
+        """Making a plan took so long. Their logarithms are averaged: single ones are disturbed."""
+        self.planning_s *= (seconds / self.planning_s) ** (1.0 / self._settings.prior_steps)
 
     def document(self, proposer: int) -> dict[str, float]:
         """What drafting costs, as plain JSON values."""

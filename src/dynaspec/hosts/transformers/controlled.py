@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.generation import CandidateGenerator
 
 from dynaspec.contract.controller import Controller
+from dynaspec.contract.proposer import Offers
 from dynaspec.contract.step import DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.observe.stats import SpecStats
+from dynaspec.propose.offers import came_true, found
 
 from .drafters import Draft, Drafter
 
@@ -36,6 +39,8 @@ class _Open:
     view: StepView
     granted: SpecPlan
     plan: SpecPlan
+    offers: tuple[Offers | None, ...]
+    """What each drafter had to offer."""
     draft: Draft
     """As it was drafted."""
     verified: Draft
@@ -45,6 +50,7 @@ class _Open:
     ended: float = 0.0
     emitted: int = 0
     accepted: int = 0
+    came_true: tuple[tuple[tuple[int, int, int], ...] | None, ...] = ()
 
 
 class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transformers is not followed
@@ -83,7 +89,8 @@ class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transfor
         """The text with its draft, and the logits that the draft was drawn from."""
         started = self._clock()
         self._commit(started)
-        view = self._view(input_ids)
+        offers = tuple([drafter.offer(input_ids) for drafter in self._drafters])
+        view = self._view(input_ids.shape[1], offers)
         plan = self._controller.plan(view)
         depth = max(0, min(plan.depth[0], view.room_depth[0], self._limits.draft_lens[-1]))
         granted = plan if plan.depth == (depth,) else plan.with_depth((depth,))
@@ -93,7 +100,7 @@ class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transfor
             draft = draft.cut(depth)
         trimmed = self._controller.trim(view, granted, _draft_view(draft))
         verified = draft.cut(max(0, min(trimmed.depth[0], draft.length)))
-        self._open = _Open(view, granted, trimmed, draft, verified, started, self._clock())
+        self._open = _Open(view, granted, trimmed, offers, draft, verified, started, self._clock())
         return verified.sequence, verified.logits
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
@@ -104,6 +111,8 @@ class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transfor
         length = step.view.context_len[0]
         step.emitted = input_ids.shape[1] - length
         step.accepted = _common(input_ids, step.verified.sequence, length)
+        emitted, zero = input_ids[:, length:].cpu().numpy().astype(np.int32), np.zeros(1, np.int64)
+        step.came_true = came_true(step.offers, emitted, zero, zero, zero + step.emitted)
         step.ended = self._clock()
         self._drafters[step.granted.proposer[0]].settle(length, step.draft.length, step.accepted)
         self._unread = False
@@ -113,8 +122,7 @@ class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transfor
         self._commit(None)
         self._controller.forget([self._request.id])
 
-    def _view(self, text: torch.Tensor) -> StepView:
-        length = text.shape[1]
+    def _view(self, length: int, offers: tuple[Offers | None, ...]) -> StepView:
         room = max(0, self._request.max_length - length - 1)
         return StepView(
             step=self._next_step(),
@@ -125,7 +133,7 @@ class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transfor
             max_draft=(None,),
             temperature=(self._request.temperature,),
             lag=tuple((drafter.lag(length),) for drafter in self._drafters),
-            offers=tuple(_column(drafter.offer(text)) for drafter in self._drafters),
+            offers=found(offers),
             prefill_tokens=self._prefill(length),
             waiting=0,
             limits=self._limits,
@@ -187,6 +195,7 @@ def _outcome(step: _Open, step_s: float) -> StepOutcome:
         verify_s=step.ended - step.drafted,
         step_s=step_s,
         signal=(step.draft.signal,) if step.draft.signal else (),
+        came_true=step.came_true,
     )
 
 
@@ -203,10 +212,6 @@ def _why_none(step: _Open) -> dict[str, int]:
     if not step.granted.depth[0]:
         return {"policy" if step.view.room_depth[0] else "no_room": 1}
     return {} if step.draft.length else {"no_match": 1}
-
-
-def _column(offer: tuple[int, int] | None) -> tuple[tuple[int, int], ...] | None:
-    return None if offer is None else (offer,)
 
 
 def _common(text: torch.Tensor, drafted: torch.Tensor, start: int) -> int:

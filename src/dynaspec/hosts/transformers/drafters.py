@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from transformers.generation.candidate_generator import AssistedCandidateGeneratorDifferentTokenizers
 
+from dynaspec.contract.proposer import Offers
 from dynaspec.contract.step import StopRule
 from dynaspec.control.keys import SuffixSettings
 from dynaspec.propose.ngram import longest_match
@@ -52,8 +53,8 @@ class Drafter(Protocol):
         """Tokens of a text of ``length``, but the last, that the drafter has not read."""
         ...
 
-    def offer(self, text: torch.Tensor) -> tuple[int, int] | None:
-        """For lookups: (length of the match, tokens that follow it). Others: None."""
+    def offer(self, text: torch.Tensor) -> Offers | None:
+        """For lookups: what they have found for the text, a batch of one. Others: None."""
         ...
 
     def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
@@ -149,14 +150,13 @@ class PromptLookup:
     def lag(self, length: int) -> int:
         return 0
 
-    def offer(self, text: torch.Tensor) -> tuple[int, int]:
+    def offer(self, text: torch.Tensor) -> Offers:
         self._generator.num_output_tokens = self._longest
         self._found, _ = self._generator.get_candidates(text)
-        found = self._found.shape[1] - text.shape[1]
-        if not found:
-            return 0, 0
-        match, _ = longest_match(_row(text), text.shape[1], 1, self._generator.max_matching_ngram_size, 1)
-        return match, found
+        row, found, match = _row(text), self._found[0, text.shape[1] :].cpu().numpy(), 0
+        if found.size:
+            match, _ = longest_match(row, row.size, 1, self._generator.max_matching_ngram_size, 1)
+        return _offers(match, found)
 
     def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
         found = text if self._found is None else self._found
@@ -180,10 +180,10 @@ class TextLookup:
     def lag(self, length: int) -> int:
         return 0
 
-    def offer(self, text: torch.Tensor) -> tuple[int, int]:
-        length = text.shape[1]
-        match, self._start = longest_match(_row(text), length, self._min_n, self._max_n, self._longest)
-        return match, min(length - self._start, self._longest)
+    def offer(self, text: torch.Tensor) -> Offers:
+        row = _row(text)
+        match, self._start = longest_match(row, row.size, self._min_n, self._max_n, self._longest)
+        return _offers(match, row[self._start : self._start + self._longest])
 
     def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
         found = text[:, self._start : self._start + depth]
@@ -210,14 +210,14 @@ class SuffixLookup:
     def lag(self, length: int) -> int:
         return 0
 
-    def offer(self, text: torch.Tensor) -> tuple[int, int]:
+    def offer(self, text: torch.Tensor) -> Offers:
         row = _row(text)
         self._text.append(row, self._text.length or row.size, row.size)  # what is there at first is the prompt
         found = self._text.draft(row)
         if found is None:
-            return 0, 0
+            return _offers(0, self._found[:0])
         self._found = found.tokens
-        return found.match_length, found.tokens.size
+        return _offers(found.match_length, found.tokens)
 
     def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
         found = torch.from_numpy(self._found[:depth]).to(text.device)[None]
@@ -225,6 +225,10 @@ class SuffixLookup:
 
     def settle(self, length: int, drafted: int, accepted: int) -> None:
         """Nothing to keep: what was accepted is in the next text."""
+
+
+def _offers(match: int, tokens: npt.NDArray[np.integer]) -> Offers:
+    return Offers(((match, tokens.size),), tokens.astype(np.int64)[None])
 
 
 def _row(text: torch.Tensor) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaspec.contract.step import Limits, ProposerTraits, StepView
+from dynaspec.contract.step import Limits, ProposerTraits, StepOutcome, StepView
 from dynaspec.control.auto import AutoController, CachedPlan
 from support.closed_loop import COSTS, LIMITS, SMALL_PAIR, Loop, Machine, with_traits
 
@@ -175,3 +175,25 @@ def test_a_repeated_plan_expects_what_its_own_step_computes() -> None:
     after = inner.latest.expected.seconds
     assert beside > 2 * before
     assert abs(after / before - 1.0) < 0.01
+
+
+class Timed(CachedPlan):
+    """On a processor on which making a plan takes ``plan_s``, and repeating one next to nothing."""
+
+    def __init__(self, inner: Counted, plan_s: float) -> None:
+        super().__init__(inner, LIMITS)
+        self.counted, self.plan_s, self.before = inner, plan_s, 0
+
+    def observe(self, outcome: StepOutcome) -> None:
+        made, self.before = self.counted.plans > self.before, self.counted.plans
+        super().observe(replace(outcome, plan_s=self.plan_s if made else 1e-6))
+
+
+def test_dear_plans_are_repeated_for_longer() -> None:
+    made, slow = {}, replace(SMALL_PAIR, rows=tuple((n, 10 * s) for n, s in SMALL_PAIR.rows))
+    for plan_s in (1e-4, 5e-4, 5e-3):
+        _, inner = cached(slow)
+        Loop(8, quality=lambda step, request: 0.0, machine=slow).run(Timed(inner, plan_s), 600)
+        made[plan_s] = inner.plans
+    assert made[5e-3] < 0.8 * made[5e-4]
+    assert made[5e-4] < 0.5 * made[1e-4]

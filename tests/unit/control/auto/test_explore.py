@@ -75,6 +75,18 @@ def test_what_is_believed_to_be_better_is_played_though_its_first_probe_was_dear
     assert world.played[-10:] == [DRAFT] * 10
 
 
+def test_what_is_watched_is_played_when_it_is_better_and_never_probed() -> None:
+    world = World(0.9, 0.9)
+    world.explorer.watched = {DRAFT}
+    for _ in range(600):
+        world.step()
+    assert DRAFT not in world.played
+    world.predicted = world.real = 1.5  # as the estimators have learnt without a probe
+    for _ in range(40):
+        world.step()
+    assert world.played[-30:] == [DRAFT] * 30
+
+
 def test_measured_steps_outweigh_predictions() -> None:
     world = World(1.2, 0.7)
     for _ in range(600):

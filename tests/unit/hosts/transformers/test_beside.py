@@ -84,6 +84,26 @@ def test_both_draft_and_the_assistant_catches_up(looping: Models, monkeypatch: p
     assert counts.drafter_passes == sum(outcome.drafted[0] for outcome in by_assistant)
 
 
+@pytest.mark.parametrize("lookup", [BESIDE, {"policy": "auto", "suffix_decoding_max_tree_depth": 16}])
+def test_what_lookups_offered_is_compared_with_what_came(
+    looping: Models, lookup: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = routed(monkeypatch, [ASSISTANT, LOOKUP], length=3)
+    ours(looping, lookup, **REPEATING)
+    views = {view.step: view for view in made[0].views}
+    right = [0, 0]
+    for outcome in made[0].outcomes:
+        assistant, told = outcome.came_true
+        ((match, compared, agreed),) = told or ()
+        ((found, offered),) = views[outcome.plan_step].offers[LOOKUP] or ()
+        assert (assistant, match) == (None, found)
+        assert agreed <= compared == min(offered, outcome.emitted[0])
+        if outcome.proposer == (LOOKUP,) and outcome.drafted[0]:
+            assert agreed >= outcome.accepted[0]
+        right[outcome.proposer[0] == LOOKUP] += agreed
+    assert min(right) > 0
+
+
 def test_suffix_trees_beside_an_assistant(looping: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     made = routed(monkeypatch, [ASSISTANT, LOOKUP])
     config = {"policy": "auto", "suffix_decoding_max_tree_depth": 16, "num_assistant_tokens": 6}

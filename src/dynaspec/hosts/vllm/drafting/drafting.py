@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.controller import Controller
-from dynaspec.contract.proposer import Drafts, Ints, NewText
+from dynaspec.contract.proposer import Drafts, Ints, NewText, Offers
 from dynaspec.contract.step import DraftView, Limits, Needs, SpecPlan, StepView
 from dynaspec.kv.tables import BlockTables
 from dynaspec.observe.decision_log import DecisionLog
 from dynaspec.propose.guard import TargetPassTimer
+from dynaspec.propose.offers import found
 from dynaspec.propose.router import Part, Router
 from dynaspec.propose.watermark import draft_view
 
@@ -41,6 +42,8 @@ class PendingStep:
     """After the trim."""
     drafts: Drafts
     drafted: DraftView
+    offers: tuple[Offers | None, ...]
+    """What each proposer was found to offer."""
     began_s: float
     """When drafting began, which is when the step before ended."""
     ended_s: float
@@ -129,7 +132,7 @@ class Drafting:
         self._proposers.advance(Committed(met.lanes, met.before, _accepted(met, came)))
         if opened is not None and came is not None and came.places.size:
             prefill = bool(new.any()) or reading > 0
-            outcome = build_outcome(opened, came, pass_rows, ended_s, prefill=prefill)
+            outcome = build_outcome(opened, came, self._texts.tokens, pass_rows, ended_s, prefill=prefill)
             if not prefill:
                 self._pace.record(outcome.verify_s)
             self._controller.observe(outcome)
@@ -149,7 +152,8 @@ class Drafting:
     def _draft(self, met: MatchedBatch, began_s: float) -> PendingStep:
         ids = self._texts.names(met.lanes.tolist())
         batch = Part(ids, met.lanes, met.lengths, self._texts.tokens, self._tables.array)
-        view = self._view(batch)
+        offers = self._proposers.peek(batch) if self._needs == "all" else (None,) * len(self._limits.proposers)
+        view = self._view(batch, offers)
         plan = self._controller.plan(view)
         self._needs = plan.next_needs
         plan = self._reserve(met, plan)
@@ -157,11 +161,10 @@ class Drafting:
         drafted = draft_view(drafts)
         trimmed = self._controller.trim(view, plan, drafted)
         kept = tuple(map(min, trimmed.depth, drafted.length))
-        return PendingStep(
-            view, met.lanes, plan, trimmed.with_depth(kept), drafts, drafted, began_s=began_s, ended_s=self._clock()
-        )
+        plan_and_drafts = plan, trimmed.with_depth(kept), drafts, drafted
+        return PendingStep(view, met.lanes, *plan_and_drafts, offers, began_s=began_s, ended_s=self._clock())
 
-    def _view(self, batch: Part) -> StepView:
+    def _view(self, batch: Part, offers: tuple[Offers | None, ...]) -> StepView:
         step, self._next_step = self._next_step, self._next_step + 1
         # A step may bring one token more than it was drafted.
         room = tuple(np.maximum(self._max_model_len - 1 - batch.lengths, 0).tolist())
@@ -175,7 +178,7 @@ class Drafting:
             max_draft=(None,) * everybody,
             temperature=(0.0,) * everybody,
             lag=() if self._needs == "nothing" else self._proposers.lag(batch),
-            offers=self._proposers.peek(batch) if self._needs == "all" else (None,) * len(self._limits.proposers),
+            offers=found(offers),
             prefill_tokens=0,
             waiting=0,
             limits=self._limits,

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import Ints
 from dynaspec.contract.step import Ended, StepOutcome, Work
+from dynaspec.propose.offers import came_true
 
 from .texts import Int32, MatchedBatch, Texts
 
@@ -96,10 +97,11 @@ def load_compiled() -> None:
 
 
 def build_outcome(
-    opened: PendingStep, came: DraftResult, pass_rows: int | None, ended_s: float, *, prefill: bool
+    opened: PendingStep, came: DraftResult, texts: Int32, pass_rows: int | None, ended_s: float, *, prefill: bool
 ) -> StepOutcome:
     """
     Args:
+        texts: as in ``draft_result``.
         pass_rows: of the target's pass; None = not known: as many as are known of.
         ended_s: when the step ended, by the clock that ``opened`` was timed by.
         prefill: prompts were read in it.
@@ -111,6 +113,7 @@ def build_outcome(
     verify = min(verify, rows) if prefill else rows
     read = rows - verify
     early = opened.drafts.early_exit
+    offers = tuple([None if one is None else one.select(places) for one in opened.offers])
     return StepOutcome(
         plan_step=opened.view.step,
         ids=_of(opened.view.ids, places),
@@ -135,6 +138,7 @@ def build_outcome(
         verify_s=ended_s - opened.ended_s,
         step_s=ended_s - opened.began_s,
         signal=_of(opened.drafted.signal, places) if opened.drafted.signal else (),
+        came_true=came_true(offers, texts, opened.lanes[came.places], came.before, came.before + came.emitted),
     )
 
 

@@ -375,6 +375,24 @@ def test_lags_and_offers_are_found_out_where_the_plan_has_asked_for_them(path: P
         assert [offer is not None for offer in view.offers] == [False, offers]
 
 
+def test_what_lookups_offered_is_compared_with_what_came(path: Path, oracle: Oracle) -> None:
+    desk = Desk(path, policy="auto", controller=ScriptedController((0, 3, 2)))
+    run = Run(desk, oracle)
+    run.add(*prompts(5, VOCAB), most=30)
+    run.finish(seed=1)
+    views, right = {view.step: view for view in desk.recorded.views}, 0
+    for outcome in desk.recorded.outcomes:
+        view, (model, told) = views[outcome.plan_step], outcome.came_true
+        assert model is None
+        offers = dict(zip(view.ids, view.offers[1] or (), strict=True))
+        for request, emitted, (match, reached, agreed) in zip(outcome.ids, outcome.emitted, told or (), strict=True):
+            found, offered = offers[request]
+            assert match == found
+            assert agreed <= reached == min(offered, emitted)
+            right += agreed
+    assert right > 0
+
+
 def test_compiled_code_is_that_which_was_loaded_at_start_up(path: Path, oracle: Oracle) -> None:
     """Other types of arrays would be compiled in a step."""
     load_compiled()
