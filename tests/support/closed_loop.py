@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -158,7 +158,7 @@ class Loop:
             view = self.view(step, lag)
             plan = controller.plan(view)
             lens, confidence, chance, right = self._draft(rng, step, plan)
-            shown = tuple(tuple(row[:n]) for row, n in zip(confidence.tolist(), lens.tolist(), strict=True))
+            shown = _first_of_each(confidence, lens)
             trimmed = controller.trim(view, plan, DraftView(tuple(lens.tolist()), shown))
             verified = np.minimum(lens, trimmed.depth)
             tested = np.arange(right.shape[1]) < verified[:, None]
@@ -170,7 +170,7 @@ class Loop:
             outcome, seconds = self._outcome(rng, view, plan, lens, drawn, verified, accepted, shown, read_in)
             caught_up = (drawn > 0) & (read == lag)
             lag = np.where(caught_up, 0, lag + accepted + 1)
-            controller.observe(replace(outcome, came_true=self._came_true(accepted + 1)))
+            controller.observe(outcome)
             self._go_on(accepted + 1)
             trace.tokens.append(count + float((chance.cumprod(axis=1) * tested).sum()))
             trace.seconds.append(seconds)
@@ -179,17 +179,17 @@ class Loop:
         return trace
 
     def view(self, step: int, lag: npt.NDArray[np.int64] | list[int]) -> StepView:
-        count, lag = len(lag), np.array(lag, dtype=np.int64)
-        many = (10**6,) * count
+        count, lag = len(lag), tuple(np.array(lag, dtype=np.int64).tolist())
+        many, none = (10**6,) * count, (0,) * count
         return StepView(
             step=step,
-            ids=tuple(map(str, range(self.first_id, self.first_id + count))),
+            ids=_names(self.first_id, count),
             context_len=(200 + self.prompt,) * count,
             room_depth=many,
             room_nodes=many,
             max_draft=(None,) * count,
             temperature=(0.0,) * count,
-            lag=tuple(tuple(map(int, lag * runs_model(traits))) for traits in self.limits.proposers) or ((),),
+            lag=tuple([lag if runs_model(traits) else none for traits in self.limits.proposers]) or ((),),
             offers=self._offers(count),
             prefill_tokens=0,
             waiting=0,
@@ -236,12 +236,8 @@ class Loop:
         read: int,
     ) -> tuple[StepOutcome, float]:
         """And its seconds without noise; ``drawn`` [B] are the tokens that the first proposer has drafted."""
-        ended: list[Ended] = [
-            "none" if not n else "rejected" if a < v else "all_accepted"
-            for n, v, a in zip(lens.tolist(), verified.tolist(), accepted.tolist(), strict=True)
-        ]
         rows, traits = int(lens.size + verified.sum()), self.limits.proposers[0] if self.limits.proposers else None
-        passes = [int((drawn > j).sum()) for j in range(int(drawn.max(initial=0)))]
+        passes = np.bincount(drawn)[:0:-1].cumsum()[::-1].tolist()  # rows that draw token 0, 1, …
         if traits is not None and traits.passes_per_draft == "one":
             passes = passes[:1]
         read_in = read if passes else 0
@@ -265,12 +261,13 @@ class Loop:
             verified=tuple(verified.tolist()),
             accepted=tuple(accepted.tolist()),
             emitted=tuple((accepted + 1).tolist()),
-            ended=tuple(ended),
+            ended=tuple(_ENDED[np.where(lens == 0, 0, np.where(accepted < verified, 1, 2))].tolist()),
             confidence=confidence,
             work=Work(rows_per_pass=tuple(passes), verify_rows=rows, kv_tokens=rows * view.context_len[0]),
             draft_s=0.0 if self.whole else draft_s,
             verify_s=0.0 if self.whole else verify_s,
             step_s=rest_s + verify_s,
+            came_true=self._came_true(accepted + 1),
             **counts,  # type: ignore[arg-type]
         )
         return outcome, rest_s + usual_s
@@ -279,6 +276,21 @@ class Loop:
 def with_traits(traits: ProposerTraits, limits: Limits = LIMITS) -> Limits:
     """A host whose proposer has these."""
     return replace(limits, proposers=(traits,))
+
+
+@cache
+def _names(first: int, count: int) -> tuple[str, ...]:
+    return tuple(map(str, range(first, first + count)))
+
+
+def _first_of_each(table: Floats, lens: npt.NDArray[np.int64]) -> tuple[tuple[float, ...], ...]:
+    """The first ``lens`` [B] entries of each row."""
+    if not lens.any():
+        return ((),) * lens.size
+    return tuple([tuple(row[:n]) for row, n in zip(table.tolist(), lens.tolist(), strict=True)])
+
+
+_ENDED: npt.NDArray[np.object_] = np.array(["none", "rejected", "all_accepted"], dtype=object)
 
 
 def _confidence(z: Floats) -> Floats:
