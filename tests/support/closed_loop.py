@@ -19,7 +19,6 @@ from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import (
     DraftView,
-    Ended,
     Limits,
     ProposerTraits,
     SpecPlan,

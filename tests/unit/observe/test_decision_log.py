@@ -251,6 +251,7 @@ def anything(draw: st.DrawFn) -> tuple[StepView, SpecPlan, SpecPlan, DraftView, 
         draft_s=draw(numbers),
         verify_s=draw(numbers),
         step_s=draw(numbers),
+        came_true=draw(st.sampled_from([(), (None, column(st.tuples(counts, counts, counts)))])),
         **{name: column(counts) for name in ("proposer", "requested", "drafted", "verified", "accepted", "emitted")},
     )
     return seen, plan(), plan(), drafts, result

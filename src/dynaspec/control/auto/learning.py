@@ -85,8 +85,9 @@ class Learner:
         self._learn_acceptance()
         told = [self._told(outcome, planned) for outcome, planned in self._unread]
         self.costs.observe(*(step for step in told if step is not None))
-        for outcome, _ in self._unread[-1:]:
-            self.explorer.watched = {1 + p for p, column in enumerate(outcome.came_true) if column is not None}
+        if self._unread:
+            told_of, _ = self._unread[-1]
+            self.explorer.watched = {1 + p for p, column in enumerate(told_of.came_true) if column is not None}
         for model in self.models:
             model.pass_steps(len(self._unread))
         self.slots.release(self._ended)
