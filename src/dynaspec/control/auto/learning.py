@@ -40,7 +40,7 @@ class Planned:
 
 @dataclass(slots=True)
 class _Runs:
-    """Verdicts on tokens of one proposer, in runs: each is right, or not, where all before it are. In columns."""
+    """Verdicts on tokens of one proposer, in runs: each token is right, or not, where all before it in the run are."""
 
     verdicts: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     """Slot, tokens, how many of them have a verdict, how many are right, position of the first."""
@@ -98,15 +98,15 @@ class Learner:
         """From what was verified, and from what lookups offered where the text has come to it."""
         runs = [_Runs() for _ in self.models]
         for outcome, planned in self._unread:
-            drafted, came_true = any(outcome.drafted), enumerate(outcome.came_true)
-            told = [(p, column) for p, column in came_true if column and any(compared for _, compared, _ in column)]
-            if not drafted and not told:
+            drafted = any(outcome.drafted)
+            compared = [index for index, column in enumerate(outcome.came_true) if any(n for _, n, _ in column or ())]
+            if not drafted and not compared:
                 continue
             slots = self.slots.of(outcome.ids).tolist()
             if drafted:
                 self._add_drafts(runs, outcome, planned, slots)
-            for index, column in told:
-                self._add_offers(runs[index], index, outcome, column, slots)
+            for index in compared:
+                self._add_offers(runs[index], index, outcome, slots)
         for model, found in zip(self.models, runs, strict=True):
             found.teach(model)
 
@@ -153,16 +153,9 @@ class Learner:
                 runs.verdicts.append((slot, length, length, length - (first < 0), start))
                 start = position + 1
 
-    def _add_offers(
-        self,
-        runs: _Runs,
-        index: int,
-        outcome: StepOutcome,
-        column: Sequence[tuple[int, int, int]],
-        slots: Sequence[int],
-    ) -> None:
+    def _add_offers(self, runs: _Runs, index: int, outcome: StepOutcome, slots: Sequence[int]) -> None:
         """What a lookup offered to requests for which another drafted, or nobody."""
-        columns = zip(slots, outcome.proposer, outcome.drafted, column, strict=True)
+        columns = zip(slots, outcome.proposer, outcome.drafted, outcome.came_true[index] or (), strict=True)
         for slot, proposer, drafted, (match, compared, right) in columns:
             if compared and not (drafted and proposer == index):
                 runs.verdicts.append((slot, compared, min(compared, right + 1), right, 0))
