@@ -107,14 +107,14 @@ class ProposerNeeds:
 class Offers:
     """What a lookup proposer has found, of B requests."""
 
-    found: tuple[tuple[int, int], ...]
-    """(match length, tokens on offer) for each request, as in ``StepView.offers``."""
+    found: Ints
+    """[B, 2] match length and tokens on offer, as in ``StepView.offers``."""
     tokens: npt.NDArray[np.int64]
     """[B, ≥ most on offer] the tokens themselves; what is behind them is undefined."""
 
     def select(self, keep: Sequence[int]) -> Offers:
         """What has been found for some of the requests."""
-        return Offers(tuple([self.found[i] for i in keep]), self.tokens[list(keep)])
+        return Offers(self.found[list(keep)], self.tokens[list(keep)])
 
 
 class KeptText(NamedTuple):

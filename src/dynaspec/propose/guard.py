@@ -383,13 +383,17 @@ class FaultBarrier:
 def _checked(offers: Offers | None, batch: DecodeBatch) -> Offers | None:
     """
     Raises:
-        ProposerFault: not one entry a request, or fewer tokens than are on offer.
+        ProposerFault: not one entry a request, fewer tokens than are on offer, or numbers that are not integers.
     """
     if offers is not None:
-        most = max((tokens for _, tokens in _one_each(offers.found, batch)), default=0)
-        if offers.tokens.ndim != 2 or len(offers.tokens) != len(offers.found) or offers.tokens.shape[1] < most:
-            expected = f"[{len(offers.found)}, {most}]"
-            raise ProposerFault(f"offers have tokens {list(offers.tokens.shape)}; expected {expected} or wider")
+        found, tokens = offers.found, offers.tokens
+        if found.shape != (len(batch.ids), 2) or tokens.shape[:1] != found.shape[:1] or tokens.ndim != 2:
+            expected = f"[{len(batch.ids)}, 2] and [{len(batch.ids)}, …]"
+            raise ProposerFault(f"offers have {list(found.shape)} and tokens {list(tokens.shape)}; expected {expected}")
+        if found.dtype != np.int64 or tokens.dtype != np.int64:
+            raise ProposerFault(f"offers are of {found.dtype} and tokens of {tokens.dtype}; expected int64")
+        if found[:, 1].max(initial=0) > tokens.shape[1]:
+            raise ProposerFault(f"{found[:, 1].max()} tokens are on offer, of which there are {tokens.shape[1]}")
     return offers
 
 

@@ -175,8 +175,7 @@ class NgramProposer:
 
     def peek(self, batch: DecodeBatch) -> Offers:
         where = batch.tokens, batch.lanes, batch.lengths
-        found, following = longest_matches(*where, self._min_n, self._max_n, _PEEK_TOKENS)
-        return Offers(tuple(map(tuple, found.tolist())), following)
+        return Offers(*longest_matches(*where, self._min_n, self._max_n, _PEEK_TOKENS))
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         drafts = Drafts(

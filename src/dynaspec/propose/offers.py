@@ -19,7 +19,7 @@ def found(offers: Sequence[Offers | None]) -> tuple[tuple[tuple[int, int], ...] 
     Args:
         offers: of each proposer.
     """
-    return tuple([None if one is None else one.found for one in offers])
+    return tuple([None if one is None else tuple(map(tuple, one.found.tolist())) for one in offers])
 
 
 @kernel
@@ -56,9 +56,8 @@ def came_true(
         if one is None:
             columns.append(None)
             continue
-        if not any(match for match, _ in one.found):
+        if not one.found.any():
             columns.append((_NOTHING,) * len(one.found))
             continue
-        said = np.array(one.found, dtype=np.int64)
-        columns.append(tuple(map(tuple, compare(said, one.tokens, texts, lanes, starts, ends).tolist())))
+        columns.append(tuple(map(tuple, compare(one.found, one.tokens, texts, lanes, starts, ends).tolist())))
     return tuple(columns) if columns.count(None) < len(columns) else ()

@@ -203,11 +203,12 @@ class SuffixProposer:
     def peek(self, batch: DecodeBatch) -> Offers:
         with self._lock:
             drafts = [self._draft(batch.tokens, lane) for lane in batch.lanes.tolist()]
-        found = tuple([(0, 0) if d is None else (d.match_length, d.tokens.size) for d in drafts])
-        tokens = np.zeros((len(found), max((size for _, size in found), default=0)), dtype=np.int64)
-        for row, draft in zip(tokens, drafts, strict=True):
+        found = np.zeros((len(drafts), 2), dtype=np.int64)
+        tokens = np.zeros((len(drafts), max((d.tokens.size for d in drafts if d is not None), default=0)), np.int64)
+        for i, draft in enumerate(drafts):
             if draft is not None:
-                row[: draft.tokens.size] = draft.tokens
+                found[i] = draft.match_length, draft.tokens.size
+                tokens[i, : draft.tokens.size] = draft.tokens
         return Offers(found, tokens)
 
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:

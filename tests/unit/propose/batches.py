@@ -52,7 +52,8 @@ def batch(*texts: Sequence[int], tables: BlockTables | None = None, lanes: Seque
 
 def offered(found: tuple[tuple[int, int], ...]) -> Offers:
     """Tokens 0, as many as are said to be found."""
-    return Offers(found, np.zeros((len(found), max(tokens for _, tokens in found)), dtype=np.int64))
+    table = np.array(found, dtype=np.int64).reshape(-1, 2)
+    return Offers(table, np.zeros((len(found), table[:, 1].max(initial=0)), dtype=np.int64))
 
 
 def plan(

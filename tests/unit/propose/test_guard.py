@@ -291,6 +291,34 @@ def test_a_fault_in_the_books_switches_the_proposer_off(name: str) -> None:
     assert desk.propose(1, 1, 1).lens.tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    "offers",
+    [
+        offered(((1, 2),) * 2),
+        Offers(np.ones((3, 2), np.int64), np.zeros((3, 0), np.int64)),
+        Offers(np.ones((3, 2), np.int64), np.zeros((2, 4), np.int64)),
+        Offers(np.ones((3, 2), np.int64), np.zeros(3, np.int64)),
+        Offers(np.ones((3, 2)), np.zeros((3, 4), np.int64)),
+        Offers(np.ones((3, 2), np.int64), np.zeros((3, 4))),
+        ((1, 2),) * 3,
+    ],
+    ids=[
+        "one is missing",
+        "no tokens",
+        "too few rows",
+        "no table",
+        "no integers",
+        "no integers as tokens",
+        "no offers",
+    ],
+)
+def test_offers_of_the_wrong_form_switch_the_proposer_off(offers: Any) -> None:
+    desk = Desk()
+    desk.proposer.peek = lambda batch: offers  # type: ignore[method-assign]
+    assert desk.guard.peek(desk.batch) is None
+    assert (desk.guard.enabled, desk.faults) == (False, 1)
+
+
 def test_where_nothing_is_asked_for_the_proposer_is_not_called() -> None:
     desk = Desk(_raise)
     assert desk.propose(0, 0, 0).lens.tolist() == [0, 0, 0]

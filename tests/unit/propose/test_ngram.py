@@ -30,7 +30,7 @@ def test_offers_tell_match_length_and_tokens() -> None:
     proposer = NgramProposer(1, 3)
     texts = batch([1, 2, 3, 4, 1, 2], [1, 2], [5] * 200)
     offers = proposer.peek(texts)
-    assert offers.found == ((2, 4), (0, 0), (3, 64))
+    assert offers.found.tolist() == [[2, 4], [0, 0], [3, 64]]
     assert offers.tokens[0, :4].tolist() == [3, 4, 1, 2]
     assert offers.tokens[2].tolist() == [5] * 64
     assert proposer.lag(texts) == (0, 0, 0)

@@ -42,7 +42,7 @@ class Desk:
         return batch(*(self.texts[lane] for lane in lanes), lanes=lanes)
 
     def peek(self, *lanes: int) -> tuple[tuple[int, int], ...]:
-        return self.proposer.peek(self.batch(*lanes)).found
+        return tuple(map(tuple, self.proposer.peek(self.batch(*lanes)).found.tolist()))
 
     def draft(self, lane: int, depth: int = 8) -> list[int]:
         drafts = self.drafts((lane,), (depth,))

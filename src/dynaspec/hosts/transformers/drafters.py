@@ -228,7 +228,7 @@ class SuffixLookup:
 
 
 def _offers(match: int, tokens: npt.NDArray[np.integer]) -> Offers:
-    return Offers(((match, tokens.size),), tokens.astype(np.int64)[None])
+    return Offers(np.array([[match, tokens.size]]), tokens.astype(np.int64)[None])
 
 
 def _row(text: torch.Tensor) -> np.ndarray:
