@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.step import Limits, StepView
-from dynaspec.contract.work import runs_model
 from dynaspec.control.estimate.costs import StepCosts
 
-from ..estimate.acceptance import AcceptanceModel, match_signals
+from ..estimate.acceptance import AcceptanceModel
+from ..estimate.lookup import LookupModel
 from ..estimate.settings import AutoSettings
 from .explore import Prediction
 from .lengths import Slots, Target, fill, own_prices, weigh
@@ -59,14 +59,20 @@ class Candidates:
     """Weighs what drafts bring against what they take.
 
     Args:
-        models: of acceptance, one for each proposer.
+        models, lookups: of acceptance, by proposer.
         levels: draft lengths that can run, above 0.
     """
 
     def __init__(
-        self, limits: Limits, models: Sequence[AcceptanceModel], costs: StepCosts, levels: Ints, settings: AutoSettings
+        self,
+        limits: Limits,
+        models: Mapping[int, AcceptanceModel],
+        lookups: Mapping[int, LookupModel],
+        costs: StepCosts,
+        levels: Ints,
+        settings: AutoSettings,
     ) -> None:
-        self._traits, self._models, self._costs = limits.proposers, models, costs
+        self._traits, self._models, self._lookups, self._costs = limits.proposers, models, lookups, costs
         self._levels, self._uniform, self._settings = levels, not limits.ragged, settings
 
     def of(self, price: float, at: PlanningContext) -> dict[int, Candidate]:
@@ -81,9 +87,8 @@ class Candidates:
             priced = step if len(self._traits) == 1 else at.plain
             found[int(owner[depth.argmax()])] = Candidate(depth, owner, step, priced)
             offers = (np.where(depth > 0, owner, -1), slots._replace(read_s=brings))
-        for index, traits in enumerate(self._traits):
-            if runs_model(traits):
-                found[index] = self._draft(index, price, at, offers)
+        for index in self._models:
+            found[index] = self._draft(index, price, at, offers)
         return found
 
     def probe(self, index: int, price: float, at: PlanningContext) -> Candidate:
@@ -142,9 +147,7 @@ class Candidates:
     def _offers(self, at: PlanningContext) -> tuple[Ints, Slots] | None:
         """[B] Proposers that offer what is likeliest to be accepted, and that; None where there is nothing."""
         found: tuple[Ints, Slots] | None = None
-        for index, traits in enumerate(self._traits):
-            if runs_model(traits):
-                continue
+        for index, lookup in self._lookups.items():
             offers = at.view.offers[index]
             if offers is None and len(self._traits) == 1:  # one that does not say may find any
                 offers = tuple((1, most) for most in at.cap.tolist())
@@ -152,7 +155,7 @@ class Candidates:
                 continue
             match, tokens = np.array(offers, dtype=np.int64).T
             cap, nothing = np.minimum(at.cap, np.where(match > 0, tokens, 0)), np.zeros(match.size)
-            survival = self._models[index].survival(at.slots, cap, int(at.cap.max()), match_signals(match, cap))
+            survival = lookup.survival(at.slots, match.copy(), cap, int(at.cap.max()))
             row_s, owner = self._costs.draft_terms(index)[2] + at.seen_s, np.full(cap.size, index)
             worth = own_prices(survival, cap, row_s, at.target, at.plain.seconds)
             one = Slots(worth, survival, cap, row_s, nothing, nothing > 0.0, 0.0, 0.0, False)

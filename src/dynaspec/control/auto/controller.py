@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from dynaspec.control.estimate.costs import StepCosts, row_price_s, target_s
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.policies.wrappers import plain_plan
 
-from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots, match_signals
+from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots
+from ..estimate.lookup import LookupModel
 from ..estimate.settings import AutoSettings
 from ..profile import Profile
 from .candidates import Candidate, Candidates, PlanningContext
@@ -62,18 +64,20 @@ class AutoController:
             costs = warm_start.pass_costs()
         self.costs = StepCosts(costs, limits.proposers, settings)
         rates = warm_start.acceptance_rate_per_pos if warm_start is not None else ()
-        self._models = [
-            AcceptanceModel(settings, rates=rates, signal=traits.has_confidence)
-            if runs_model(traits)
-            else AcceptanceModel.of_lookup(settings, rates)
-            for traits in limits.proposers
-        ]
+        self._models: dict[int, AcceptanceModel] = {}
+        self._lookups: dict[int, LookupModel] = {}
+        for index, traits in enumerate(limits.proposers):
+            if runs_model(traits):
+                self._models[index] = AcceptanceModel(settings, rates=rates, signal=traits.has_confidence)
+            else:
+                self._lookups[index] = LookupModel(settings)
         levels = np.array([k for k in limits.draft_lens if 0 < k <= self._longest], dtype=np.int64)
-        self._candidates = Candidates(limits, self._models, self.costs, levels, settings)
+        self._candidates = Candidates(limits, self._models, self._lookups, self.costs, levels, settings)
         self._explorer = Explorer([runs_model(traits) for traits in limits.proposers], settings)
         self._slots = RequestSlots()
         self._later = [LaterChoices(settings) for _ in limits.proposers]
-        self._learner = Learner(limits.proposers, self._models, self.costs, self._explorer, self._slots, self._later)
+        estimators = self._models, self._lookups, self.costs
+        self._learner = Learner(limits.proposers, *estimators, self._explorer, self._slots, self._later)
         # Lengths are rounded before drafting, not after: where few can run, or all must be alike, drafts are not cut.
         dense = limits.ragged and len(limits.draft_lens) == limits.draft_lens[-1] + 1
         self._can_stop, self._can_trim = limits.can_stop and dense, limits.can_trim and dense
@@ -174,8 +178,8 @@ class AutoController:
             **self._explorer.document(),
             "target_curve": np.column_stack([costs.knots, costs.curve]).tolist(),
             "proposers": {
-                traits.name: {**model.document(), "cost": costs.document(i)}
-                for i, (traits, model) in enumerate(zip(self._limits.proposers, self._models, strict=True))
+                traits.name: {**(self._models.get(i) or self._lookups[i]).document(), "cost": costs.document(i)}
+                for i, traits in enumerate(self._limits.proposers)
             },
         }
 
@@ -195,8 +199,8 @@ class AutoController:
         slots = self._slots.of(view.ids)
         for i in np.flatnonzero(slots < 0).tolist():
             slots[i] = self._slots.add(view.ids[i])
-            for model in self._models:
-                model.admit(int(slots[i]), view.expected_acceptance[i] if view.expected_acceptance else None)
+            for estimator in chain[AcceptanceModel | LookupModel](self._models.values(), self._lookups.values()):
+                estimator.admit(int(slots[i]), view.expected_acceptance[i] if view.expected_acceptance else None)
         context, seen = np.array(view.context_len, dtype=np.float64), float(sum(view.context_len))
         requests = len(view.ids)
         plain = Prediction(float(cap.size), self.costs.target_s(float(requests), seen, seen))
@@ -271,11 +275,13 @@ class AutoController:
             bonus = flat(drafts.repeat_bonus, lengths)
         survival = np.zeros((lens.size, longest))
         for index in set(plan.proposer):
-            mine, own, extra = np.array(plan.proposer) == index, signal, bonus
-            if not runs_model(self._limits.proposers[index]):
-                offers = view.offers[index] or ((1, 1),) * lens.size
-                own, extra = match_signals(np.array([match for match, _ in offers]), lens), np.zeros(0)
-            survival[mine] = self._models[index].survival(slots, lens, longest, own, extra)[mine]
+            mine = np.array(plan.proposer) == index
+            if index in self._models:
+                found = self._models[index].survival(slots, lens, longest, signal, bonus)
+            else:
+                match = np.array([match for match, _ in view.offers[index] or ((1, 1),) * lens.size])
+                found = self._lookups[index].survival(slots, match, lens, longest)
+            survival[mine] = found[mine]
         return survival
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,8 @@ from dynaspec.contract.step import ProposerTraits, SpecPlan, StepOutcome
 from dynaspec.contract.work import drafting_before, drafting_in, drafting_of, runs_model
 from dynaspec.control.estimate.costs import MeasuredStep, StepCosts
 
-from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots, match_signals
+from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots
+from ..estimate.lookup import LookupModel
 from .explore import PLAIN, Choice, Explorer, Prediction
 
 Floats = npt.NDArray[np.float64]
@@ -43,18 +45,11 @@ class _Runs:
     """Verdicts on tokens of one proposer, in runs: each token is right, or not, where all before it in the run are."""
 
     verdicts: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    """Slot, tokens, how many of them have a verdict, how many are right, position of the first."""
+    """Of a model: slot, tokens, how many of them have a verdict, how many are right, position of the first."""
     signal: list[float] = field(default_factory=list)
-    """Of all tokens of a model's, one run after the other."""
-    match: list[int] = field(default_factory=list)
-    """Of a lookup: the length of each run's match."""
-
-    def teach(self, model: AcceptanceModel) -> None:
-        if self.verdicts:
-            slots, lengths, tested, accepted, starts = np.array(self.verdicts, dtype=np.int64).T.copy()
-            match = np.array(self.match, dtype=np.int64)
-            signal = match_signals(match, lengths) if self.match else np.array(self.signal, dtype=np.float64)
-            model.observe(slots, lengths, tested, accepted, signal, starts)
+    """… of all tokens, one run after the other."""
+    matches: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """Of a lookup: slot, length of the match, how many tokens have a verdict, how many are right."""
 
 
 @dataclass(slots=True)
@@ -62,7 +57,8 @@ class Learner:
     """Teaches the estimators, several steps at a time."""
 
     proposers: Sequence[ProposerTraits]
-    models: Sequence[AcceptanceModel]
+    models: Mapping[int, AcceptanceModel]
+    lookups: Mapping[int, LookupModel]
     costs: StepCosts
     explorer: Explorer
     slots: RequestSlots
@@ -88,15 +84,15 @@ class Learner:
         if self._unread:
             told_of, _ = self._unread[-1]
             self.explorer.watched = {1 + p for p, column in enumerate(told_of.came_true) if column is not None}
-        for model in self.models:
-            model.pass_steps(len(self._unread))
+        for estimator in chain[AcceptanceModel | LookupModel](self.models.values(), self.lookups.values()):
+            estimator.pass_steps(len(self._unread))
         self.slots.release(self._ended)
         self._unread.clear()
         self._ended.clear()
 
     def _learn_acceptance(self) -> None:
         """From what was verified, and from what lookups offered where the text has come to it."""
-        runs = [_Runs() for _ in self.models]
+        runs = [_Runs() for _ in self.proposers]
         for outcome, planned in self._unread:
             drafted = any(outcome.drafted)
             compared = [index for index, column in enumerate(outcome.came_true) if any(n for _, n, _ in column or ())]
@@ -107,8 +103,13 @@ class Learner:
                 self._add_drafts(runs, outcome, planned, slots)
             for index in compared:
                 self._add_offers(runs[index], index, outcome, slots)
-        for model, found in zip(self.models, runs, strict=True):
-            found.teach(model)
+        for index, found in enumerate(runs):
+            if found.verdicts:
+                slots, lengths, tested, accepted, starts = np.array(found.verdicts, dtype=np.int64).T.copy()
+                signal = np.array(found.signal, dtype=np.float64)
+                self.models[index].observe(slots, lengths, tested, accepted, signal, starts)
+            if found.matches:
+                self.lookups[index].observe(*np.array(found.matches, dtype=np.int64).T.copy())
 
     def _add_drafts(
         self, runs: Sequence[_Runs], outcome: StepOutcome, planned: Planned | None, slots: Sequence[int]
@@ -116,7 +117,7 @@ class Learner:
         """What was verified. A chain is one run. On a walk through a tree a new one begins where another than the first
         choice was accepted."""
         signal: Sequence[float] = ()
-        if self._models_in(outcome):
+        if any(n and index in self.models for index, n in zip(outcome.proposer, outcome.drafted, strict=True)):
             signal = signal_of(outcome.signal, outcome.confidence, outcome.drafted).tolist()
         first = 0
         for i, (slot, index, drafted) in enumerate(zip(slots, outcome.proposer, outcome.drafted, strict=True)):
@@ -124,16 +125,15 @@ class Learner:
             first += drafted
             if not drafted:
                 continue
-            model = runs_model(self.proposers[index])
-            if model and outcome.tested is not None:
-                self._add_walk(found, index, slot, outcome.tested[i], own, outcome.confidence[i])
-                continue
-            found.verdicts.append((slot, drafted, accepted + (outcome.ended[i] in _REFUSED), accepted, 0))
-            if model:
-                found.signal.extend(own)
-            else:  # looked-up drafts are chains, beside trees too
+            tested = accepted + (outcome.ended[i] in _REFUSED)
+            if index in self.lookups:  # its drafts are chains, beside trees too
                 offers = planned.offers[index] if planned and planned.ids == outcome.ids else None
-                found.match.append(offers[i][0] if offers else 1)
+                found.matches.append((slot, offers[i][0] if offers else 1, tested, accepted))
+            elif outcome.tested is not None:
+                self._add_walk(found, index, slot, outcome.tested[i], own, outcome.confidence[i])
+            else:
+                found.verdicts.append((slot, drafted, tested, accepted, 0))
+                found.signal.extend(own)
 
     def _add_walk(
         self,
@@ -158,12 +158,7 @@ class Learner:
         columns = zip(slots, outcome.proposer, outcome.drafted, outcome.came_true[index] or (), strict=True)
         for slot, proposer, drafted, (match, compared, right) in columns:
             if compared and not (drafted and proposer == index):
-                runs.verdicts.append((slot, compared, min(compared, right + 1), right, 0))
-                runs.match.append(match)
-
-    def _models_in(self, outcome: StepOutcome) -> bool:
-        columns = zip(outcome.proposer, outcome.drafted, strict=True)
-        return any(drafted and runs_model(self.proposers[index]) for index, drafted in columns)
+                runs.matches.append((slot, match, min(compared, right + 1), right))
 
     def _told(self, outcome: StepOutcome, planned: Planned | None) -> MeasuredStep | None:
         """What a step tells of costs, if anything, after the explorer has been told."""

@@ -9,7 +9,6 @@ the right context (the Kaplan–Meier view of a survival with censoring).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +49,7 @@ class _State(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def _sigmoid(z: float) -> float:
+def sigmoid(z: float) -> float:
     return float(1.0 / (1.0 + np.exp(-z)))
 
 
@@ -62,7 +61,7 @@ def _pulled(s: _State, j: int, before: float) -> tuple[float, float]:
 
 
 @njit(cache=True, nogil=True)
-def _offset(counts: Floats, slot: int, shrinkage: float) -> float:
+def request_offset(counts: Floats, slot: int, shrinkage: float) -> float:
     """ln of (accepted / rejected) over the same as expected, shrunk."""
     if slot < 0:
         return 0.0
@@ -73,7 +72,7 @@ def _offset(counts: Floats, slot: int, shrinkage: float) -> float:
 
 @njit(cache=True, nogil=True)
 def _offsets(counts: Floats, slots: Ints, shrinkage: float) -> Floats:
-    return np.array([_offset(counts, slot, shrinkage) for slot in slots])
+    return np.array([request_offset(counts, slot, shrinkage) for slot in slots])
 
 
 @njit(cache=True, nogil=True)
@@ -97,7 +96,7 @@ def _dot(row: Floats, x: tuple[float, float, float]) -> float:
 @njit(cache=True, nogil=True)
 def _learn_head(s: _State, x: tuple[float, float, float], accepted: float, memory: float) -> None:
     """A Newton step of γ, w and d; x: z, signal, 1."""
-    v, p = s.variance, _sigmoid(_dot(s.head, x))
+    v, p = s.variance, sigmoid(_dot(s.head, x))
     weight = max(p * (1.0 - p), _LEAST_WEIGHT)
     spread = (_dot(v[0], x), _dot(v[1], x), _dot(v[2], x))
     total = 1.0 / weight + spread[0] * x[0] + spread[1] * x[1] + spread[2] * x[2]
@@ -115,7 +114,7 @@ def _observe(
     """One outcome after the other, see ``AcceptanceModel.observe``. An empty signal: the proposer has none."""
     (slots, drafted, tested, accepted, starts), (memory, surprise, recent, shrinkage), first = drafts, settings, 0
     for r in range(slots.size):
-        before, judged, offset = 0.0, min(tested[r], drafted[r]), _offset(s.counts, slots[r], shrinkage)
+        before, judged, offset = 0.0, min(tested[r], drafted[r]), request_offset(s.counts, slots[r], shrinkage)
         # A token that was cut because of its signal counts as likely as that made it: or only good ones would count.
         cut = signal.size > 0 and tested[r] == accepted[r] and judged < drafted[r]
         for j in range(min(starts[r], POSITIONS)):
@@ -124,10 +123,10 @@ def _observe(
             j, right = min(starts[r] + position, POSITIONS - 1), 1.0 if position < accepted[r] else 0.0
             target, believed = _pulled(s, j, before)
             before, z = believed, believed + offset
-            p, half = _sigmoid(believed), _sigmoid(believed + 0.5 * offset)
+            p, half = sigmoid(believed), sigmoid(believed + 0.5 * offset)
             if position == judged:
-                right = _sigmoid(s.head[0] * z + s.head[1] * signal[first + position] + s.head[2])
-            _forget(s, _sigmoid(z), right, surprise, recent)
+                right = sigmoid(s.head[0] * z + s.head[1] * signal[first + position] + s.head[2])
+            _forget(s, sigmoid(z), right, surprise, recent)
             # What is special about a request may turn out to hold for all: half of it is left to be explained.
             s.information[j] = s.information[j] * (1.0 - 1.0 / memory) + max(half * (1.0 - half), _LEAST_WEIGHT)
             believed += (right - half) / (s.information[j] + s.tied[j])
@@ -154,29 +153,30 @@ def _survival(
 ) -> Floats:
     biases, out, n = _biases(s), np.zeros((lens.size, longest)), 0
     for r in range(lens.size):
-        reach, offset = 1.0, _offset(s.counts, slots[r], shrinkage)
+        reach, offset = 1.0, request_offset(s.counts, slots[r], shrinkage)
         for j in range(lens[r]):
             z = biases[min(j, POSITIONS - 1)] + offset
             if signal.size:
                 z = s.head[0] * z + s.head[2] + s.head[1] * signal[n]
-            out[r, j] = reach * _sigmoid(z - s.head[1] * bonus[n] if bonus.size else z)
-            reach *= _sigmoid(z)
+            out[r, j] = reach * sigmoid(z - s.head[1] * bonus[n] if bonus.size else z)
+            reach *= sigmoid(z)
             n += 1
     return out
 
 
-@njit(cache=True, nogil=True)
-def match_signals(match: Ints, lens: Ints) -> Floats:
-    """[Σ lens] Signals of tokens that were looked up, one request after the other, by the lengths [B] of their matches.
+def seated(counts: Floats, slot: int, expected: float | None, usual: float, outcomes: float) -> Floats:
+    """``_State.counts`` with a new request in a slot.
 
-    log₂ of half the tokens that agree if all before are right, as these are part of the match then.
+    Args:
+        expected: acceptance that its caller expects, which counts for so many ``outcomes``; None = nothing.
+        usual: of the average request.
     """
-    out, n = np.empty(lens.sum()), 0
-    for r in range(lens.size):
-        for j in range(lens[r]):
-            out[n] = np.log2((max(match[r], 1) + j) / 2.0)
-            n += 1
-    return out
+    if slot >= len(counts):
+        counts = np.vstack([counts, np.zeros((1 + slot, 4))])
+    counts[slot] = 0.0
+    if expected is not None:
+        counts[slot] = outcomes * np.array([expected, 1.0 - expected, usual, 1.0 - usual])
+    return counts
 
 
 class AcceptanceModel:
@@ -214,13 +214,6 @@ class AcceptanceModel:
             latest=np.zeros(2),
         )
 
-    @classmethod
-    def of_lookup(cls, settings: AutoSettings, rates: Sequence[float]) -> AcceptanceModel:
-        """Of a proposer whose signal is the length of its match. That longer ones are right more often holds for any
-        text: were that open, a single long one that was wrong would end lookups for good."""
-        settings = replace(settings, prior=0.56)  # of a first slot found by a match of two tokens
-        return cls(settings, rates=rates, weights=(1.0, 0.8, 0.0), variances=(0.01, 0.02, 1.0))
-
     @property
     def head(self) -> Floats:
         """γ, w, d."""
@@ -228,13 +221,9 @@ class AcceptanceModel:
 
     def admit(self, slot: int, expected: float | None = None) -> None:
         """A new request takes a slot; ``expected`` is the acceptance that its caller expects, or None."""
-        counts = self._state.counts
-        if slot >= len(counts):
-            self._state = self._state._replace(counts=np.vstack([counts, np.zeros((1 + slot, 4))]))
-        self._state.counts[slot] = 0.0
-        if expected is not None:
-            usual, outcomes = self.chance(0), 4.0 * self.settings.request_shrinkage
-            self._state.counts[slot] = outcomes * np.array([expected, 1.0 - expected, usual, 1.0 - usual])
+        outcomes = 4.0 * self.settings.request_shrinkage
+        counts = seated(self._state.counts, slot, expected, self.chance(0), outcomes)
+        self._state = self._state._replace(counts=counts)
 
     def pass_steps(self, steps: int) -> None:
         """So many steps have passed: what was seen of single requests grows old."""
@@ -284,7 +273,7 @@ class AcceptanceModel:
 
     def chance(self, position: int) -> float:
         """Conditional acceptance of a slot, of a request like the average."""
-        return float(_sigmoid(self.biases()[min(position, POSITIONS - 1)]))
+        return float(sigmoid(self.biases()[min(position, POSITIONS - 1)]))
 
     def document(self) -> dict[str, object]:
         """What is believed, as plain JSON values."""

@@ -144,7 +144,8 @@ def learner(models: list[Any]) -> Learner:
             model.admit(slot)
     return Learner(
         traits,
-        models,
+        dict(enumerate(models)),
+        {},
         StepCosts(PassCosts(), traits, settings),
         Explorer([True], settings),
         slots,

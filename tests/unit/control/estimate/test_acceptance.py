@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dynaspec.contract.signals import flat, logit, logits, signal_of
-from dynaspec.control.estimate.acceptance import POSITIONS, AcceptanceModel, RequestSlots, match_signals
+from dynaspec.control.estimate.acceptance import POSITIONS, AcceptanceModel, RequestSlots
 from dynaspec.control.estimate.settings import AutoSettings
 
 K = 4
@@ -126,16 +126,6 @@ def test_survival_falls_along_a_draft_and_ends_at_the_cap() -> None:
     assert (survival > 0).sum(axis=1).tolist() == [3, 1]
 
 
-def test_a_lookup_believes_longer_matches_more() -> None:
-    model = AcceptanceModel.of_lookup(AutoSettings(), ())
-    match, slots = np.array([1, 2, 16]), np.full(3, -1)
-    chances = model.survival(slots, np.ones(3, dtype=np.int64), 1, match_signals(match, np.ones(3, dtype=np.int64)))[
-        :, 0
-    ]
-    assert chances[0] < chances[1] == pytest.approx(0.56, abs=0.01)
-    assert chances[2] > 0.9
-
-
 def test_outcomes_of_requests_that_are_gone_teach_nothing() -> None:
     model = AcceptanceModel(signal=False)
     before = model.chance(0)
@@ -163,4 +153,3 @@ def test_signals_are_read_off_columns() -> None:
     assert signal_of([], [(0.5,), ()], (1, 1)).tolist() == [0.0, 0.0]
     assert signal_of([], [(0.9,), (float("nan"),)], (1, 1)) == pytest.approx([logit(0.9), -6.0])
     assert logit(1.0) == pytest.approx(6.0)
-    assert match_signals(np.array([2, 0]), np.array([3, 1])).tolist() == [0.0, np.log2(1.5), 1.0, -1.0]

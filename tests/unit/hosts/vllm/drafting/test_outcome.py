@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from dynaspec.contract.proposer import Drafts
+from dynaspec.contract.proposer import Drafts, Offers
 from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
 from dynaspec.hosts.vllm.drafting.drafting import PendingStep
 from dynaspec.hosts.vllm.drafting.outcome import DraftResult, build_outcome, draft_result
@@ -69,10 +69,11 @@ class Case:
             SpecPlan(7, handed, tuple(range(len(ids))), handed),
             made,
             DraftView(drawn, confidence),
+            (None, Offers(np.array([(2, n) for n in handed], dtype=np.int64).reshape(-1, 2), self.tokens)),
             began_s=10.0,
             ended_s=10.5,
         )
-        return build_outcome(opened, self.came, pass_rows, 12.5, prefill=prefill)
+        return build_outcome(opened, self.came, self.known.tokens, pass_rows, 12.5, prefill=prefill)
 
     def meet(self, texts: Sequence[Sequence[int]], brought: Sequence[int]) -> MatchedBatch:
         tokens = np.zeros((4, 300), dtype=np.int32)
@@ -111,6 +112,9 @@ def test_a_draft_ends_where_the_text_goes_on_otherwise(
     assert (outcome.verified, outcome.accepted, outcome.ended) == ((verified,), (accepted,), (ended,))
     assert outcome.emitted == (len(brought),)
     assert outcome.ids == ("a",)
+    # As an offer it is compared with all that came, verified or not.
+    same = [ours == theirs for ours, theirs in zip(draft, brought, strict=False)]
+    assert outcome.came_true == (None, ((2, len(same), (*same, False).index(False)),))
 
 
 def test_what_was_cut_off_a_draft_does_not_count_though_it_has_become_text() -> None:
@@ -136,6 +140,7 @@ def test_each_request_has_its_own_draft_wherever_its_row_is() -> None:
     assert outcome.ids == ("c", "a", "b")
     assert outcome.proposer == (2, 0, 1)
     assert outcome.confidence == ((0.75,), (0.5,) * 4, (0.625,) * 2)
+    assert outcome.came_true == (None, ((2, 1, 1), (2, 2, 1), (2, 1, 0)))
 
 
 def test_a_request_that_has_vanished_says_nothing() -> None:
