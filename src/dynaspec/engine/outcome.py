@@ -9,7 +9,7 @@ import numpy as np
 from dynaspec.contract.proposer import Drafts, Ints, Offers
 from dynaspec.contract.step import Ended, Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.contract.tree import MAX_NODES
-from dynaspec.propose.offers import came_true, found
+from dynaspec.propose.offers import came_true, view_columns
 from dynaspec.schedule.batch import Committed, StepBatch, StepResult
 
 from .acts import ExecutedStep
@@ -39,7 +39,7 @@ def build_view(
         max_draft=tuple([p.max_draft_tokens for p in params]),
         temperature=tuple([p.temperature for p in params]),
         lag=lag,
-        offers=found(offers),
+        offers=view_columns(offers),
         prefill_tokens=batch.prefill_tokens,
         waiting=batch.waiting,
         limits=limits,

@@ -13,7 +13,7 @@ from dynaspec.contract.proposer import Ints, Offers
 _NOTHING = (0, 0, 0)
 
 
-def found(offers: Sequence[Offers | None]) -> tuple[tuple[tuple[int, int], ...] | None, ...]:
+def view_columns(offers: Sequence[Offers | None]) -> tuple[tuple[tuple[int, int], ...] | None, ...]:
     """``StepView.offers``.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dynaspec.contract.proposer import Offers
-from dynaspec.propose.offers import came_true, found
+from dynaspec.propose.offers import came_true, view_columns
 
 
 def offers(*tokens: list[int], match: int = 2) -> Offers:
@@ -57,7 +57,7 @@ def test_where_nobody_offers_nothing_is_told() -> None:
 
 
 def test_views_show_how_much_is_on_offer() -> None:
-    assert found((None, offers([1, 2], []))) == (None, ((2, 2), (0, 0)))
+    assert view_columns((None, offers([1, 2], []))) == (None, ((2, 2), (0, 0)))
 
 
 def test_offers_to_some_of_the_requests() -> None:

@@ -13,7 +13,7 @@ from dynaspec.contract.proposer import DecodeBatch, Drafts, Offers, ProposerNeed
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule, TreeRule
 from dynaspec.propose.guard import FaultBarrier, TargetPassTimer, nonsense
-from dynaspec.propose.offers import found
+from dynaspec.propose.offers import view_columns
 from dynaspec.propose.router import Router, merge
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
@@ -146,7 +146,7 @@ def test_all_follow_every_request() -> None:
     both = router(*stubs)
     everyone = batch([1], [2])
     assert both.lag(everyone) == ((3, 3), (5, 5))
-    assert found(both.peek(everyone)) == (None, ((1, 5), (1, 5)))
+    assert view_columns(both.peek(everyone)) == (None, ((1, 5), (1, 5)))
     step = target([0], [2], [0])
     both.admit(1, (4, 5), "salt")
     both.advance(step)

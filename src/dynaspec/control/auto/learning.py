@@ -82,8 +82,8 @@ class Learner:
         told = [self._told(outcome, planned) for outcome, planned in self._unread]
         self.costs.observe(*(step for step in told if step is not None))
         if self._unread:
-            told_of, _ = self._unread[-1]
-            self.explorer.watched = {1 + p for p, column in enumerate(told_of.came_true) if column is not None}
+            latest, _ = self._unread[-1]
+            self.explorer.watched = {1 + p for p, column in enumerate(latest.came_true) if column is not None}
         for estimator in chain[AcceptanceModel | LookupModel](self.models.values(), self.lookups.values()):
             estimator.pass_steps(len(self._unread))
         self.slots.release(self._ended)

@@ -26,7 +26,7 @@ POSITIONS = 8
 """Positions with a bias of their own; later ones share the last."""
 _FARTHEST, _MOST_OFFSET = 8.0, 3.0
 """Biases and offsets are kept within ± these."""
-_LEAST_WEIGHT, _EDGE = 0.05, 0.02
+LEAST_WEIGHT, _EDGE = 0.05, 0.02
 """An outcome that was as good as certain still counts for something, and no mean of a few is as good as certain."""
 _UNKNOWN: Floats = np.zeros(0)
 
@@ -84,7 +84,7 @@ def _forget(s: _State, expected: float, right: float, surprise: float, recent: f
     if s.latest[0] > surprise:
         for j in range(s.information.size):
             s.information[j] *= np.exp(surprise - s.latest[0])
-        s.tied[0] = max(_LEAST_WEIGHT, s.tied[0] * np.exp(surprise - s.latest[0]))  # nor does the prior hold
+        s.tied[0] = max(LEAST_WEIGHT, s.tied[0] * np.exp(surprise - s.latest[0]))  # nor does the prior hold
     s.latest[0] = min(max(s.latest[0], 0.0), surprise)
 
 
@@ -97,7 +97,7 @@ def _dot(row: Floats, x: tuple[float, float, float]) -> float:
 def _learn_head(s: _State, x: tuple[float, float, float], accepted: float, memory: float) -> None:
     """A Newton step of γ, w and d; x: z, signal, 1."""
     v, p = s.variance, sigmoid(_dot(s.head, x))
-    weight = max(p * (1.0 - p), _LEAST_WEIGHT)
+    weight = max(p * (1.0 - p), LEAST_WEIGHT)
     spread = (_dot(v[0], x), _dot(v[1], x), _dot(v[2], x))
     total = 1.0 / weight + spread[0] * x[0] + spread[1] * x[1] + spread[2] * x[2]
     for i in range(3):
@@ -128,7 +128,7 @@ def _observe(
                 right = sigmoid(s.head[0] * z + s.head[1] * signal[first + position] + s.head[2])
             _forget(s, sigmoid(z), right, surprise, recent)
             # What is special about a request may turn out to hold for all: half of it is left to be explained.
-            s.information[j] = s.information[j] * (1.0 - 1.0 / memory) + max(half * (1.0 - half), _LEAST_WEIGHT)
+            s.information[j] = s.information[j] * (1.0 - 1.0 / memory) + max(half * (1.0 - half), LEAST_WEIGHT)
             believed += (right - half) / (s.information[j] + s.tied[j])
             bias = believed + (believed - target) * s.tied[j] / s.information[j]
             s.bias[j] = min(max(bias, -_FARTHEST), _FARTHEST)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dynaspec.compiled import njit
 
-from .acceptance import POSITIONS, request_offset, seated, sigmoid
+from .acceptance import LEAST_WEIGHT, POSITIONS, request_offset, seated, sigmoid
 from .settings import AutoSettings
 
 Floats = npt.NDArray[np.float64]
@@ -24,8 +24,6 @@ _FIRST_CHANCE, _DOUBLING = 0.56, 0.8
 _VARIANCE = (1.0, 0.02)
 """Of d and w, at most. That longer matches are right more often holds for any text: were that open, a single long one
 that was wrong would end lookups for good."""
-_LEAST_WEIGHT = 0.05
-"""An outcome that was as good as certain still counts for something."""
 
 
 @njit(cache=True, nogil=True)
@@ -51,7 +49,7 @@ def _observe(
             s, outcome = _signal(match[r], j), 1.0 if j < right[r] else 0.0
             z = line[0] + line[1] * s
             usual, p = sigmoid(z), sigmoid(z + 0.5 * offset)  # half of what is special may turn out to hold for all
-            weight = max(p * (1.0 - p), _LEAST_WEIGHT)
+            weight = max(p * (1.0 - p), LEAST_WEIGHT)
             spread = (variance[0, 0] + variance[0, 1] * s, variance[1, 0] + variance[1, 1] * s)
             total = 1.0 / weight + spread[0] + spread[1] * s
             for i in range(2):
@@ -77,7 +75,8 @@ def _survival(
 
 
 class LookupModel:
-    """Of one lookup. Requests have slots in it, as in ``AcceptanceModel``."""
+    """Of one lookup. Requests have slots in it, as in ``AcceptanceModel``. A saved profile says nothing here: it has
+    rates by position, and none by match."""
 
     def __init__(self, settings: AutoSettings) -> None:
         self._settings = settings

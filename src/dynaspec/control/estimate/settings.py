@@ -50,6 +50,7 @@ class AutoSettings:
     """Latest tokens that each step of a probe reads of a request, where the drafter is further behind than all steps of
     the probe would read, and where the proposer can draft from that context."""
     planning_s: float = 5e-4
-    """Seconds of planning a step, about, on a server's CPU: what cannot save as much is not looked at."""
+    """Seconds of looking at drafts before they are verified, about, on a server's CPU: what cannot save as much is not
+    looked at. And of making a plan, until that has been measured."""
     planning_share: float = 0.0025
     """Share of the time that planning may take: plans are repeated for some steps where steps are short."""

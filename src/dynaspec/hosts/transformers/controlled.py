@@ -14,7 +14,7 @@ from dynaspec.contract.controller import Controller
 from dynaspec.contract.proposer import Offers
 from dynaspec.contract.step import DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.observe.stats import SpecStats
-from dynaspec.propose.offers import came_true, found
+from dynaspec.propose.offers import came_true, view_columns
 
 from .drafters import Draft, Drafter
 
@@ -133,7 +133,7 @@ class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transfor
             max_draft=(None,),
             temperature=(self._request.temperature,),
             lag=tuple((drafter.lag(length),) for drafter in self._drafters),
-            offers=found(offers),
+            offers=view_columns(offers),
             prefill_tokens=self._prefill(length),
             waiting=0,
             limits=self._limits,

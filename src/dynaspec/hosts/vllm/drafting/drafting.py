@@ -23,7 +23,7 @@ from dynaspec.contract.step import DraftView, Limits, Needs, SpecPlan, StepView
 from dynaspec.kv.tables import BlockTables
 from dynaspec.observe.decision_log import DecisionLog
 from dynaspec.propose.guard import TargetPassTimer
-from dynaspec.propose.offers import found
+from dynaspec.propose.offers import view_columns
 from dynaspec.propose.router import Part, Router
 from dynaspec.propose.watermark import draft_view
 
@@ -178,7 +178,7 @@ class Drafting:
             max_draft=(None,) * everybody,
             temperature=(0.0,) * everybody,
             lag=() if self._needs == "nothing" else self._proposers.lag(batch),
-            offers=found(offers),
+            offers=view_columns(offers),
             prefill_tokens=0,
             waiting=0,
             limits=self._limits,
