@@ -49,13 +49,18 @@ _WARN_AT = 10
 Python shows unless it is told otherwise."""
 
 
-def njit(*signatures: Any, cache: bool = False, apart: bool = False, **options: Any) -> Any:
+def njit(*signatures: Any, cache: bool = False, apart: bool = False, allocates: bool = True, **options: Any) -> Any:
     """``numba.njit`` with dynaspec's cache.
 
     Args:
         signatures: compiled for, or loaded, at once, and for no others. None: as calls come.
         apart: see the module; so is what has signatures. For functions of a module, which do much in a call.
+        allocates: whether the function, or one that it calls, makes arrays. If not, it counts no references to those
+            that it works on, which its caller keeps: numba counts at every view of an array, by an atomic operation for
+            which threads that share the array wait.
     """
+    if not allocates:
+        options["_nrt"] = False  # numba's name for its runtime, which allocates and counts
 
     def decorate(function: Callable[..., Any]) -> Any:
         compiled = numba.njit(**options)(function)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dynaspec.model.kernels import amx, gemm
+from dynaspec.model.kernels.simd import HAS_DOT
 from dynaspec.model.packed import PackedLinear
 from support.checkpoints import Pair
 from support.controllers import VaryingController
@@ -17,7 +18,7 @@ from support.state_heads import FittedHeads
 from support.workloads import MODES, PROMPTS
 
 PATHS = {"float32": gemm.FLOAT32, "rounded": gemm.ROUNDED, "dot": gemm.DOT, "tiles": gemm.TILES}
-AVAILABLE = ["rounded", *["dot"] * gemm._has_dot(), *["tiles"] * amx.available()]
+AVAILABLE = ["rounded", *["dot"] * HAS_DOT, *["tiles"] * amx.available()]
 
 
 class Path:

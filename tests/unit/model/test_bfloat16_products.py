@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from dynaspec.model.kernels import amx, gemm
+from dynaspec.model.kernels.simd import HAS_DOT
 from dynaspec.model.packed import PackedLinear
 
 SHAPES = [(96, 48), (307, 48), (40, 72), (512, 192), (256, 1408), (1, 3), (33, 31), (64, 33)]
-PATHS = ["ROUNDED", *["DOT"] * gemm._has_dot(), *["TILES"] * amx.available()]
+PATHS = ["ROUNDED", *["DOT"] * HAS_DOT, *["TILES"] * amx.available()]
 FORMS = ["float32", "bfloat16"]
 
 

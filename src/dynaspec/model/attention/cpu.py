@@ -1,4 +1,4 @@
-"""Paged attention on CPU, computed in float32 on caches in float32 or bfloat16, by the numba kernels."""
+"""Paged attention on CPU, on caches in float32 or bfloat16, by the numba kernels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from dynaspec.model.batch import BLOCK_SIZE, NO_ANCESTORS, ForwardBatch
+from dynaspec.model.kernels import kv_pages
 from dynaspec.model.kernels import paged_attention as kernels
 from dynaspec.model.kernels.attention_work import plan_work
 from dynaspec.model.kernels.simd import LANES
@@ -47,7 +48,8 @@ def _arrays(kv: KV) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 class CpuAttention:
     """Bitwise the same result for a row, whatever else is in the pass and however it is split over threads.
 
-    K blocks are [kv heads, head_dim, 16] and V blocks [kv heads, 16, head_dim rounded up to 16].
+    K blocks are [kv heads, head_dim rounded up to 2, 16] and V blocks [kv heads, 16, head_dim rounded up to 16], see
+    ``kv_pages``.
     """
 
     def __init__(self, spec: AttentionSpec, threads: int) -> None:
@@ -55,13 +57,13 @@ class CpuAttention:
         self._threads = team_size(threads)
 
     def kv_shape(self, num_blocks: int) -> tuple[Shape, Shape]:
-        padded = -(-self.spec.head_dim // LANES) * LANES
+        even, padded = (-(-self.spec.head_dim // multiple) * multiple for multiple in (2, LANES))
         leading = (num_blocks, self.spec.num_kv_heads)
-        return (*leading, self.spec.head_dim, BLOCK_SIZE), (*leading, BLOCK_SIZE, padded)
+        return (*leading, even, BLOCK_SIZE), (*leading, BLOCK_SIZE, padded)
 
     def move(self, kv: KV, source: torch.Tensor, target: torch.Tensor) -> None:
         """See ``AttentionBackend.move``."""
-        kernels.move_kv(*_arrays(kv), source.numpy(), target.numpy())
+        kv_pages.move_kv(*_arrays(kv), source.numpy(), target.numpy())
 
     def prepare(self, batch: ForwardBatch) -> CpuMeta:
         spec = self.spec
@@ -87,7 +89,7 @@ class CpuAttention:
         """See ``AttentionBackend.attend``."""
         spec = self.spec
         k_cache, v_cache = _arrays(kv)
-        kernels.write_kv(k.numpy(), v.numpy(), k_cache, v_cache, meta.slots.numpy())
+        kv_pages.write_kv(k.numpy(), v.numpy(), k_cache, v_cache, meta.slots.numpy())
         out = np.empty((q.shape[0], spec.num_heads * spec.head_dim), np.float32)
         settings = spec.scale, spec.softcap or 0.0, window or 0, spec.hidden_keys
         kernels.attend(q.numpy(), k_cache, v_cache, out, *meta.work, *settings)

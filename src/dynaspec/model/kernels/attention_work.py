@@ -7,7 +7,8 @@ import numpy.typing as npt
 
 from dynaspec.compiled import njit
 
-from .paged_attention import KEYS, TILE, blocks_of
+from .attention_tile import TILE
+from .paged_attention import KEYS, blocks_of
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

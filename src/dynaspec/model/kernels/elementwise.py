@@ -18,7 +18,7 @@ SILU, RELU, GELU, GELU_TANH = range(4)
 """Activations by number: a closure over the function would defeat numba's cache on disk."""
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def _apply(kind: int, x: Any) -> Any:
     if kind == SILU:
         return silu(x)
@@ -29,7 +29,7 @@ def _apply(kind: int, x: Any) -> Any:
     return gelu_tanh(x)
 
 
-@njit("void(f4[::1], i8)", cache=True, nogil=True)
+@njit("void(f4[::1], i8)", cache=True, nogil=True, allocates=False)
 def activate(x: Floats, kind: int) -> None:
     """Activation in place."""
     full = x.size - x.size % LANES
@@ -40,7 +40,7 @@ def activate(x: Floats, kind: int) -> None:
         store_first(x, full, _apply(kind, load_first(x, full, rest)), rest)
 
 
-@njit("void(f4[::1], f8)", cache=True, nogil=True)
+@njit("void(f4[::1], f8)", cache=True, nogil=True, allocates=False)
 def softcap(x: Floats, cap: float) -> None:
     """cap · tanh(x / cap) in place."""
     full = x.size - x.size % LANES
@@ -51,7 +51,7 @@ def softcap(x: Floats, cap: float) -> None:
         store_first(x, full, tanh(load_first(x, full, rest) / const(cap)) * const(cap), rest)
 
 
-@njit("void(f4[:, ::1], f4[:, ::1], i8)", cache=True, nogil=True)
+@njit("void(f4[:, ::1], f4[:, ::1], i8)", cache=True, nogil=True, allocates=False)
 def gated(gate_up: Floats, out: Floats, kind: int) -> None:
     """[R, 2 width] (gate, then up) → act(gate) · up, into ``out`` [R, width]."""
     rows, width = out.shape
@@ -68,7 +68,7 @@ def gated(gate_up: Floats, out: Floats, kind: int) -> None:
             store_first(out, width * row + full, product, rest)
 
 
-@njit("void(i8, i8, f4[:, ::1], f4[:, ::1], i8)", cache=True, nogil=True)
+@njit("void(i8, i8, f4[:, ::1], f4[:, ::1], i8)", cache=True, nogil=True, allocates=False)
 def gated_share(thread: int, threads: int, gate_up: Floats, out: Floats, kind: int) -> None:
     """One thread's rows of ``gated``."""
     first, end = out.shape[0] * thread // threads, out.shape[0] * (thread + 1) // threads

@@ -15,7 +15,7 @@ _EXP_LOWEST = -87.0  # below: 0; e^-87 is the last that is safely a normal numbe
 _EXP_HIGHEST = 88.0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def exp(x: Any) -> Any:
     """e^x; exactly 0 below −87, e^88 above 88.
 
@@ -36,18 +36,18 @@ def exp(x: Any) -> Any:
     return where_less(x, low, const(0.0), p * power_of_two(n))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def sigmoid(x: Any) -> Any:
     return const(1.0) / (const(1.0) + exp(const(0.0) - x))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def tanh(x: Any) -> Any:
     """Absolute error about 1e-7."""
     return const(2.0) * sigmoid(x + x) - const(1.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def erf(x: Any) -> Any:
     """Abramowitz and Stegun 7.1.26: absolute error 1.5e-7."""
     zero = const(0.0)
@@ -61,26 +61,26 @@ def erf(x: Any) -> Any:
     return where_less(x, zero, zero - value, value)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def silu(x: Any) -> Any:
     """x σ(x)."""
     return x * sigmoid(x)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def gelu(x: Any) -> Any:
     """x Φ(x)."""
     half = x * const(0.5)
     return fma(half, erf(x * const(0.7071067811865476)), half)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def gelu_tanh(x: Any) -> Any:
     """GELU by its tanh approximation: x σ(2 √(2/π) (x + 0.044715 x³))."""
     cubic = fma(const(0.044715) * x, x * x, x)
     return x * sigmoid(const(1.5957691216057308) * cubic)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def relu(x: Any) -> Any:
     return where_less(const(0.0), x, x, const(0.0))

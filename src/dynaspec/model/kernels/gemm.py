@@ -16,20 +16,16 @@ Quantised weights have an arithmetic of their own, see ``quantised``.
 
 from __future__ import annotations
 
-import platform
 from typing import Any
 
-import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from dynaspec.compiled import copy_row, njit
 
 from . import amx, quantised
-from .simd import HAS_AVX512, LANES
+from .simd import HAS_AVX512, HAS_DOT, LANES, dot_of_pairs, round_to_bfloat, to_pairs
 from .team import together
 from .tiles import (
     FLOATS,
@@ -60,33 +56,11 @@ of the room 6 sums, a weight and an input."""
 _HIGH, _SIXTEEN = same(0xFFFF0000), same(16)
 
 
-class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite does not name."""
-
-    intrinsic_name = "bf16"
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
-
-
-def _has_dot() -> bool:
-    return platform.machine() == "x86_64" and bool(llvm.get_host_cpu_features().get("avx512bf16"))
-
-
 def best_arithmetic() -> int:
     """The fastest kind of bfloat16 arithmetic that this processor has."""
     if amx.available():
         return TILES
-    return DOT if _has_dot() else ROUNDED
+    return DOT if HAS_DOT else ROUNDED
 
 
 def _float_sums(tile: Tile, panel: Any, depth: Any) -> None:
@@ -107,16 +81,13 @@ def _bfloat_sums(tile: Tile, panel: Any, depth: Any) -> None:
 def _dot_sums(tile: Tile, panel: Any, depth: Any) -> None:
     """Two inputs, which are a word, a step."""
     builder = tile.builder
-    kind = ir.FunctionType(FLOATS, [FLOATS, _PAIRS, _PAIRS])
-    dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
 
     def step(n: Any) -> None:
         words = tile.load(panel, builder.mul(n, I64(PANEL)), INTS)
         for row, slots in zip(tile.x, tile.sums, strict=True):
             value = splat(builder, builder.load(builder.gep(row, [n])), INTS)
             for slot, word in zip(slots, words, strict=True):
-                pairs = [builder.bitcast(word, _PAIRS), builder.bitcast(value, _PAIRS)]
-                builder.store(builder.call(dot, [builder.load(slot), *pairs]), slot)
+                builder.store(dot_of_pairs(builder, builder.load(slot), word, value), slot)
 
     tile.steps(builder.lshr(builder.add(depth, I64(1)), I64(1)), step)
 
@@ -124,22 +95,8 @@ def _dot_sums(tile: Tile, panel: Any, depth: Any) -> None:
 _float_panel = panel_kernel(_float_sums, 4 * PANEL, _TILE_ROWS, ahead=128)
 _bfloat_panel = panel_kernel(_bfloat_sums, 4 * LANES, _TILE_ROWS, ahead=128)
 _dot_panel = (
-    panel_kernel(_dot_sums, 4 * PANEL, _TILE_ROWS, ahead=24, inputs=2, words=True) if _has_dot() else _bfloat_panel
+    panel_kernel(_dot_sums, 4 * PANEL, _TILE_ROWS, ahead=24, inputs=2, words=True) if HAS_DOT else _bfloat_panel
 )
-
-
-def _as_bfloat(builder: Any, value: Any) -> Any:
-    """Words whose high half is a vector of float32 rounded to bfloat16, to nearest, ties to even; the low half is 0.
-
-    What is undefined stays so.
-    """
-    bits = builder.bitcast(value, INTS)
-    one = ir.Constant(INTS, [1] * LANES)
-    odd = builder.and_(builder.lshr(bits, _SIXTEEN), one)
-    rounded = builder.add(builder.add(bits, ir.Constant(INTS, [0x7FFF] * LANES)), odd)
-    undefined = builder.fcmp_unordered("uno", value, value)
-    quiet = builder.or_(bits, ir.Constant(INTS, [0x00400000] * LANES))
-    return builder.and_(builder.select(undefined, quiet, rounded), _HIGH)
 
 
 @intrinsic
@@ -148,7 +105,7 @@ def _round_sixteen(typingctx: Any, source: Any, target: Any) -> Any:
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         from_at, to_at = (builder.inttoptr(at, I32.as_pointer()) for at in args)
-        word = _as_bfloat(builder, load(builder, from_at, I64(0), FLOATS))
+        word = round_to_bfloat(builder, load(builder, from_at, I64(0), FLOATS))
         builder.store(word, builder.bitcast(to_at, INTS.as_pointer())).align = 4
         return context.get_dummy_value()
 
@@ -161,11 +118,8 @@ def _pair_thirty_two(typingctx: Any, source: Any, target: Any) -> Any:
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         from_at, to_at = (builder.inttoptr(at, I32.as_pointer()) for at in args)
-        first, last = (_as_bfloat(builder, value) for value in load_halves(builder, from_at, I64(0), FLOATS))
-        even, odd = (
-            builder.shuffle_vector(first, last, ir.Constant(INTS, list(range(start, 2 * LANES, 2)))) for start in (0, 1)
-        )
-        word = builder.or_(even, builder.lshr(odd, _SIXTEEN))
+        first, last = (round_to_bfloat(builder, value) for value in load_halves(builder, from_at, I64(0), FLOATS))
+        word = to_pairs(builder, first, last)
         builder.store(word, builder.bitcast(to_at, INTS.as_pointer())).align = 4
         return context.get_dummy_value()
 
@@ -192,8 +146,9 @@ def _round_share(thread: int, threads: int, x: Floats, out: Floats) -> None:
     rows, depth = x.shape
     width = (depth + GROUP - 1) // GROUP * GROUP
     last = np.empty(GROUP, np.float32)
+    sources, targets = x.ctypes.data, out.ctypes.data
     for row in range(rows * thread // threads, rows * (thread + 1) // threads):
-        source, target = x.ctypes.data + row * depth * 4, out.ctypes.data + row * out.shape[1] * 4
+        source, target = sources + row * depth * 4, targets + row * out.shape[1] * 4
         for at in range(0, width, GROUP):
             here = source + at * 4
             if at + GROUP > depth:
@@ -207,7 +162,7 @@ def _round_share(thread: int, threads: int, x: Floats, out: Floats) -> None:
                 _pair_thirty_two(here, target + at * 2)
 
 
-@njit("void(i8, i8, f4[:, ::1], i8, u4[::1], i8, i8, f4[::1], f4[:, ::1])", cache=True, nogil=True)
+@njit("void(i8, i8, f4[:, ::1], i8, u4[::1], i8, i8, f4[::1], f4[:, ::1])", cache=True, nogil=True, allocates=False)
 def _share(
     thread: int,
     threads: int,

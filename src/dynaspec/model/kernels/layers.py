@@ -17,8 +17,9 @@ from dynaspec.compiled import copy_row, njit
 
 from .elementwise import activate, gated, gated_share
 from .gemm import multiply, panel_words
+from .kv_pages import move_kv, write_kv
 from .norm import add_layer_norm, add_rms_norm, add_rows, head_rms_norm, layer_norm, rms_norm
-from .paged_attention import attend, move_kv, write_kv
+from .paged_attention import attend
 from .rope import rotate
 from .simd import LANES
 from .team import together
@@ -158,13 +159,13 @@ def _caches(model: CompiledDecoder, caches: Addresses, blocks: int) -> tuple[Any
     """A layer's key and value cache, of ``caches`` [2] addresses."""
     _, kv_heads, head_dim = model.heads
     padded = (head_dim + LANES - 1) // LANES * LANES
-    keys = _cache(caches[0], (blocks, kv_heads, head_dim, LANES))
+    keys = _cache(caches[0], (blocks, kv_heads, (head_dim + 1) // 2 * 2, LANES))
     return keys, _cache(caches[1], (blocks, kv_heads, LANES, padded))
 
 
 @njit(cache=True, nogil=True)
 def move(model: CompiledDecoder, caches: Addresses, blocks: int, source: Int64, target: Int64) -> None:
-    """``paged_attention.move_kv`` in every layer.
+    """``kv_pages.move_kv`` in every layer.
 
     Args:
         caches, blocks: see ``run``.

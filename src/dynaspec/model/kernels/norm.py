@@ -12,7 +12,7 @@ from .simd import LANES, const, fma, lane_sum, load, load_first, splat, store, s
 Floats = npt.NDArray[np.float32]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def _rms_row(x: Floats, at: int, weight: Floats, eps: float, out: Floats, to: int) -> None:
     width = weight.size
     full = width - width % LANES
@@ -33,7 +33,7 @@ def _rms_row(x: Floats, at: int, weight: Floats, eps: float, out: Floats, to: in
         store_first(out, to + full, scaled, rest)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def _layer_row(x: Floats, at: int, weight: Floats, bias: Floats, eps: float, out: Floats, to: int) -> None:
     width = weight.size
     full = width - width % LANES
@@ -62,7 +62,7 @@ def _layer_row(x: Floats, at: int, weight: Floats, bias: Floats, eps: float, out
         store_first(out, to + full, shifted, rest)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def _add_row(x: Floats, delta: Floats, at: int, width: int) -> None:
     full = width - width % LANES
     for i in range(at, at + full, LANES):
@@ -73,20 +73,20 @@ def _add_row(x: Floats, delta: Floats, at: int, width: int) -> None:
         store_first(x, i, load_first(x, i, rest) + load_first(delta, i, rest), rest)
 
 
-@njit("void(f4[::1], f4[::1])", cache=True, nogil=True)
+@njit("void(f4[::1], f4[::1])", cache=True, nogil=True, allocates=False)
 def add_rows(x: Floats, delta: Floats) -> None:
     """x += delta, both [R · width]."""
     _add_row(x, delta, 0, x.size)
 
 
-@njit("void(f4[::1], f4[::1], f8, f4[::1])", cache=True, nogil=True)
+@njit("void(f4[::1], f4[::1], f8, f4[::1])", cache=True, nogil=True, allocates=False)
 def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     """RMSNorm (1910.07467) of every row of x [R · width, contiguous] into ``out``."""
     for at in range(0, out.size, weight.size):
         _rms_row(x, at, weight, eps, out, at)
 
 
-@njit("void(f4[::1], f4[::1], f4[::1], f8, f4[::1])", cache=True, nogil=True)
+@njit("void(f4[::1], f4[::1], f4[::1], f8, f4[::1])", cache=True, nogil=True, allocates=False)
 def add_rms_norm(x: Floats, delta: Floats, weight: Floats, eps: float, out: Floats) -> None:
     """x += delta, then the RMS norm of x into ``out``; all [R · width]."""
     for at in range(0, out.size, weight.size):
@@ -94,14 +94,14 @@ def add_rms_norm(x: Floats, delta: Floats, weight: Floats, eps: float, out: Floa
         _rms_row(x, at, weight, eps, out, at)
 
 
-@njit("void(f4[::1], f4[::1], f4[::1], f8, f4[::1])", cache=True, nogil=True)
+@njit("void(f4[::1], f4[::1], f4[::1], f8, f4[::1])", cache=True, nogil=True, allocates=False)
 def layer_norm(x: Floats, weight: Floats, bias: Floats, eps: float, out: Floats) -> None:
     """LayerNorm of every row of x [R · width] into ``out``."""
     for at in range(0, out.size, weight.size):
         _layer_row(x, at, weight, bias, eps, out, at)
 
 
-@njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f8, f4[::1])", cache=True, nogil=True)
+@njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f8, f4[::1])", cache=True, nogil=True, allocates=False)
 def add_layer_norm(x: Floats, delta: Floats, weight: Floats, bias: Floats, eps: float, out: Floats) -> None:
     """x += delta, then the layer norm of x into ``out``; all [R · width]."""
     for at in range(0, out.size, weight.size):
@@ -109,7 +109,7 @@ def add_layer_norm(x: Floats, delta: Floats, weight: Floats, bias: Floats, eps: 
         _layer_row(x, at, weight, bias, eps, out, at)
 
 
-@njit("void(f4[:, :, :], f4[::1], f8)", cache=True, nogil=True)
+@njit("void(f4[:, :, :], f4[::1], f8)", cache=True, nogil=True, allocates=False)
 def head_rms_norm(x: Floats, weight: Floats, eps: float) -> None:
     """RMS norm of every head of x [R, heads, head_dim], in place; the last dimension is contiguous."""
     rows, heads, width = x.shape

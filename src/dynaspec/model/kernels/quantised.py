@@ -328,8 +328,9 @@ def quantise_share(thread: int, threads: int, x: Floats, signed: bool, out: Floa
     groups = (depth + GROUP - 1) // GROUP
     words = (DIGITS if signed else 1) * QUADS
     last = np.empty(GROUP, np.float32)
+    sources, targets = x.ctypes.data, out.ctypes.data
     for row in range(rows * thread // threads, rows * (thread + 1) // threads):
-        source, target = x.ctypes.data + row * depth * 4, out.ctypes.data + row * out.shape[1] * 4
+        source, target = sources + row * depth * 4, targets + row * out.shape[1] * 4
         scales = target + groups * words * 4
         for group in range(groups):
             here = source + group * GROUP * 4

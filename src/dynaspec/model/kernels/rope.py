@@ -11,7 +11,7 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
 
-@njit("void(f4[:, :, :], i8[::1], f4[:, ::1], f4[:, ::1], b1)", cache=True, nogil=True)
+@njit("void(f4[:, :, :], i8[::1], f4[:, ::1], f4[:, ::1], b1)", cache=True, nogil=True, allocates=False)
 def rotate(x: Floats, positions: Ints, cos: Floats, sin: Floats, interleaved: bool) -> None:
     """Rotates the leading dimensions of every head of x [R, heads, head_dim] in place.
 

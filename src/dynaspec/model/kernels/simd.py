@@ -26,13 +26,32 @@ LANES = 16
 HAS_AVX512 = platform.machine() == "x86_64" and bool(llvm.get_host_cpu_features().get("avx512f"))
 """With it registers hold 32 vectors. Without it they hold 8: there are 16 of half a vector (AVX2), or 32 of a quarter
 (NEON)."""
+HAS_DOT = platform.machine() == "x86_64" and bool(llvm.get_host_cpu_features().get("avx512bf16"))
+"""Whether there are dot products of two bfloat16, see ``dot``."""
 
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
 _VEC = ir.VectorType(_F32, LANES)
 _INTS = ir.VectorType(_I32, LANES)
-_SHORTS = ir.VectorType(ir.IntType(16), LANES)
 _MASK = ir.VectorType(ir.IntType(1), LANES)
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    intrinsic_name = "bf16"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 
 class _F32x16(types.Type):  # type: ignore[misc]
@@ -72,24 +91,161 @@ def _llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, function, name), args)
 
 
+def _same(value: int, kind: Any) -> Any:
+    """A number of a kind of words: one, or 16 equal ones."""
+    return ir.Constant(kind, [value] * LANES if kind == _INTS else value)
+
+
+def round_to_bfloat(builder: Any, value: Any) -> Any:
+    """A word whose high half is a float32 rounded to bfloat16, to nearest, ties to even, and whose low half is 0; or 16
+    of each.
+
+    What is undefined stays so.
+    """
+    kind = _INTS if value.type == _VEC else _I32
+    bits = builder.bitcast(value, kind)
+    odd = builder.and_(builder.lshr(bits, _same(16, kind)), _same(1, kind))
+    rounded = builder.add(builder.add(bits, _same(0x7FFF, kind)), odd)
+    undefined = builder.fcmp_unordered("uno", value, value)
+    quiet = builder.or_(bits, _same(0x00400000, kind))
+    return builder.and_(builder.select(undefined, quiet, rounded), _same(0xFFFF0000, kind))
+
+
+def to_pairs(builder: Any, first: Any, second: Any) -> Any:
+    """16 words of two numbers each, those of ``first`` and then those of ``second``, which are as ``round_to_bfloat``
+    leaves them: the high half is the first of the two."""
+    even, odd = (
+        builder.shuffle_vector(first, second, ir.Constant(_INTS, list(range(start, 2 * LANES, 2)))) for start in (0, 1)
+    )
+    return builder.or_(even, builder.lshr(odd, _same(16, _INTS)))
+
+
+def dot_of_pairs(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """See ``dot``; of vectors of 64 bytes."""
+    if HAS_DOT:
+        operands = [total, builder.bitcast(a, _PAIRS), builder.bitcast(b, _PAIRS)]
+        return _llvm(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _VEC, operands)
+    for first in (True, False):
+        values = [_widened(builder, builder.bitcast(word, _INTS), first) for word in (a, b)]
+        total = _llvm(builder, "llvm.fma.v16f32", _VEC, [*values, total])
+    return total
+
+
+def _widened(builder: Any, words: Any, first: bool) -> Any:
+    if first:
+        return builder.bitcast(builder.and_(words, _same(0xFFFF0000, _INTS)), _VEC)
+    return builder.bitcast(builder.shl(words, _same(16, _INTS)), _VEC)
+
+
+def _is_half(array: Any) -> bool:
+    return bool(array.dtype.bitwidth == 16)
+
+
 @intrinsic
 def load(typingctx: Any, array: Any, offset: Any) -> Any:
-    """16 consecutive elements from ``offset`` on, counted from the array's first element.
-
-    Of an array of uint16 they are bfloat16, and widened.
-    """
+    """16 consecutive words from ``offset`` on, counted from the array's first element: float32, or two elements each of
+    an array of 16 bits."""
     signature = f32x16(array, types.intp)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        is_half = sig.args[0].dtype == types.uint16
-        vector = _SHORTS if is_half else _VEC
-        value = builder.load(_pointer(context, builder, sig.args[0], args[0], args[1], vector))
-        value.align = 2 if is_half else 4
-        if not is_half:
-            return value
-        return builder.bitcast(builder.shl(builder.zext(value, _INTS), ir.Constant(_INTS, [16] * LANES)), _VEC)
+        value = builder.load(_pointer(context, builder, sig.args[0], *args))
+        value.align = 2 if _is_half(sig.args[0]) else 4
+        return value
 
     return signature, generate
+
+
+@intrinsic
+def place_of(typingctx: Any, array: Any, row: Any, column: Any, width: Any) -> Any:
+    """Where an element of rows of a ``width`` lies, counted from the first one.
+
+    In an array of 16 bits two rows make one of words, whose high half is of the first row.
+    """
+    signature = types.intp(array, types.intp, types.intp, types.intp)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, row, column, width = args
+        if not _is_half(sig.args[0]):
+            return builder.add(builder.mul(row, width), column)
+        one = ir.Constant(row.type, 1)
+        second = builder.and_(row, one)
+        pair = builder.mul(builder.sub(row, second), width)
+        within = builder.add(builder.shl(column, one), builder.sub(one, second))
+        return builder.add(pair, within)
+
+    return signature, generate
+
+
+@intrinsic
+def load_row(typingctx: Any, array: Any, start: Any, row: Any, column: Any, width: Any) -> Any:
+    """16 consecutive elements of a row as float32, of rows that begin at ``start`` and lie as ``place_of`` says."""
+    signature = f32x16(array, types.intp, types.intp, types.intp, types.intp)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array, start, row, column, width = args
+        if not _is_half(sig.args[0]):
+            offset = builder.add(start, builder.add(builder.mul(row, width), column))
+            value = builder.load(_pointer(context, builder, sig.args[0], array, offset))
+            value.align = 4
+            return value
+        one = ir.Constant(row.type, 1)
+        second = builder.and_(row, one)
+        pair = builder.mul(builder.sub(row, second), width)
+        offset = builder.add(start, builder.add(pair, builder.shl(column, one)))
+        words = builder.load(_pointer(context, builder, sig.args[0], array, offset, _INTS))
+        words.align = 2
+        shift = _splat(builder, builder.trunc(builder.shl(second, ir.Constant(row.type, 4)), _I32), _INTS)
+        return _widened(builder, builder.shl(words, shift), True)
+
+    return signature, generate
+
+
+@intrinsic
+def rounded_for(typingctx: Any, array: Any, value: Any) -> Any:
+    """float32 as an array's elements are: as they are, or rounded to bfloat16 for an array of 16
+    bits."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if not _is_half(sig.args[0]):
+            return args[1]
+        return builder.bitcast(round_to_bfloat(builder, args[1]), _VEC)
+
+    return f32x16(array, f32x16), generate
+
+
+@intrinsic
+def pairs(typingctx: Any, first: Any, second: Any) -> Any:
+    """Two vectors, rounded to bfloat16, in one: words of two numbers in a row, the high half is the first."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if not HAS_DOT:
+            return builder.bitcast(to_pairs(builder, *(round_to_bfloat(builder, arg) for arg in args)), _VEC)
+        both = _llvm(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", _PAIRS, [args[1], args[0]])
+        words, half = builder.bitcast(both, _INTS), _same(16, _INTS)
+        return builder.bitcast(builder.or_(builder.shl(words, half), builder.lshr(words, half)), _VEC)
+
+    return f32x16(f32x16, f32x16), generate
+
+
+@intrinsic
+def dot(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """c plus, in each lane, the product of the first halves of a and b, then that of the second ones, each time rounded
+    once. With ``HAS_DOT`` numbers below 2⁻¹²⁶ are taken for 0."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return dot_of_pairs(builder, args[2], args[0], args[1])
+
+    return f32x16(f32x16, f32x16, f32x16), generate
+
+
+@intrinsic
+def has_dot(typingctx: Any, array: Any) -> Any:
+    """Whether an array's elements are multiplied by ``dot``; a constant. bfloat16 in int16 is not, on any processor."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return ir.Constant(ir.IntType(1), int(HAS_DOT and sig.args[0].dtype == types.uint16))
+
+    return types.boolean(array), generate
 
 
 @intrinsic
@@ -99,7 +255,7 @@ def fetch(typingctx: Any, array: Any, offset: Any) -> Any:
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer = builder.bitcast(_pointer(context, builder, sig.args[0], *args), ir.IntType(8).as_pointer())
-        name, hint = "llvm.prefetch.p0", [ir.Constant(_I32, n) for n in (0, 3, 1)]
+        name, hint = "llvm.prefetch.p0", [ir.Constant(_I32, n) for n in (0, 2, 1)]
         _llvm(builder, name, ir.VoidType(), [pointer, *hint])
         return context.get_dummy_value()
 
@@ -148,22 +304,15 @@ def store_first(typingctx: Any, array: Any, offset: Any, value: Any, count: Any)
 
 @intrinsic
 def as_element(typingctx: Any, array: Any, value: Any) -> Any:
-    """A float32 as an array's element: itself, or bfloat16 in an array of uint16, rounded to nearest, ties to even.
+    """A float32 as an array's element: itself, or bfloat16 in an array of 16 bits, rounded to nearest, ties to even.
 
     What is undefined stays so.
     """
-    is_half = array.dtype == types.uint16
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if not is_half:
+        if not _is_half(sig.args[0]):
             return args[1]
-        bits = builder.bitcast(args[1], _I32)
-        odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
-        rounded = builder.add(builder.add(bits, _I32(0x7FFF)), odd)
-        undefined = builder.fcmp_unordered("uno", args[1], args[1])
-        quiet = builder.or_(bits, _I32(0x00400000))
-        high = builder.lshr(builder.select(undefined, quiet, rounded), _I32(16))
-        return builder.trunc(high, ir.IntType(16))
+        return builder.trunc(builder.lshr(round_to_bfloat(builder, args[1]), _same(16, _I32)), ir.IntType(16))
 
     return array.dtype(array, types.float32), generate
 
@@ -288,13 +437,13 @@ for _operation, _instruction in (
     _arithmetic(_operation, _instruction)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def const(x: float) -> Any:
     """All lanes equal to a number, rounded to float32."""
     return splat(np.float32(x))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def maximum(a: Any, b: Any) -> Any:
     """Lane-wise maximum; b where a is NaN."""
     return where_less(b, a, a, b)

@@ -12,10 +12,13 @@ from dynaspec.model.attention.base import AttentionSpec
 from dynaspec.model.attention.cpu import CpuAttention
 from dynaspec.model.attention.reference import ReferenceAttention
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
-from dynaspec.model.kernels.paged_attention import KEYS
+from dynaspec.model.kernels.paged_attention import KEYS, load_bfloat16
 from support.attention_cases import AttentionCase, run_case
 
 CPU = torch.device("cpu")
+BFLOAT16 = torch.bfloat16
+KEPT = [torch.float32, BFLOAT16]
+"""Dtypes of caches."""
 
 
 @dataclass
@@ -135,9 +138,13 @@ def test_the_first_keys_may_be_hidden(window: int | None) -> None:
 
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_cache_in_bfloat16_has_the_bits_of_one_with_rounded_numbers(window: int | None, threads: int) -> None:
+def test_what_a_cache_in_bfloat16_is_given_is_rounded_to_nearest(window: int | None, threads: int) -> None:
     case = make([0, 5, 16, 700], [3, 1, 18, 2], dim=24)
     case.k[1, 0, 0], case.v[3, 1, 2] = 1 + 2**-8, 1 + 3 * 2**-8  # ties, which go to even
+    rounded = replace(case, k=_rounded(case.k), v=_rounded(case.v))
+    rounded = replace(rounded, past=[(_rounded(k), _rounded(v)) for k, v in case.past])
+    found, expected = (some.run(CpuAttention(case.spec, threads), window, BFLOAT16) for some in (case, rounded))
+    assert torch.equal(found, expected)
     check_bfloat16(case, threads, window)
 
 
@@ -148,16 +155,75 @@ def test_many_rows_read_a_cache_in_bfloat16(context: int, rows: int, threads: in
     check_bfloat16(make([context, 40], [rows, 1], heads=6), threads, window)
 
 
+@pytest.mark.parametrize("dim", [8, 24, 33, 64, 80])
+@pytest.mark.parametrize("heads", [2, 6])
+def test_heads_of_any_size_read_a_cache_in_bfloat16(dim: int, heads: int) -> None:
+    check_bfloat16(make([KEYS - 3, 0, 17], [5, 40, 1], heads=heads, dim=dim), 2)
+
+
 def test_a_tree_of_many_rows_reads_a_cache_in_bfloat16() -> None:
     check_bfloat16(as_tree(make([KEYS - 7], [24]), [-1, *(row // 2 for row in range(23))]), 2)
 
 
 def check_bfloat16(case: Case, threads: int, window: int | None = None) -> None:
-    rounded = replace(case, k=_rounded(case.k), v=_rounded(case.v))
-    rounded = replace(rounded, past=[(_rounded(k), _rounded(v)) for k, v in case.past])
-    found = case.run(CpuAttention(case.spec, threads), window, torch.bfloat16)
-    assert torch.equal(found, rounded.run(CpuAttention(case.spec, threads), window))
-    assert not torch.equal(found, case.run(CpuAttention(case.spec, threads), window))
+    """Keys, values, queries and the weights of values are rounded to bfloat16, sums are float32.
+
+    A weight whose last bits differ may be rounded to another neighbour, so that single results differ by more.
+    """
+    found = case.run(CpuAttention(case.spec, threads), window, BFLOAT16)
+    difference = (found - rounded_attention(case, window)).abs()
+    assert difference.median() < 1e-6
+    assert difference.max() < 2**-7
+    exact = case.run(CpuAttention(case.spec, threads), window)
+    assert (found - exact).abs().median() > 1e-4
+    assert torch.equal(found, one_by_one(case, window))
+
+
+def rounded_attention(case: Case, window: int | None) -> torch.Tensor:
+    """Attention of every row by itself in float64, with what is rounded rounded."""
+    batch, spec, rows = case.batch, case.spec, []
+    for s, (past_k, past_v) in enumerate(case.past):
+        begin, end = int(batch.query_start[s]), int(batch.query_start[s + 1])
+        k, v = (_rounded(torch.cat(both)) for both in ((past_k, case.k[begin:end]), (past_v, case.v[begin:end])))
+        for row in range(begin, end):
+            inner = torch.arange(row - begin + 1)
+            if batch.ancestors is not None and batch.ancestors[row] != -1:
+                inner = inner[[bool(int(batch.ancestors[row]) >> int(i) & 1) for i in inner]]
+            seen = torch.cat([torch.arange(len(past_k)), len(past_k) + inner])
+            positions = torch.cat([torch.arange(len(past_k)), torch.from_numpy(batch.positions)[begin + inner]])
+            visible = torch.ones(len(seen), dtype=torch.bool)
+            if window is not None:
+                visible = positions > int(batch.positions[row]) - window
+            q = _rounded(case.q[row] * torch.tensor(spec.scale, dtype=torch.float32)).double()
+            group = spec.num_heads // spec.num_kv_heads
+            keys, values = (x[seen].double().repeat_interleave(group, 1) for x in (k, v))
+            scores = torch.einsum("hd,nhd->hn", q, keys).masked_fill(~visible, -torch.inf)
+            total = torch.zeros(spec.num_heads, 1, dtype=torch.float64)
+            peak = torch.full_like(total, -1e300)
+            result = torch.zeros(spec.num_heads, spec.head_dim, dtype=torch.float64)
+            for block in range(0, len(seen), KEYS):
+                some = slice(block, block + KEYS)
+                if not visible[some].any():
+                    continue
+                top = scores[:, some].amax(1, keepdim=True)
+                weights = torch.exp((scores[:, some] - top).float())
+                both = torch.maximum(peak, top)
+                keep, add = torch.exp(peak - both), torch.exp(top - both)
+                total = total * keep + weights.double().sum(1, keepdim=True) * add
+                result = result * keep + torch.einsum("hn,nhd->hd", _rounded(weights).double(), values[some]) * add
+                peak = both
+            rows.append((result / total).reshape(-1))
+    return torch.stack(rows).float()
+
+
+def one_by_one(case: Case, window: int | None) -> torch.Tensor:
+    """The same kernels without dot products, as on processors that have none."""
+    load_bfloat16("i2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "dynaspec.model.attention.cpu._arrays", lambda kv: tuple(one.view(torch.int16).numpy() for one in kv)
+        )
+        return case.run(CpuAttention(case.spec, 1), window, BFLOAT16)
 
 
 def _rounded(x: torch.Tensor) -> torch.Tensor:
@@ -200,14 +266,15 @@ def test_tree_with_a_row_without_slot() -> None:
     check(case, rows=[0, 1, 2, 4, 5])
 
 
-def test_path_of_a_tree_has_the_bits_of_the_chain() -> None:
+@pytest.mark.parametrize("kept", KEPT)
+def test_path_of_a_tree_has_the_bits_of_the_chain(kept: torch.dtype) -> None:
     tree = as_tree(make([29], [7]), [-1, 0, 0, 1, 2, 2, 5])
     path = [0, 2, 5, 6]
     chain = make([29], [4])
     chain = replace(chain, q=tree.q[path], k=tree.k[path], v=tree.v[path], past=tree.past)
     for window in (None, 3, 20):
-        in_tree = tree.run(CpuAttention(tree.spec, 1), window)[path]
-        assert torch.equal(in_tree, chain.run(CpuAttention(chain.spec, 1), window))
+        in_tree = tree.run(CpuAttention(tree.spec, 1), window, kept)[path]
+        assert torch.equal(in_tree, chain.run(CpuAttention(chain.spec, 1), window, kept))
 
 
 @pytest.mark.parametrize("window", [None, 300])
@@ -218,8 +285,9 @@ def test_contexts_of_many_blocks_of_keys(window: int | None) -> None:
 @pytest.mark.parametrize("context", [KEYS - 5, KEYS - 1, 3 * KEYS - 3])
 @pytest.mark.parametrize("window", [None, 3, KEYS])
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kept", KEPT)
 def test_path_of_a_tree_across_blocks_of_keys_has_the_bits_of_the_chain(
-    context: int, window: int | None, threads: int, monkeypatch: pytest.MonkeyPatch
+    context: int, window: int | None, threads: int, kept: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dynaspec.model.attention.cpu._TEAM_WORK", 0)
     tree = as_tree(make([context], [12]), [-1, 0, 0, 1, 2, 2, 5, 6, 7, 8, 9, 10])
@@ -227,46 +295,51 @@ def test_path_of_a_tree_across_blocks_of_keys_has_the_bits_of_the_chain(
     path = [0, 2, 5, 6, 7, 8, 9, 10, 11]
     chain = make([context], [9])
     chain = replace(chain, q=tree.q[path], k=tree.k[path], v=tree.v[path], past=tree.past)
-    in_tree = tree.run(CpuAttention(tree.spec, threads), window)[path]
-    assert torch.equal(in_tree, chain.run(CpuAttention(chain.spec, 1), window))
+    in_tree = tree.run(CpuAttention(tree.spec, threads), window, kept)[path]
+    assert torch.equal(in_tree, chain.run(CpuAttention(chain.spec, 1), window, kept))
 
 
 @pytest.mark.parametrize("window", [None, 2 * KEYS])
 @pytest.mark.parametrize(
     ("contexts", "rows"), [([20 * KEYS], [1]), ([3 * KEYS - 2, 5, 9 * KEYS, 0], [4, 1, 8, 3]), ([6 * KEYS], [70])]
 )
+@pytest.mark.parametrize("kept", KEPT)
 def test_keys_shared_out_over_threads_change_no_bit(
-    contexts: list[int], rows: list[int], window: int | None, monkeypatch: pytest.MonkeyPatch
+    contexts: list[int], rows: list[int], window: int | None, kept: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dynaspec.model.attention.cpu._TEAM_WORK", 0)
     monkeypatch.setattr("dynaspec.model.attention.cpu.team_size", lambda threads: threads)
     case = make(contexts, rows)
-    expected = case.run(CpuAttention(case.spec, 1), window)
+    expected = case.run(CpuAttention(case.spec, 1), window, kept)
     for threads in (2, 3, 8):
-        assert torch.equal(case.run(CpuAttention(case.spec, threads), window), expected)
+        assert torch.equal(case.run(CpuAttention(case.spec, threads), window, kept), expected)
 
 
-def test_a_row_has_the_same_bits_alone_and_in_a_prefill() -> None:
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_row_has_the_same_bits_alone_and_in_a_prefill(kept: torch.dtype) -> None:
     case = make([0], [2 * KEYS + 9])
-    whole = case.run(CpuAttention(case.spec, 1))
+    whole = case.run(CpuAttention(case.spec, 1), kept=kept)
     last = make([2 * KEYS + 8], [1])
     last = replace(last, q=case.q[-1:], k=case.k[-1:], v=case.v[-1:], past=[(case.k[:-1], case.v[:-1])])
-    assert torch.equal(last.run(CpuAttention(case.spec, 1)), whole[-1:])
+    assert torch.equal(last.run(CpuAttention(case.spec, 1), kept=kept), whole[-1:])
 
 
 @pytest.mark.parametrize("window", [None, 9])
-def test_threads_and_neighbours_change_no_bit(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept", KEPT)
+def test_threads_and_neighbours_change_no_bit(
+    window: int | None, kept: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dynaspec.model.attention.cpu._TEAM_WORK", 0)
     case = make([37, 0, 100, 16], [5, 40, 1, 17])
-    together = case.run(CpuAttention(case.spec, 1), window)
+    together = case.run(CpuAttention(case.spec, 1), window, kept)
     for threads in (2, 3, 7):
-        assert torch.equal(case.run(CpuAttention(case.spec, threads), window), together)
+        assert torch.equal(case.run(CpuAttention(case.spec, threads), window, kept), together)
     for s in range(4):
         begin, end = case.batch.query_start[s : s + 2]
         rows = slice(int(begin), int(end))
         batch = chain_batch([int(case.batch.context_lens[s])], [int(end - begin)], case.batch.block_tables[s : s + 1])
         alone = Case(case.spec, batch, case.q[rows], case.k[rows], case.v[rows], case.past[s : s + 1])
-        assert torch.equal(alone.run(CpuAttention(case.spec, 2), window), together[rows])
+        assert torch.equal(alone.run(CpuAttention(case.spec, 2), window, kept), together[rows])
 
 
 def test_strided_views_are_read_right() -> None:
