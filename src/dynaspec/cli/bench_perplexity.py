@@ -26,15 +26,17 @@ def perplexity(
         int, typer.Option(min=2, help="Tokens that are read at a time, each without those before.")
     ] = 512,
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of the text.")] = 8192,
+    kv_cache_dtype: o.KvCacheDtype = None,
     device: o.Device = None,
 ) -> None:
     """Print the perplexity of a text under a model in several forms: what each costs in quality."""
     from dynaspec.bench.perplexity import measure, parse_forms, read_text, table_of
 
     names, content = parse_forms(forms), read_text(text)
+    engine = o.given(device=device, kv_cache_dtype=kv_cache_dtype)
     results = []
     with status(f"loading {model}") as tell:
         for name in names:
             tell(f"reading {text} in {name}")
-            results.append(measure(model, name, content, window, max_tokens, o.given(device=device)))
+            results.append(measure(model, name, content, window, max_tokens, engine))
     result_console().print(table_of(results, f"{text.name}, {window} tokens at a time"))
