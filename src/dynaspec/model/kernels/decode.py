@@ -86,7 +86,7 @@ def decode(
     layers = np.arange(model.layers.shape[0])
     run(model, x, delta, layers, taps, tapped, caches, blocks, attention_of(model, rows))
     hidden = np.empty_like(x)
-    add_norm(x, delta, model.ends, FINAL_NORM, model.final_eps, hidden)
+    add_norm(x, delta, model.ends, FINAL_NORM, model.final_eps, hidden, model.threads)
     if tapped.size:
         if tapped[-2] >= 0:
             keep(x, tapped[-2], taps, slots)

@@ -81,7 +81,7 @@ def head_pass(head: CompiledHead, caches: Addresses, blocks: int, rows: PassRows
     run(model, x, delta, further, no_taps, nowhere, caches, blocks, work)
     if head.norm_output:
         out: Floats = np.empty_like(x)
-        add_norm(x, delta, model.ends, FINAL_NORM, model.final_eps, out)
+        add_norm(x, delta, model.ends, FINAL_NORM, model.final_eps, out, model.threads)
         return out
     add_rows(x.reshape(-1), delta.reshape(-1))
     return x

@@ -84,16 +84,29 @@ def norm(x: Floats, layer: Int64, which: int, eps: float, out: Floats) -> None:
         rms_norm(x.reshape(-1), weight, eps, out.reshape(-1))
 
 
-@njit(cache=True, nogil=True)
-def add_norm(x: Floats, delta: Floats, layer: Int64, which: int, eps: float, out: Floats) -> None:
-    """x += delta, then its norm into ``out``."""
-    width = x.shape[1]
+@njit(cache=True, nogil=True, apart=True)
+def _add_norm_share(
+    thread: int, threads: int, x: Floats, delta: Floats, layer: Int64, which: int, eps: float, out: Floats
+) -> None:
+    """One thread's rows of ``add_norm``."""
+    rows, width = x.shape
+    first, end = rows * thread // threads, rows * (thread + 1) // threads
+    own, added, normed = x[first:end].reshape(-1), delta[first:end].reshape(-1), out[first:end].reshape(-1)
     weight = carray(_pointer(layer[which]), (width,), np.float32)
     if layer[which + 1]:
         bias = carray(_pointer(layer[which + 1]), (width,), np.float32)
-        add_layer_norm(x.reshape(-1), delta.reshape(-1), weight, bias, eps, out.reshape(-1))
+        add_layer_norm(own, added, weight, bias, eps, normed)
     else:
-        add_rms_norm(x.reshape(-1), delta.reshape(-1), weight, eps, out.reshape(-1))
+        add_rms_norm(own, added, weight, eps, normed)
+
+
+@njit(cache=True, nogil=True)
+def add_norm(x: Floats, delta: Floats, layer: Int64, which: int, eps: float, out: Floats, threads: int) -> None:
+    """x += delta, then its norm into ``out``."""
+    if threads == 1 or x.size < ROW_WORK:
+        _add_norm_share(0, 1, x, delta, layer, which, eps, out)
+    else:
+        together(_add_norm_share, threads, (x, delta, layer, which, eps, out))
 
 
 @njit(cache=True, nogil=True, apart=True)
@@ -247,7 +260,7 @@ def after_norm(
     if layer[POST_ATTENTION_NORM]:
         norm(out, layer, POST_ATTENTION_NORM, model.eps, out)
     inner = np.empty_like(x)
-    add_norm(x, out, layer, MLP_NORM, model.eps, inner)
+    add_norm(x, out, layer, MLP_NORM, model.eps, inner, model.threads)
     last: Floats = _mlp(inner, layer, model.is_gated, model.activation, model.threads)
     if layer[POST_MLP_NORM]:
         norm(last, layer, POST_MLP_NORM, model.eps, last)
@@ -280,7 +293,7 @@ def run(
     h = np.empty_like(x)
     for index in layers:
         layer = model.layers[index]
-        add_norm(x, delta, layer, ATTENTION_NORM, model.eps, h)
+        add_norm(x, delta, layer, ATTENTION_NORM, model.eps, h, model.threads)
         if tapped.size and tapped[index] >= 0:
             keep(x, tapped[index], taps, work.slots)
         wanted = after_norm(model, x, h, layer, caches[index], blocks, work)

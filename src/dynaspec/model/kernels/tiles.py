@@ -36,7 +36,7 @@ PARTS: Sequence[Halves] = (BOTH,) if HAS_AVX512 else ((0,), (1,))
 TEAM_WORK = 1 << 16
 """Multiplications from which more threads than one are faster."""
 ROW_WORK = 1 << 15
-"""Numbers to round, to gate or to rotate from which more threads than one are faster."""
+"""Numbers to round, to gate, to norm or to rotate from which more threads than one are faster."""
 _LINE = 64
 """Bytes of a cache line."""
 
