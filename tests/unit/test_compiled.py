@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numba.core.errors import TypingError
 
 import dynaspec
 from dynaspec import compiled
@@ -218,3 +220,12 @@ def test_every_kernel_uses_this_cache() -> None:
         text = file.read_text(encoding="utf-8")
         assert file.name == "compiled.py" or "numba.njit" not in text, file
         assert "from numba import njit" not in text, file
+
+
+def test_what_says_that_it_allocates_nothing_cannot_allocate() -> None:
+    def some(size: int) -> Any:
+        return np.empty(size).size
+
+    assert compiled.njit()(some)(3) == 3
+    with pytest.raises(TypingError, match="Only accept returning of array passed into the function"):
+        compiled.njit(allocates=False)(some)(3)

@@ -31,11 +31,16 @@ def test_it_is_what_the_model_s_logits_say(pair):
 def test_the_table(dynaspec, pair, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
-    result = dynaspec("bench", "perplexity", "--model", pair.target, "--text", path, "--forms", "auto,int8,int4")
-    assert result.code == 0, result.err
-    rows = {line.split("│")[1].strip(): line for line in result.out.splitlines() if line.startswith("│")}
+    command = ("bench", "perplexity", "--model", pair.target, "--text", path, "--forms")
+    rows = rows_of(dynaspec(*command, "auto,int8,int4"))
     assert set(rows) == {"auto", "int8", "int4"}
     assert "+0.00%" in rows["auto"]
+    assert rows_of(dynaspec(*command, "auto", "--kv-cache-dtype", "bfloat16"))["auto"] != rows["auto"]
+
+
+def rows_of(result):
+    assert result.code == 0, result.err
+    return {line.split("│")[1].strip(): line for line in result.out.splitlines() if line.startswith("│")}
 
 
 @pytest.mark.parametrize(
