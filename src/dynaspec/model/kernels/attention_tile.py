@@ -26,6 +26,7 @@ from .simd import (
     load,
     load_first,
     load_row,
+    load_two_rows,
     maximum,
     pairs,
     rounded_for,
@@ -101,18 +102,29 @@ def multiply_keys(
                     fetch(v_cache, v0 + at)
                     fetch(v_cache, v1 + at)
         else:
-            for d in range(head_dim):
-                q0, q1 = splat_at(queries, begin + d), splat_at(queries, begin + d + stride)
-                q2, q3 = splat_at(queries, begin + d + 2 * stride), splat_at(queries, begin + d + 3 * stride)
-                key = load_row(k_cache, k0, d, 0, LANES)
-                a0, b0, c0, d0 = fma(q0, key, a0), fma(q1, key, b0), fma(q2, key, c0), fma(q3, key, d0)
+            for d in range(0, head_dim, 2):
+                key, after_key = load_two_rows(k_cache, k0, d, 0, LANES)
+                other, after_other = key, after_key
+                if _PAGES == 2:
+                    other, after_other = load_two_rows(k_cache, k1, d, 0, LANES)
                 if cold:
                     fetch(v_cache, v0 + d * LANES)
-                if _PAGES == 2:
-                    key = load_row(k_cache, k1, d, 0, LANES)
-                    a1, b1, c1, d1 = fma(q0, key, a1), fma(q1, key, b1), fma(q2, key, c1), fma(q3, key, d1)
-                    if cold:
+                    fetch(v_cache, v0 + (d + 1) * LANES)
+                    if _PAGES == 2:
                         fetch(v_cache, v1 + d * LANES)
+                        fetch(v_cache, v1 + (d + 1) * LANES)
+                at = begin + d
+                q0, q1 = splat_at(queries, at), splat_at(queries, at + stride)
+                q2, q3 = splat_at(queries, at + 2 * stride), splat_at(queries, at + 3 * stride)
+                a0, b0, c0, d0 = fma(q0, key, a0), fma(q1, key, b0), fma(q2, key, c0), fma(q3, key, d0)
+                if _PAGES == 2:
+                    a1, b1, c1, d1 = fma(q0, other, a1), fma(q1, other, b1), fma(q2, other, c1), fma(q3, other, d1)
+                q0, q1 = splat_at(queries, at + 1), splat_at(queries, at + 1 + stride)
+                q2, q3 = splat_at(queries, at + 1 + 2 * stride), splat_at(queries, at + 1 + 3 * stride)
+                key, other = after_key, after_other
+                a0, b0, c0, d0 = fma(q0, key, a0), fma(q1, key, b0), fma(q2, key, c0), fma(q3, key, d0)
+                if _PAGES == 2:
+                    a1, b1, c1, d1 = fma(q0, other, a1), fma(q1, other, b1), fma(q2, other, c1), fma(q3, other, d1)
         _store4(scores, page * LANES - start, width, (a0, b0, c0, d0))
         if _PAGES == 2:
             _store4(scores, after * LANES - start, width, (a1, b1, c1, d1))
@@ -198,6 +210,20 @@ def _weighted(
 
 
 @njit(cache=True, nogil=True, allocates=False)
+def _add_two_rows(totals: Any, weights: Floats, here: int, v_cache: Kept, base: int, row: int, at: int) -> Any:
+    a, b, c, d = totals
+    width, stride = v_cache.shape[3], weights.shape[1]
+    value, after = load_two_rows(v_cache, base, row, at, width)
+    a, b = fma(splat_at(weights, here), value, a), fma(splat_at(weights, here + stride), value, b)
+    c = fma(splat_at(weights, here + 2 * stride), value, c)
+    d = fma(splat_at(weights, here + 3 * stride), value, d)
+    a, b = fma(splat_at(weights, here + 1), after, a), fma(splat_at(weights, here + 1 + stride), after, b)
+    c = fma(splat_at(weights, here + 1 + 2 * stride), after, c)
+    d = fma(splat_at(weights, here + 1 + 3 * stride), after, d)
+    return a, b, c, d
+
+
+@njit(cache=True, nogil=True, allocates=False)
 def _weighted_lane(
     totals: Any,
     weights: Floats,
@@ -210,21 +236,20 @@ def _weighted_lane(
     ahead: int,
     at: int,
 ) -> Any:
-    """totals + Σ weight · value for four queries and 16 dimensions from ``at`` on, over rows of one page.
+    """totals + Σ weight · value for four queries and 16 dimensions from ``at`` on, over rows of one page, from an even
+    number to another.
 
     The weights begin at ``place``, the page at ``base``. Keys from ``ahead`` on are fetched, if that is not negative.
     """
-    a, b, c, d = totals
-    width, stride = v_cache.shape[3], weights.shape[1]
-    for row in range(begin, end):
-        here = place + row - begin
-        value = load_row(v_cache, base, row, at, width)
-        if ahead >= 0:
+    if ahead < 0:
+        for row in range(begin, end, 2):
+            totals = _add_two_rows(totals, weights, place + row - begin, v_cache, base, row, at)
+    else:
+        for row in range(begin, end, 2):
             fetch(k_cache, ahead + row * 4 * LANES)
-        a, b = fma(splat_at(weights, here), value, a), fma(splat_at(weights, here + stride), value, b)
-        c = fma(splat_at(weights, here + 2 * stride), value, c)
-        d = fma(splat_at(weights, here + 3 * stride), value, d)
-    return a, b, c, d
+            fetch(k_cache, ahead + (row + 1) * 4 * LANES)
+            totals = _add_two_rows(totals, weights, place + row - begin, v_cache, base, row, at)
+    return totals
 
 
 @njit(cache=True, nogil=True, allocates=False)

@@ -201,6 +201,33 @@ def load_row(typingctx: Any, array: Any, start: Any, row: Any, column: Any, widt
 
 
 @intrinsic
+def load_two_rows(typingctx: Any, array: Any, start: Any, row: Any, column: Any, width: Any) -> Any:
+    """``load_row`` of a row whose number is even, and of the next."""
+    signature = types.UniTuple(f32x16, 2)(array, types.intp, types.intp, types.intp, types.intp)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        array, start, row, column, width = args
+        offset = builder.add(start, builder.mul(row, width))
+        if _is_half(sig.args[0]):
+            offset = builder.add(offset, builder.shl(column, ir.Constant(column.type, 1)))
+            words = builder.load(_pointer(context, builder, sig.args[0], array, offset, _INTS))
+            words.align = 2
+            return context.make_tuple(
+                builder, sig.return_type, [_widened(builder, words, one) for one in (True, False)]
+            )
+        offset = builder.add(offset, column)
+        values = [
+            builder.load(_pointer(context, builder, sig.args[0], array, at))
+            for at in (offset, builder.add(offset, width))
+        ]
+        for value in values:
+            value.align = 4
+        return context.make_tuple(builder, sig.return_type, values)
+
+    return signature, generate
+
+
+@intrinsic
 def rounded_for(typingctx: Any, array: Any, value: Any) -> Any:
     """float32 as an array's elements are: as they are, or rounded to bfloat16 for an array of 16
     bits."""
