@@ -211,6 +211,7 @@ def _weighted(
 
 @njit(cache=True, nogil=True, allocates=False)
 def _add_two_rows(totals: Any, weights: Floats, here: int, v_cache: Kept, base: int, row: int, at: int) -> Any:
+    """See ``_weighted_lane``: two rows, whose weights begin at ``here``."""
     a, b, c, d = totals
     width, stride = v_cache.shape[3], weights.shape[1]
     value, after = load_two_rows(v_cache, base, row, at, width)
@@ -347,8 +348,8 @@ def weigh_values(
 ) -> None:
     """Σ weight · value for the tile's queries, into the beginning of each of ``results`` [TILE, …].
 
-    Query t has the keys ``keys[lines[t]]``, see ``_number_keys``; numbers below ``context`` are keys. For
-    ``soon`` see ``_weighted_tile``.
+    Query t has the keys ``keys[lines[t]]``, numbered from ``context`` on; numbers below are keys. For ``soon`` see
+    ``_weighted_tile``.
     """
     begin = min(max(lows[0], lows[1], lows[2], lows[3]), context)
     begin += begin % 2

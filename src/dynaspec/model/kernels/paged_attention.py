@@ -110,6 +110,7 @@ def _next_page(
     page: int,
     stop: int,
     kv_heads: int,
+    most_pages: int,
     units: Int32,
     query_start: Int32,
     context_lens: Int32,
@@ -117,17 +118,19 @@ def _next_page(
     window: int,
     hidden_keys: int,
 ) -> tuple[int, int]:
-    """The next page of keys that a thread reads, and in which work; work ``stop`` if there is none."""
+    """The page of keys, of ``most_pages`` that a sequence can have, which a thread reads after one, and in which work;
+    work ``stop`` if there is none."""
+    if number == stop:
+        return number, page
+    unit, page = number // kv_heads, page + 1
+    if page < most_pages and page * LANES < min(units[unit, 4] * KEYS, context_lens[units[unit, 0]] + units[unit, 2]):
+        return number, page
+    number += 1
     if number < stop:
-        unit, page = number // kv_heads, page + 1
-        if page * LANES >= min(units[unit, 4] * KEYS, context_lens[units[unit, 0]] + units[unit, 2]):
-            number += 1
-            unit = number // kv_heads
-            if number < stop:
-                low = hidden_keys
-                if window:
-                    low = max(low, positions[query_start[units[unit, 0]] + units[unit, 1]] - window + 1)
-                page = max(low, units[unit, 3] * KEYS) // LANES
+        unit, low = number // kv_heads, hidden_keys
+        if window:
+            low = max(low, positions[query_start[units[unit, 0]] + units[unit, 1]] - window + 1)
+        page = min(max(low, units[unit, 3] * KEYS) // LANES, most_pages - 1)
     return number, page
 
 
@@ -218,8 +221,8 @@ def _units(
                             ahead_number, ahead_page = number, end_page - 1
                         for i in range(end_page - first_page):
                             ahead_number, ahead_page = _next_page(
-                                ahead_number, ahead_page, stop, kv_heads, units, query_start, context_lens, positions,
-                                window, hidden_keys,
+                                ahead_number, ahead_page, stop, kv_heads, block_tables.shape[1], units, query_start,
+                                context_lens, positions, window, hidden_keys,
                             )  # fmt: skip
                             if ahead_number < stop:
                                 of = units[ahead_number // kv_heads, 0]
