@@ -14,20 +14,22 @@ import numpy.typing as npt
 from dynaspec.compiled import njit
 
 from .functions import exp, tanh
+from .kv_pages import Floats, Int64, Kept
 from .simd import (
     HAS_AVX512,
     LANES,
     const,
-    dot,
     fetch,
     fma,
     has_dot,
     lane_max,
     load,
+    load_factors,
     load_first,
     load_row,
     load_two_rows,
     maximum,
+    multiply_add,
     pairs,
     rounded_for,
     splat,
@@ -35,11 +37,7 @@ from .simd import (
     store,
 )
 
-Floats = npt.NDArray[np.float32]
-Kept = npt.NDArray[Any]
-"""Of a cache: float32, or bfloat16 as uint16."""
 Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 TILE = 4
 """Query vectors worked on at a time."""
@@ -73,12 +71,12 @@ def multiply_keys(
     first: int,
     end: int,
     v_cache: Kept,
-    cold: bool,
+    fetch_values: bool,
     scores: Floats,
 ) -> None:
     """Dot products of the queries ``vector`` … ``vector`` + 3 with all keys of the pages first … end − 1.
 
-    ``scores`` [TILE, …] begins with key ``start``. If ``cold``, the pages' values are fetched meanwhile.
+    ``scores`` [TILE, …] begins with key ``start``. If ``fetch_values``, the pages' values are fetched meanwhile.
     """
     heads, head_dim = k_cache.shape[1], k_cache.shape[2]
     width, size, stride = scores.shape[1], head_dim * LANES, queries.shape[1]
@@ -93,21 +91,22 @@ def multiply_keys(
             for i in range(head_dim // 2):
                 q0, q1 = splat_at(queries, begin + i), splat_at(queries, begin + i + stride)
                 q2, q3 = splat_at(queries, begin + i + 2 * stride), splat_at(queries, begin + i + 3 * stride)
-                at = i * 2 * LANES
-                key = load(k_cache, k0 + at)
-                a0, b0, c0, d0 = dot(q0, key, a0), dot(q1, key, b0), dot(q2, key, c0), dot(q3, key, d0)
-                key = load(k_cache, k1 + at)
-                a1, b1, c1, d1 = dot(q0, key, a1), dot(q1, key, b1), dot(q2, key, c1), dot(q3, key, d1)
-                if cold:
-                    fetch(v_cache, v0 + at)
-                    fetch(v_cache, v1 + at)
+                key = load_factors(k_cache, k0, 2 * i, 0, LANES)
+                a0, b0 = multiply_add(k_cache, q0, key, a0), multiply_add(k_cache, q1, key, b0)
+                c0, d0 = multiply_add(k_cache, q2, key, c0), multiply_add(k_cache, q3, key, d0)
+                key = load_factors(k_cache, k1, 2 * i, 0, LANES)
+                a1, b1 = multiply_add(k_cache, q0, key, a1), multiply_add(k_cache, q1, key, b1)
+                c1, d1 = multiply_add(k_cache, q2, key, c1), multiply_add(k_cache, q3, key, d1)
+                if fetch_values:
+                    fetch(v_cache, v0 + i * 2 * LANES)
+                    fetch(v_cache, v1 + i * 2 * LANES)
         else:
             for d in range(0, head_dim, 2):
                 key, after_key = load_two_rows(k_cache, k0, d, 0, LANES)
                 other, after_other = key, after_key
                 if _PAGES == 2:
                     other, after_other = load_two_rows(k_cache, k1, d, 0, LANES)
-                if cold:
+                if fetch_values:
                     fetch(v_cache, v0 + d * LANES)
                     fetch(v_cache, v0 + (d + 1) * LANES)
                     if _PAGES == 2:
@@ -141,12 +140,20 @@ def _store4(out: Floats, at: int, stride: int, vectors: Any) -> None:
 
 @njit(cache=True, nogil=True, allocates=False)
 def softmax(
-    scores: Floats, t: int, low: int, high: int, softcap: float, cache: Kept, words: Floats, result: Floats, at: int
+    scores: Floats,
+    t: int,
+    low: int,
+    high: int,
+    softcap: float,
+    cache: Kept,
+    weight_pairs: Floats,
+    result: Floats,
+    at: int,
 ) -> None:
     """scores[t, low:high], which are some → exp(score − peak) in place; their sum and the peak go to ``result``.
 
     Works on whole vectors: what lies around the range inside them becomes 0. Weights are rounded as ``cache`` is; where
-    that ``has_dot``, those in ``words`` [t] are, two in a word.
+    that ``has_dot``, those in ``weight_pairs`` [t] are, two in a word.
     """
     lowest = np.float32(-np.inf)
     begin = low // LANES * LANES
@@ -169,7 +176,7 @@ def softmax(
     if has_dot(cache):
         for place in range(begin // (2 * LANES) * 2 * LANES, end, 2 * LANES):
             both = pairs(load(scores, base + place), load(scores, base + place + LANES))
-            store(words, t * words.shape[1] + place // 2, both)
+            store(weight_pairs, t * weight_pairs.shape[1] + place // 2, both)
     store(result, at, total)
     store(result, at + LANES, peak)
 
@@ -202,10 +209,9 @@ def _weighted(
         weight = rounded_for(v_cache, splat(weights[t, number - start]))
         v0, v1 = load_row(v_cache, base, row, at[0], width), load_row(v_cache, base, row, at[1], width)
         v2, v3 = load_row(v_cache, base, row, at[2], width), load_row(v_cache, base, row, at[3], width)
-        if has_dot(v_cache):  # words of a number and 0
-            o0, o1, o2, o3 = dot(weight, v0, o0), dot(weight, v1, o1), dot(weight, v2, o2), dot(weight, v3, o3)
-        else:
-            o0, o1, o2, o3 = fma(weight, v0, o0), fma(weight, v1, o1), fma(weight, v2, o2), fma(weight, v3, o3)
+        # As words of two numbers these are a number and 0.
+        o0, o1 = multiply_add(v_cache, weight, v0, o0), multiply_add(v_cache, weight, v1, o1)
+        o2, o3 = multiply_add(v_cache, weight, v2, o2), multiply_add(v_cache, weight, v3, o3)
     return o0, o1, o2, o3
 
 
@@ -254,10 +260,19 @@ def _weighted_lane(
 
 
 @njit(cache=True, nogil=True, allocates=False)
+def _add_factors(totals: Any, weight: Any, values: Any, cache: Kept) -> Any:
+    """Four vectors of totals + weight · value."""
+    o0, o1, o2, o3 = totals
+    v0, v1, v2, v3 = values
+    o0, o1 = multiply_add(cache, weight, v0, o0), multiply_add(cache, weight, v1, o1)
+    return o0, o1, multiply_add(cache, weight, v2, o2), multiply_add(cache, weight, v3, o3)
+
+
+@njit(cache=True, nogil=True, allocates=False)
 def _weighted_tile(
     totals: Any,
     weights: Floats,
-    words: Floats,
+    weight_pairs: Floats,
     start: int,
     low: int,
     high: int,
@@ -266,73 +281,57 @@ def _weighted_tile(
     table: Int32,
     at: Any,
     k_cache: Kept,
-    soon: Int64,
+    next_keys: Int64,
 ) -> Any:
     """The same for all four queries at once, over keys that all of them see, from an even number to another.
 
-    Meanwhile the keys ``soon`` are fetched, of a page with each page, as page · kv heads + head; −1 = none.
+    Meanwhile the keys ``next_keys`` are fetched, of a page with each page, as page · kv heads + head; −1 = none.
     """
-    (a0, a1, a2, a3), (b0, b1, b2, b3), (c0, c1, c2, c3), (d0, d1, d2, d3) = totals
+    a, b, c, d = totals
     width = v_cache.shape[3]
     size = LANES * width
+    factors, rows = (weight_pairs, 2) if has_dot(v_cache) else (weights, 1)
+    stride = factors.shape[1]
     for page in range(low // LANES, (high + LANES - 1) // LANES):
         begin, end = max(low - page * LANES, 0), min(high - page * LANES, LANES)
-        base, place = (table[page] * v_cache.shape[1] + head) * size, begin + page * LANES - start
-        ahead = soon[page - low // LANES]
+        base, place = (table[page] * v_cache.shape[1] + head) * size, page * LANES - start
+        ahead = next_keys[page - low // LANES]
         if ahead >= 0:
             ahead = ahead * k_cache.shape[2] * LANES + at[0] * LANES
-        if has_dot(v_cache):
-            stride = words.shape[1]
-            for pair in range(begin // 2, end // 2):
-                row, here = base + pair * 2 * width, (place - begin) // 2 + pair
+        if HAS_AVX512:
+            for row in range(begin, end, rows):
+                here, line = (place + row) // rows, ahead + row * 4 * LANES
                 if ahead >= 0:
-                    fetch(k_cache, ahead + pair * 8 * LANES)
-                    fetch(k_cache, ahead + pair * 8 * LANES + 2 * LANES)
-                    fetch(k_cache, ahead + pair * 8 * LANES + 4 * LANES)
-                    fetch(k_cache, ahead + pair * 8 * LANES + 6 * LANES)
-                v0, v1 = load(v_cache, row + 2 * at[0]), load(v_cache, row + 2 * at[1])
-                v2, v3 = load(v_cache, row + 2 * at[2]), load(v_cache, row + 2 * at[3])
-                weight = splat_at(words, here)
-                a0, a1, a2, a3 = dot(weight, v0, a0), dot(weight, v1, a1), dot(weight, v2, a2), dot(weight, v3, a3)
-                weight = splat_at(words, here + stride)
-                b0, b1, b2, b3 = dot(weight, v0, b0), dot(weight, v1, b1), dot(weight, v2, b2), dot(weight, v3, b3)
-                weight = splat_at(words, here + 2 * stride)
-                c0, c1, c2, c3 = dot(weight, v0, c0), dot(weight, v1, c1), dot(weight, v2, c2), dot(weight, v3, c3)
-                weight = splat_at(words, here + 3 * stride)
-                d0, d1, d2, d3 = dot(weight, v0, d0), dot(weight, v1, d1), dot(weight, v2, d2), dot(weight, v3, d3)
-        elif HAS_AVX512:
-            stride = weights.shape[1]
-            for row in range(begin, end):
-                here = place + row - begin
-                if ahead >= 0:
-                    fetch(k_cache, ahead + row * 4 * LANES)
-                    fetch(k_cache, ahead + row * 4 * LANES + LANES)
-                    fetch(k_cache, ahead + row * 4 * LANES + 2 * LANES)
-                    fetch(k_cache, ahead + row * 4 * LANES + 3 * LANES)
-                v0, v1 = load_row(v_cache, base, row, at[0], width), load_row(v_cache, base, row, at[1], width)
-                v2, v3 = load_row(v_cache, base, row, at[2], width), load_row(v_cache, base, row, at[3], width)
-                weight = splat_at(weights, here)
-                a0, a1, a2, a3 = fma(weight, v0, a0), fma(weight, v1, a1), fma(weight, v2, a2), fma(weight, v3, a3)
-                weight = splat_at(weights, here + stride)
-                b0, b1, b2, b3 = fma(weight, v0, b0), fma(weight, v1, b1), fma(weight, v2, b2), fma(weight, v3, b3)
-                weight = splat_at(weights, here + 2 * stride)
-                c0, c1, c2, c3 = fma(weight, v0, c0), fma(weight, v1, c1), fma(weight, v2, c2), fma(weight, v3, c3)
-                weight = splat_at(weights, here + 3 * stride)
-                d0, d1, d2, d3 = fma(weight, v0, d0), fma(weight, v1, d1), fma(weight, v2, d2), fma(weight, v3, d3)
+                    fetch(k_cache, line)
+                    fetch(k_cache, line + rows * LANES)
+                    fetch(k_cache, line + rows * 2 * LANES)
+                    fetch(k_cache, line + rows * 3 * LANES)
+                values = (
+                    load_factors(v_cache, base, row, at[0], width),
+                    load_factors(v_cache, base, row, at[1], width),
+                    load_factors(v_cache, base, row, at[2], width),
+                    load_factors(v_cache, base, row, at[3], width),
+                )
+                a = _add_factors(a, splat_at(factors, here), values, v_cache)
+                b = _add_factors(b, splat_at(factors, here + stride), values, v_cache)
+                c = _add_factors(c, splat_at(factors, here + 2 * stride), values, v_cache)
+                d = _add_factors(d, splat_at(factors, here + 3 * stride), values, v_cache)
         else:  # registers have room for the sums of 16 dimensions
-            page_of = weights, place, v_cache, base, begin, end, k_cache
-            some, step = ahead, LANES if ahead >= 0 else 0
-            a0, b0, c0, d0 = _weighted_lane((a0, b0, c0, d0), *page_of, some, at[0])
-            a1, b1, c1, d1 = _weighted_lane((a1, b1, c1, d1), *page_of, some + step, at[1])
-            a2, b2, c2, d2 = _weighted_lane((a2, b2, c2, d2), *page_of, some + 2 * step, at[2])
-            a3, b3, c3, d3 = _weighted_lane((a3, b3, c3, d3), *page_of, some + 3 * step, at[3])
-    return (a0, a1, a2, a3), (b0, b1, b2, b3), (c0, c1, c2, c3), (d0, d1, d2, d3)
+            page_of = weights, place + begin, v_cache, base, begin, end, k_cache
+            step = LANES if ahead >= 0 else 0
+            (a0, a1, a2, a3), (b0, b1, b2, b3), (c0, c1, c2, c3), (d0, d1, d2, d3) = a, b, c, d
+            a0, b0, c0, d0 = _weighted_lane((a0, b0, c0, d0), *page_of, ahead, at[0])
+            a1, b1, c1, d1 = _weighted_lane((a1, b1, c1, d1), *page_of, ahead + step, at[1])
+            a2, b2, c2, d2 = _weighted_lane((a2, b2, c2, d2), *page_of, ahead + 2 * step, at[2])
+            a3, b3, c3, d3 = _weighted_lane((a3, b3, c3, d3), *page_of, ahead + 3 * step, at[3])
+            a, b, c, d = (a0, a1, a2, a3), (b0, b1, b2, b3), (c0, c1, c2, c3), (d0, d1, d2, d3)
+    return a, b, c, d
 
 
 @njit(cache=True, nogil=True, allocates=False)
 def weigh_values(
     weights: Floats,
-    words: Floats,
+    weight_pairs: Floats,
     start: int,
     lows: Int64,
     highs: Int64,
@@ -343,13 +342,13 @@ def weigh_values(
     lines: Int64,
     context: int,
     k_cache: Kept,
-    soon: Int64,
+    next_keys: Int64,
     results: Floats,
 ) -> None:
     """Σ weight · value for the tile's queries, into the beginning of each of ``results`` [TILE, …].
 
-    Query t has the keys ``keys[lines[t]]``, numbered from ``context`` on; numbers below are keys. For ``soon`` see
-    ``_weighted_tile``.
+    Query t has the keys ``keys[lines[t]]``, numbered from ``context`` on; numbers below are keys. For ``next_keys``
+    see ``_weighted_tile``.
     """
     begin = min(max(lows[0], lows[1], lows[2], lows[3]), context)
     begin += begin % 2
@@ -377,7 +376,7 @@ def weigh_values(
         if lows[3] < begin:
             o3 = _weighted(o3, 3, lows[3], min(begin, highs[3]), k3, *edges)
         o0, o1, o2, o3 = _weighted_tile(
-            (o0, o1, o2, o3), weights, words, start, begin, end, v_cache, head, table, at, k_cache, soon
+            (o0, o1, o2, o3), weights, weight_pairs, start, begin, end, v_cache, head, table, at, k_cache, next_keys
         )
         if end < highs[0]:
             o0 = _weighted(o0, 0, max(end, lows[0]), highs[0], k0, *edges)

@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 from dynaspec.compiled import copy_row, njit
 
 from . import amx, quantised
-from .simd import HAS_AVX512, HAS_DOT, LANES, dot_of_pairs, round_to_bfloat, to_pairs
+from .simd import HAS_AVX512, HAS_DOT, LANES, dot_of_pairs, round_to_bfloat, same, to_pairs
 from .team import together
 from .tiles import (
     FLOATS,
@@ -42,7 +42,6 @@ from .tiles import (
     load,
     load_halves,
     panel_kernel,
-    same,
     splat,
 )
 

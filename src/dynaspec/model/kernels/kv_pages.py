@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.compiled import compile_for, njit
+from dynaspec.compiled import njit
 
 from .simd import LANES, as_element, place_of
 
@@ -23,10 +23,10 @@ Kept = npt.NDArray[Any]
 """Of a cache: float32, or bfloat16 as uint16."""
 Int64 = npt.NDArray[np.int64]
 
-_WRITE = "void(f4[:, :, :], f4[:, :, :], {0}[:, :, :, ::1], {0}[:, :, :, ::1], i8[::1])"
+WRITE = "void(f4[:, :, :], f4[:, :, :], {0}[:, :, :, ::1], {0}[:, :, :, ::1], i8[::1])"
 
 
-@njit(_WRITE.format("f4"), cache=True, nogil=True, allocates=False)
+@njit(WRITE.format("f4"), cache=True, nogil=True, allocates=False)
 def write_kv(k: Floats, v: Floats, k_cache: Kept, v_cache: Kept, slots: Int64) -> None:
     """Writes k and v [R, kv heads, head_dim] at ``slots`` [R]; rows with slot −1 are skipped."""
     rows, heads, head_dim = k.shape
@@ -68,8 +68,3 @@ def move_kv(k_cache: Kept, v_cache: Kept, source: Int64, target: Int64) -> None:
                 kept_keys[place_of(kept_keys, d, offset, LANES)] = keys[i, head, d]
             for d in range(width):
                 kept_values[place_of(kept_values, offset, d, width)] = values[i, head, d]
-
-
-def load_write(dtype: str) -> None:
-    """Makes ``write_kv`` take caches of a dtype, as numba names it."""
-    compile_for(write_kv, _WRITE.format(dtype))

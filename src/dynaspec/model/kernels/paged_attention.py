@@ -1,7 +1,8 @@
 """Paged attention on CPU, with float32 sums, over pages of keys and values as ``kv_pages`` has them.
 
 On a cache in bfloat16 queries and the weights of values are rounded to bfloat16, too, as models in bfloat16 do it on a
-GPU. ``simd.dot`` then multiplies two numbers at a time where the processor can, in the same order, so to the same bits.
+GPU. ``simd.multiply_add`` then multiplies two numbers at a time where the processor can, in the same order, so to the
+same bits.
 
 The visible keys of a row are numbered densely, so a path through a tree gives the bits that the same chain would.
 Blocks of ``KEYS`` numbers are attended to one by one, each with a softmax of its own, and their results are merged in
@@ -16,16 +17,16 @@ So blocks may also be shared out over threads, their results kept, and merged in
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dynaspec.compiled import compile_for, copy_row, njit
 
-from .attention_tile import TILE, Floats, Int32, Int64, Kept, multiply_keys, put_query, softmax, weigh_values
+from .attention_tile import TILE, Int32, multiply_keys, put_query, softmax, weigh_values
 from .functions import exp
-from .kv_pages import load_write
+from .kv_pages import WRITE, Floats, Int64, Kept, write_kv
 from .simd import LANES, const, fma, lane_sum, load, maximum, splat, store, store_first
 from .team import together
 
@@ -104,92 +105,105 @@ def _put(out: Floats, target: int, head_dim: int, result: Floats, at: int, width
         store_first(out, target + lane, load(result, at + lane) / splat(total), min(LANES, head_dim - lane))
 
 
+class Work(NamedTuple):
+    """What ``attend`` is given, which says what each is, and what it keeps."""
+
+    q: Floats
+    k_cache: Kept
+    v_cache: Kept
+    out: Floats
+    parts: Floats
+    """[kept[S], width + 32] results of query vectors over blocks; empty if all are in ``out``."""
+    units: Int32
+    bounds: Int64
+    kept: Int64
+    query_start: Int32
+    context_lens: Int32
+    block_tables: Int32
+    slots: Int64
+    positions: Int64
+    ancestors: Int64
+    chains: npt.NDArray[np.bool_]
+    scale: float
+    softcap: float
+    window: int
+    hidden_keys: int
+
+
 @njit(cache=True, nogil=True, allocates=False)
-def _next_page(
-    number: int,
-    page: int,
-    stop: int,
-    kv_heads: int,
-    most_pages: int,
-    units: Int32,
-    query_start: Int32,
-    context_lens: Int32,
-    positions: Int64,
-    window: int,
-    hidden_keys: int,
-) -> tuple[int, int]:
-    """The page of keys, of ``most_pages`` that a sequence can have, which a thread reads after one, and in which work;
-    work ``stop`` if there is none."""
+def next_page(number: int, page: int, stop: int, kv_heads: int, work: Work) -> tuple[int, int]:
+    """The page of keys that a thread reads after a page of its work ``number``, and in which work; work ``stop`` if
+    there is none."""
     if number == stop:
         return number, page
-    unit, page = number // kv_heads, page + 1
-    if page < most_pages and page * LANES < min(units[unit, 4] * KEYS, context_lens[units[unit, 0]] + units[unit, 2]):
+    most_pages, unit = work.block_tables.shape[1], number // kv_heads
+    page += 1
+    keys = min(work.units[unit, 4] * KEYS, work.context_lens[work.units[unit, 0]] + work.units[unit, 2])
+    if page < most_pages and page * LANES < keys:
         return number, page
     number += 1
     if number < stop:
-        unit, low = number // kv_heads, hidden_keys
-        if window:
-            low = max(low, positions[query_start[units[unit, 0]] + units[unit, 1]] - window + 1)
-        page = min(max(low, units[unit, 3] * KEYS) // LANES, most_pages - 1)
+        unit, low = number // kv_heads, work.hidden_keys
+        if work.window:
+            row = work.query_start[work.units[unit, 0]] + work.units[unit, 1]
+            low = max(low, work.positions[row] - work.window + 1)
+        page = min(max(low, work.units[unit, 3] * KEYS) // LANES, most_pages - 1)
     return number, page
 
 
 @njit(cache=True, nogil=True, allocates=False)
-def _units(
-    begin: int,
-    stop: int,
-    scratch: Any,
-    q: Floats,
-    k_cache: Kept,
-    v_cache: Kept,
-    out: Floats,
-    parts: Floats,
-    units: Int32,
-    kept: Int64,
-    query_start: Int32,
-    context_lens: Int32,
-    block_tables: Int32,
-    slots: Int64,
-    positions: Int64,
-    ancestors: Int64,
-    chains: npt.NDArray[np.bool_],
-    scale: float,
-    softcap: float,
-    window: int,
-    hidden_keys: int,
-) -> None:
+def _plan_fetches(next_keys: Int64, number: int, page: int, stop: int, kv_heads: int, work: Work) -> tuple[int, int]:
+    """Writes what is read after a page into ``next_keys``, see ``attention_tile``: as much as there is room.
+
+    Returns:
+        Up to where that is.
+    """
+    for i in range(next_keys.size):
+        number, page = next_page(number, page, stop, kv_heads, work)
+        next_keys[i] = -1
+        if number < stop:
+            next_keys[i] = work.block_tables[work.units[number // kv_heads, 0], page] * kv_heads + number % kv_heads
+    return number, page
+
+
+@njit(cache=True, nogil=True, allocates=False)
+def _attend_units(begin: int, stop: int, scratch: Any, work: Work) -> None:
     """Work begin … stop − 1 of ``attend``, see ``_share``."""
-    scores, words, keys, queries, wholes, results, lows, highs, starts, ends, lines, soon = scratch
+    scores, weight_pairs, keys, queries, wholes, results, lows, highs, starts, ends, lines, next_keys = scratch
+    q, k_cache, v_cache, parts, kept, block_tables = (
+        work.q, work.k_cache, work.v_cache, work.parts, work.kept, work.block_tables
+    )  # fmt: skip
+    query_start, positions, hidden_keys, window = work.query_start, work.positions, work.hidden_keys, work.window
     heads, head_dim = q.shape[1], q.shape[2]
     kv_heads, width = k_cache.shape[1], v_cache.shape[3]
     group, stride = heads // kv_heads, width + 2 * LANES
     ahead_number, ahead_page = begin, 0  # up to where keys have been fetched
     for number in range(begin, stop):
-        sequence, first, end, first_block, end_block = units[number // kv_heads]
+        sequence, first, end, first_block, end_block = work.units[number // kv_heads]
         head = number % kv_heads
-        first_row, context, table = query_start[sequence], context_lens[sequence], block_tables[sequence]
+        first_row, context, table = query_start[sequence], work.context_lens[sequence], block_tables[sequence]
         vectors = (end - first) * group
         padded = (vectors + TILE - 1) // TILE * TILE
         for row in range(first_row + first, first_row + end):
             low = max(hidden_keys, positions[row] - window + 1) if window else hidden_keys
             high = context + row - first_row + 1
             at = (row - first_row - first) * group
-            if not chains[sequence]:
+            if not work.chains[sequence]:
                 line = keys[row - first_row - first]
                 low, high = _number_keys(
-                    line, min(low, context), context, row, first_row, slots, positions, ancestors, window
+                    line, min(low, context), context, row, first_row, work.slots, positions, work.ancestors, window
                 )
             lows[at : at + group] = low
             highs[at : at + group] = high
             for i in range(group):
-                put_query(q[row, head * group + i], scale, k_cache, queries[at + i])
+                put_query(q[row, head * group + i], work.scale, k_cache, queries[at + i])
         # The last tile is filled up with the last query, whose result is then computed more than once.
         for vector in range(vectors, padded):
             copy_row(queries[vectors - 1], queries[vector])
             lows[vector], highs[vector] = lows[vectors - 1], highs[vectors - 1]
         for vector in range(vectors):
             _clear(wholes, vector * stride, width)
-        limit = highs[vectors - 1] if chains[sequence] else context
+        limit = highs[vectors - 1] if work.chains[sequence] else context
         for block in range(first_block, end_block):
             start = block * KEYS
             for tile in range(0, padded, TILE):
@@ -211,25 +225,20 @@ def _units(
                         for place in range(max(starts[t], limit), ends[t]):
                             scores[t, place - start] = scores[t, keys[lines[t], place - context] - start]
                         softmax(
-                            scores, t, starts[t] - start, ends[t] - start, softcap, k_cache, words, results,
+                            scores, t, starts[t] - start, ends[t] - start, work.softcap, k_cache, weight_pairs, results,
                             t * stride + width,
                         )  # fmt: skip
                 if first_page < end_page:
-                    soon[: end_page - first_page] = -1
+                    soon = next_keys[: end_page - first_page]
                     if tile == 0:
                         if (ahead_number, ahead_page) < (number, end_page - 1):
                             ahead_number, ahead_page = number, end_page - 1
-                        for i in range(end_page - first_page):
-                            ahead_number, ahead_page = _next_page(
-                                ahead_number, ahead_page, stop, kv_heads, block_tables.shape[1], units, query_start,
-                                context_lens, positions, window, hidden_keys,
-                            )  # fmt: skip
-                            if ahead_number < stop:
-                                of = units[ahead_number // kv_heads, 0]
-                                soon[i] = block_tables[of, ahead_page] * kv_heads + ahead_number % kv_heads
+                        ahead_number, ahead_page = _plan_fetches(soon, ahead_number, ahead_page, stop, kv_heads, work)
+                    else:
+                        soon[:] = -1
                     weigh_values(
                         scores,
-                        words,
+                        weight_pairs,
                         start,
                         starts,
                         ends,
@@ -257,75 +266,34 @@ def _units(
         if not kept.size:
             for vector in range(vectors):
                 row, query_head = first_row + first + vector // group, head * group + vector % group
-                _put(out, (row * heads + query_head) * head_dim, head_dim, wholes, vector * stride, width)
+                _put(work.out, (row * heads + query_head) * head_dim, head_dim, wholes, vector * stride, width)
 
 
 @njit(cache=True, nogil=True, apart=True)
-def _share(
-    thread: int,
-    threads: int,
-    q: Floats,
-    k_cache: Kept,
-    v_cache: Kept,
-    out: Floats,
-    parts: Floats,
-    units: Int32,
-    bounds: Int64,
-    kept: Int64,
-    query_start: Int32,
-    context_lens: Int32,
-    block_tables: Int32,
-    slots: Int64,
-    positions: Int64,
-    ancestors: Int64,
-    chains: npt.NDArray[np.bool_],
-    scale: float,
-    softcap: float,
-    window: int,
-    hidden_keys: int,
-) -> None:
+def _share(thread: int, threads: int, work: Work) -> None:
     """One thread's units of ``attend``: into ``out``, or block by block into ``parts`` if there are any."""
-    heads, head_dim = q.shape[1], q.shape[2]
-    kv_heads, width = k_cache.shape[1], v_cache.shape[3]
+    heads, head_dim = work.q.shape[1], work.q.shape[2]
+    kv_heads, width = work.k_cache.shape[1], work.v_cache.shape[3]
     group, stride = heads // kv_heads, width + 2 * LANES
+    begin, stop = work.bounds[thread], work.bounds[thread + 1]
     most_rows, most_vectors = 0, 0
-    for sequence in range(context_lens.size):
-        most_rows = max(most_rows, query_start[sequence + 1] - query_start[sequence])
-    for number in range(bounds[thread], bounds[thread + 1]):
-        _, first, end, _, _ = units[number // kv_heads]
+    for sequence in range(work.context_lens.size):
+        most_rows = max(most_rows, work.query_start[sequence + 1] - work.query_start[sequence])
+    for number in range(begin, stop):
+        _, first, end, _, _ = work.units[number // kv_heads]
         most_vectors = max(most_vectors, (end - first) * group)
     most_vectors = (most_vectors + TILE - 1) // TILE * TILE
     most_scores = KEYS + (most_rows + 2 * LANES - 1) // (2 * LANES) * 2 * LANES
-    scores, words = np.empty((TILE, most_scores), np.float32), np.empty((TILE, most_scores // 2), np.float32)
+    scores, weight_pairs = np.empty((TILE, most_scores), np.float32), np.empty((TILE, most_scores // 2), np.float32)
     keys = np.empty((most_vectors // group + 1, most_rows), np.int32)
     queries = np.empty((most_vectors, (head_dim + 2 * LANES - 1) // (2 * LANES) * 2 * LANES), np.float32)
     wholes = np.empty(most_vectors * stride, np.float32)
     results = np.empty((TILE, stride), np.float32)
     lows, highs = np.empty((2, most_vectors), np.int64)
     starts, ends, lines = np.empty((3, TILE), np.int64)
-    soon = np.empty(most_scores // LANES, np.int64)
-    scratch = scores, words, keys, queries, wholes, results, lows, highs, starts, ends, lines, soon
-    work = (
-        q,
-        k_cache,
-        v_cache,
-        out,
-        parts,
-        units,
-        kept,
-        query_start,
-        context_lens,
-        block_tables,
-        slots,
-        positions,
-        ancestors,
-        chains,
-        scale,
-        softcap,
-        window,
-        hidden_keys,
-    )
-    _units(bounds[thread], bounds[thread + 1], scratch, *work)
+    next_keys = np.empty(most_scores // LANES, np.int64)
+    scratch = scores, weight_pairs, keys, queries, wholes, results, lows, highs, starts, ends, lines, next_keys
+    _attend_units(begin, stop, scratch, work)
 
 
 @njit(cache=True, nogil=True)
@@ -387,31 +355,14 @@ def attend(
     """
     width = v_cache.shape[3]
     parts = np.empty((kept[-1] if kept.size else 0, width + 2 * LANES), np.float32)
-    work = (
-        q,
-        k_cache,
-        v_cache,
-        out,
-        parts,
-        units,
-        bounds,
-        kept,
-        query_start,
-        context_lens,
-        block_tables,
-        slots,
-        positions,
-        ancestors,
-        chains,
-        scale,
-        softcap,
-        window,
-        hidden_keys,
-    )
+    work = Work(
+        q, k_cache, v_cache, out, parts, units, bounds, kept, query_start, context_lens, block_tables, slots, positions,
+        ancestors, chains, scale, softcap, window, hidden_keys,
+    )  # fmt: skip
     if bounds.size == 2:
-        _share(0, 1, *work)
+        _share(0, 1, work)
     else:
-        together(_share, bounds.size - 1, work)
+        together(_share, bounds.size - 1, (work,))
     if kept.size:
         _join(parts, kept, out, q.shape[1], query_start, context_lens, width)
 
@@ -424,5 +375,5 @@ def load_bfloat16(dtype: str = "u2") -> None:
         dtype: of the arrays, as numba names it. In ``i2`` numbers are multiplied one by one on any processor, see
             ``simd.has_dot``.
     """
-    load_write(dtype)
+    compile_for(write_kv, WRITE.format(dtype))
     compile_for(attend, _ATTEND.format(dtype))

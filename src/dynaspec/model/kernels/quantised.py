@@ -32,7 +32,7 @@ from numba.extending import intrinsic
 
 from dynaspec.compiled import copy_row, njit
 
-from .simd import HAS_AVX512, LANES
+from .simd import HAS_AVX512, LANES, same
 from .tiles import (
     FLOATS,
     GROUP,
@@ -47,7 +47,6 @@ from .tiles import (
     load,
     load_halves,
     panel_kernel,
-    same,
     splat,
 )
 

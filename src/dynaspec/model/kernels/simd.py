@@ -27,7 +27,7 @@ HAS_AVX512 = platform.machine() == "x86_64" and bool(llvm.get_host_cpu_features(
 """With it registers hold 32 vectors. Without it they hold 8: there are 16 of half a vector (AVX2), or 32 of a quarter
 (NEON)."""
 HAS_DOT = platform.machine() == "x86_64" and bool(llvm.get_host_cpu_features().get("avx512bf16"))
-"""Whether there are dot products of two bfloat16, see ``dot``."""
+"""Whether there are dot products of two bfloat16, see ``multiply_add``."""
 
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
@@ -91,9 +91,9 @@ def _llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, function, name), args)
 
 
-def _same(value: int, kind: Any) -> Any:
-    """A number of a kind of words: one, or 16 equal ones."""
-    return ir.Constant(kind, [value] * LANES if kind == _INTS else value)
+def same(value: int, kind: Any = _INTS) -> Any:
+    """A constant: a number, or a vector of equal ones."""
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
 
 
 def round_to_bfloat(builder: Any, value: Any) -> Any:
@@ -104,11 +104,11 @@ def round_to_bfloat(builder: Any, value: Any) -> Any:
     """
     kind = _INTS if value.type == _VEC else _I32
     bits = builder.bitcast(value, kind)
-    odd = builder.and_(builder.lshr(bits, _same(16, kind)), _same(1, kind))
-    rounded = builder.add(builder.add(bits, _same(0x7FFF, kind)), odd)
+    odd = builder.and_(builder.lshr(bits, same(16, kind)), same(1, kind))
+    rounded = builder.add(builder.add(bits, same(0x7FFF, kind)), odd)
     undefined = builder.fcmp_unordered("uno", value, value)
-    quiet = builder.or_(bits, _same(0x00400000, kind))
-    return builder.and_(builder.select(undefined, quiet, rounded), _same(0xFFFF0000, kind))
+    quiet = builder.or_(bits, same(0x00400000, kind))
+    return builder.and_(builder.select(undefined, quiet, rounded), same(0xFFFF0000, kind))
 
 
 def to_pairs(builder: Any, first: Any, second: Any) -> Any:
@@ -117,28 +117,27 @@ def to_pairs(builder: Any, first: Any, second: Any) -> Any:
     even, odd = (
         builder.shuffle_vector(first, second, ir.Constant(_INTS, list(range(start, 2 * LANES, 2)))) for start in (0, 1)
     )
-    return builder.or_(even, builder.lshr(odd, _same(16, _INTS)))
+    return builder.or_(even, builder.lshr(odd, same(16)))
 
 
 def dot_of_pairs(builder: Any, total: Any, a: Any, b: Any) -> Any:
-    """See ``dot``; of vectors of 64 bytes."""
-    if HAS_DOT:
-        operands = [total, builder.bitcast(a, _PAIRS), builder.bitcast(b, _PAIRS)]
-        return _llvm(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _VEC, operands)
-    for first in (True, False):
-        values = [_widened(builder, builder.bitcast(word, _INTS), first) for word in (a, b)]
-        total = _llvm(builder, "llvm.fma.v16f32", _VEC, [*values, total])
-    return total
+    """``total`` plus products of words of two bfloat16, see ``multiply_add``; of 64 bytes, with ``HAS_DOT``."""
+    operands = [total, builder.bitcast(a, _PAIRS), builder.bitcast(b, _PAIRS)]
+    return _llvm(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _VEC, operands)
 
 
 def _widened(builder: Any, words: Any, first: bool) -> Any:
     if first:
-        return builder.bitcast(builder.and_(words, _same(0xFFFF0000, _INTS)), _VEC)
-    return builder.bitcast(builder.shl(words, _same(16, _INTS)), _VEC)
+        return builder.bitcast(builder.and_(words, same(0xFFFF0000)), _VEC)
+    return builder.bitcast(builder.shl(words, same(16)), _VEC)
 
 
 def _is_half(array: Any) -> bool:
     return bool(array.dtype.bitwidth == 16)
+
+
+def _has_dot(array: Any) -> bool:
+    return HAS_DOT and bool(array.dtype == types.uint16)
 
 
 @intrinsic
@@ -176,28 +175,28 @@ def place_of(typingctx: Any, array: Any, row: Any, column: Any, width: Any) -> A
     return signature, generate
 
 
+def _row(context: Any, builder: Any, array_type: Any, array: Any, start: Any, row: Any, column: Any, width: Any) -> Any:
+    """See ``load_row``."""
+    if not _is_half(array_type):
+        offset = builder.add(start, builder.add(builder.mul(row, width), column))
+        value = builder.load(_pointer(context, builder, array_type, array, offset))
+        value.align = 4
+        return value
+    one = ir.Constant(row.type, 1)
+    second = builder.and_(row, one)
+    pair = builder.mul(builder.sub(row, second), width)
+    offset = builder.add(start, builder.add(pair, builder.shl(column, one)))
+    words = builder.load(_pointer(context, builder, array_type, array, offset, _INTS))
+    words.align = 2
+    shift = _splat(builder, builder.trunc(builder.shl(second, ir.Constant(row.type, 4)), _I32), _INTS)
+    return _widened(builder, builder.shl(words, shift), True)
+
+
 @intrinsic
 def load_row(typingctx: Any, array: Any, start: Any, row: Any, column: Any, width: Any) -> Any:
     """16 consecutive elements of a row as float32, of rows that begin at ``start`` and lie as ``place_of`` says."""
     signature = f32x16(array, types.intp, types.intp, types.intp, types.intp)
-
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        array, start, row, column, width = args
-        if not _is_half(sig.args[0]):
-            offset = builder.add(start, builder.add(builder.mul(row, width), column))
-            value = builder.load(_pointer(context, builder, sig.args[0], array, offset))
-            value.align = 4
-            return value
-        one = ir.Constant(row.type, 1)
-        second = builder.and_(row, one)
-        pair = builder.mul(builder.sub(row, second), width)
-        offset = builder.add(start, builder.add(pair, builder.shl(column, one)))
-        words = builder.load(_pointer(context, builder, sig.args[0], array, offset, _INTS))
-        words.align = 2
-        shift = _splat(builder, builder.trunc(builder.shl(second, ir.Constant(row.type, 4)), _I32), _INTS)
-        return _widened(builder, builder.shl(words, shift), True)
-
-    return signature, generate
+    return signature, lambda context, builder, sig, args: _row(context, builder, sig.args[0], *args)
 
 
 @intrinsic
@@ -228,6 +227,24 @@ def load_two_rows(typingctx: Any, array: Any, start: Any, row: Any, column: Any,
 
 
 @intrinsic
+def load_factors(typingctx: Any, array: Any, start: Any, row: Any, column: Any, width: Any) -> Any:
+    """What ``multiply_add`` takes: words of two rows, the first of which has an even number, where the array
+    ``has_dot``; else ``load_row``."""
+    signature = f32x16(array, types.intp, types.intp, types.intp, types.intp)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if not _has_dot(sig.args[0]):
+            return _row(context, builder, sig.args[0], *args)
+        array, start, row, column, width = args
+        offset = builder.add(builder.mul(row, width), builder.shl(column, ir.Constant(column.type, 1)))
+        words = builder.load(_pointer(context, builder, sig.args[0], array, builder.add(start, offset)))
+        words.align = 2
+        return words
+
+    return signature, generate
+
+
+@intrinsic
 def rounded_for(typingctx: Any, array: Any, value: Any) -> Any:
     """float32 as an array's elements are: as they are, or rounded to bfloat16 for an array of 16
     bits."""
@@ -248,29 +265,37 @@ def pairs(typingctx: Any, first: Any, second: Any) -> Any:
         if not HAS_DOT:
             return builder.bitcast(to_pairs(builder, *(round_to_bfloat(builder, arg) for arg in args)), _VEC)
         both = _llvm(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", _PAIRS, [args[1], args[0]])
-        words, half = builder.bitcast(both, _INTS), _same(16, _INTS)
+        words, half = builder.bitcast(both, _INTS), same(16)
         return builder.bitcast(builder.or_(builder.shl(words, half), builder.lshr(words, half)), _VEC)
 
     return f32x16(f32x16, f32x16), generate
 
 
 @intrinsic
-def dot(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """c plus, in each lane, the product of the first halves of a and b, then that of the second ones, each time rounded
-    once. With ``HAS_DOT`` numbers below 2⁻¹²⁶ are taken for 0."""
+def multiply_add(typingctx: Any, array: Any, a: Any, b: Any, c: Any) -> Any:
+    """a · b + c, rounded once, where a or b is of an array.
+
+    Where that ``has_dot``, words of two numbers are multiplied: in each lane the product of the first numbers is added,
+    then that of the second ones, each time rounded once. Numbers below 2⁻¹²⁶ are then taken for 0.
+    """
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return dot_of_pairs(builder, args[2], args[0], args[1])
+        if _has_dot(sig.args[0]):
+            return dot_of_pairs(builder, args[3], args[1], args[2])
+        return _llvm(builder, "llvm.fma.v16f32", _VEC, list(args[1:]))
 
-    return f32x16(f32x16, f32x16, f32x16), generate
+    return f32x16(array, f32x16, f32x16, f32x16), generate
 
 
 @intrinsic
 def has_dot(typingctx: Any, array: Any) -> Any:
-    """Whether an array's elements are multiplied by ``dot``; a constant. bfloat16 in int16 is not, on any processor."""
+    """Whether an array's elements are multiplied two at a time, see ``multiply_add``; a constant.
+
+    bfloat16 in uint16 is where there is ``HAS_DOT``; in int16 it is not, on any processor, which is how tests compare.
+    """
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return ir.Constant(ir.IntType(1), int(HAS_DOT and sig.args[0].dtype == types.uint16))
+        return ir.Constant(ir.IntType(1), int(_has_dot(sig.args[0])))
 
     return types.boolean(array), generate
 
@@ -339,7 +364,7 @@ def as_element(typingctx: Any, array: Any, value: Any) -> Any:
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if not _is_half(sig.args[0]):
             return args[1]
-        return builder.trunc(builder.lshr(round_to_bfloat(builder, args[1]), _same(16, _I32)), ir.IntType(16))
+        return builder.trunc(builder.lshr(round_to_bfloat(builder, args[1]), same(16, _I32)), ir.IntType(16))
 
     return array.dtype(array, types.float32), generate
 

@@ -19,7 +19,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .simd import HAS_AVX512, LANES
+from .simd import HAS_AVX512, LANES, same
 
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
@@ -44,11 +44,6 @@ I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOAT32 = ir.FloatType()
 FLOATS = ir.VectorType(FLOAT32, LANES)
 INTS = ir.VectorType(I32, LANES)
-
-
-def same(value: int, vector: Any = INTS) -> Any:
-    """A constant vector of one number."""
-    return ir.Constant(vector, [value] * vector.count)
 
 
 def load(builder: Any, base: Any, offset: Any, vector: Any) -> Any:

@@ -12,7 +12,7 @@ from dynaspec.model.attention.base import AttentionSpec
 from dynaspec.model.attention.cpu import CpuAttention
 from dynaspec.model.attention.reference import ReferenceAttention
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
-from dynaspec.model.kernels.paged_attention import KEYS, load_bfloat16
+from dynaspec.model.kernels.paged_attention import KEYS, Work, load_bfloat16, next_page
 from support.attention_cases import AttentionCase, run_case
 
 CPU = torch.device("cpu")
@@ -165,6 +165,25 @@ def test_a_tree_of_many_rows_reads_a_cache_in_bfloat16() -> None:
     check_bfloat16(as_tree(make([KEYS - 7], [24]), [-1, *(row // 2 for row in range(23))]), 2)
 
 
+@pytest.mark.parametrize("window", [None, 6, 20])
+def test_rows_without_slot_and_behind_gaps_with_a_cache_in_bfloat16(window: int | None) -> None:
+    case = make([10, 0, 33, 16, 31], [4, 3, 5, 1, 1])
+    case.batch.slots[[1, 4, 6, 9, 12]] = -1  # row 4 is the first of a sequence without context: it sees nothing
+    case.batch.positions[12:] += 3
+    check_bfloat16(case, 2, window)
+
+
+@pytest.mark.parametrize("window", [None, 3, 20])
+def test_trees_with_a_cache_in_bfloat16(window: int | None) -> None:
+    check_bfloat16(as_tree(make([29], [7]), [-1, 0, 0, 1, 2, 2, 4]), 1, window)
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_capped_scores_and_hidden_keys_with_a_cache_in_bfloat16(window: int | None) -> None:
+    case = make([20, 3, KEYS + 5], [4, 9, 30], cap=0.5)
+    check_bfloat16(replace(case, spec=replace(case.spec, hidden_keys=1)), 2, window)
+
+
 def check_bfloat16(case: Case, threads: int, window: int | None = None) -> None:
     """Keys, values, queries and the weights of values are rounded to bfloat16, sums are float32.
 
@@ -186,18 +205,21 @@ def rounded_attention(case: Case, window: int | None) -> torch.Tensor:
         begin, end = int(batch.query_start[s]), int(batch.query_start[s + 1])
         k, v = (_rounded(torch.cat(both)) for both in ((past_k, case.k[begin:end]), (past_v, case.v[begin:end])))
         for row in range(begin, end):
-            inner = torch.arange(row - begin + 1)
+            inner = torch.from_numpy(np.flatnonzero(batch.slots[begin : row + 1] >= 0))
             if batch.ancestors is not None and batch.ancestors[row] != -1:
                 inner = inner[[bool(int(batch.ancestors[row]) >> int(i) & 1) for i in inner]]
             seen = torch.cat([torch.arange(len(past_k)), len(past_k) + inner])
             positions = torch.cat([torch.arange(len(past_k)), torch.from_numpy(batch.positions)[begin + inner]])
-            visible = torch.ones(len(seen), dtype=torch.bool)
+            visible = seen >= spec.hidden_keys
             if window is not None:
-                visible = positions > int(batch.positions[row]) - window
+                visible &= positions > int(batch.positions[row]) - window
             q = _rounded(case.q[row] * torch.tensor(spec.scale, dtype=torch.float32)).double()
             group = spec.num_heads // spec.num_kv_heads
             keys, values = (x[seen].double().repeat_interleave(group, 1) for x in (k, v))
-            scores = torch.einsum("hd,nhd->hn", q, keys).masked_fill(~visible, -torch.inf)
+            scores = torch.einsum("hd,nhd->hn", q, keys)
+            if spec.softcap is not None:
+                scores = torch.tanh(scores / spec.softcap) * spec.softcap
+            scores = scores.masked_fill(~visible, -torch.inf)
             total = torch.zeros(spec.num_heads, 1, dtype=torch.float64)
             peak = torch.full_like(total, -1e300)
             result = torch.zeros(spec.num_heads, spec.head_dim, dtype=torch.float64)
@@ -212,7 +234,7 @@ def rounded_attention(case: Case, window: int | None) -> torch.Tensor:
                 total = total * keep + weights.double().sum(1, keepdim=True) * add
                 result = result * keep + torch.einsum("hn,nhd->hd", _rounded(weights).double(), values[some]) * add
                 peak = both
-            rows.append((result / total).reshape(-1))
+            rows.append((result / total.clamp(min=1e-300)).reshape(-1))
     return torch.stack(rows).float()
 
 
@@ -354,3 +376,23 @@ def test_strided_views_are_read_right() -> None:
 def test_large_scores_neither_overflow_nor_vanish() -> None:
     case = make([40], [3])
     check(replace(case, q=case.q * 200))
+
+
+@pytest.mark.parametrize("window", [0, 20])
+def test_what_is_fetched_is_what_is_read_next(window: int) -> None:
+    """Pages in the order in which a thread reads them, of two heads, blocks of keys and three sequences."""
+    case = make([KEYS + 20, 3, 40], [1, 2, 1])
+    meta = CpuAttention(case.spec, 1).prepare(case.batch)
+    units, bounds, kept, *rows = meta.work
+    nothing = np.empty((0, 0), np.float32)
+    arrays = nothing[None], *(np.empty((0, 2, 0, 0), np.float32),) * 2, nothing, nothing, units, bounds, kept
+    work = Work(*arrays, *rows, 1.0, 0.0, window, 0)
+    pages = {0: range(257 // 16 if window else 0, 18), 1: range(1), 2: range(21 // 16 if window else 0, 3)}
+    expected = [(s, head, page) for s in pages for head in range(2) for page in pages[s]]
+    number, page, found = 0, pages[0][0], [(0, 0, pages[0][0])]
+    while True:
+        number, page = next_page(number, page, bounds[-1], 2, work)
+        if number == bounds[-1]:
+            break
+        found.append((units[number // 2, 0], number % 2, page))
+    assert found == expected

@@ -14,7 +14,7 @@ from dynaspec.model.attention.base import AttentionSpec
 from dynaspec.model.attention.cpu import CpuAttention
 from dynaspec.model.attention.reference import ReferenceAttention
 from dynaspec.model.batch import BLOCK_SIZE
-from unit.model.attention.test_cpu import Case, as_tree, chain_batch, make, slots_of
+from unit.model.attention.test_cpu import KEPT, Case, as_tree, chain_batch, make, slots_of
 
 CPU = torch.device("cpu")
 SPEC = AttentionSpec(4, 2, 24, 24**-0.5)
@@ -33,8 +33,11 @@ def random_case(contexts: list[int], rows: list[int]) -> Case:
     return make(contexts, rows, dim=24)
 
 
-@pytest.mark.parametrize("backend", backends(), ids=lambda backend: type(backend).__name__)
-def test_what_was_moved_is_attended_to_as_if_it_had_been_written_there(backend: Any) -> None:
+CACHES = [*((backend, torch.float32) for backend in backends()), (backends()[0], torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("backend", "kept"), CACHES, ids=lambda of: str(of) if of in KEPT else type(of).__name__)
+def test_what_was_moved_is_attended_to_as_if_it_had_been_written_there(backend: Any, kept: torch.dtype) -> None:
     """Through the cache alone, whose layout is the backend's own. Sources and targets overlap, across blocks."""
     case = random_case([30], [1])
     keys, values = case.past[0]
@@ -42,7 +45,7 @@ def test_what_was_moved_is_attended_to_as_if_it_had_been_written_there(backend: 
     order[[3, 4, 15, 16, 17]] = [4, 15, 16, 29, 3]  # each takes what stood there
     for moved in (True, False):
         shapes = backend.kv_shape(int(case.batch.block_tables.max()) + 1)
-        kv = tuple(torch.full(shape, torch.nan) for shape in shapes)
+        kv = tuple(torch.full(shape, torch.nan, dtype=kept) for shape in shapes)
         past = (keys, values) if moved else (keys[order], values[order])
         case._fill(backend, kv, 0, *past)  # type: ignore[arg-type]
         if moved:
