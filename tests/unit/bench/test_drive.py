@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import time
 from itertools import repeat
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +22,24 @@ def engine(tiny):
     made.close()
 
 
+class Clock:
+    """Goes on by a second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def read(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr("dynaspec.bench.drive.time", SimpleNamespace(perf_counter=made.read))
+    return made
+
+
 def jobs(count: int) -> list[Job]:
     return [Job((5 + i, 6, 7), PARAMS) for i in range(count)]
 
@@ -32,7 +50,13 @@ def test_all_jobs_are_decoded_in_their_order(engine):
     assert list(done.outputs) == alone
     assert done.output_tokens == 60
     assert max(step.counts.request_steps for step in done.steps) == 2
-    assert done.seconds == pytest.approx(sum(step.seconds for step in done.steps), rel=0.5)
+
+
+def test_steps_are_timed_apart_and_from_the_start(engine, clock):
+    done = run_all(engine, jobs(5), 2)
+    assert {step.seconds for step in done.steps} == {1.0}
+    assert [step.end_s for step in done.steps] == [2.0 * i for i in range(1, len(done.steps) + 1)]
+    assert done.seconds == 2.0 * len(done.steps)
 
 
 def test_engines_that_share_weights_decode_as_with_their_own(engine, tiny):
@@ -64,15 +88,15 @@ def test_a_window_counts_from_when_all_decode(engine):
     assert not engine.unfinished
 
 
-def test_stretches_of_a_window_leave_out_what_lies_between(engine):
+def test_stretches_of_a_window_leave_out_what_lies_between(engine, clock):
     loop = SteadyLoop(engine, repeat(Job((5, 6, 7), PARAMS)), 4)
     loop.go_on(20)
     first = loop.window
-    time.sleep(0.5)
+    clock.now += 1000.0
     loop.go_on(40)
     loop.close()
     assert 20 <= first.counts.emitted < 40 <= loop.window.counts.emitted
-    assert first.seconds < loop.window.seconds < first.seconds + 0.5
+    assert first.seconds < loop.window.seconds < first.seconds + 1000.0
     assert not engine.unfinished
 
 
