@@ -66,7 +66,7 @@ async def _serve(sources: Path, kernels: Path) -> tuple[float, float, float]:
     """Seconds until the server is ready, and of two requests."""
     port = free_port()
     root = f"http://{HOST}:{port}"
-    serve = [sys.executable, "-m", "dynaspec.cli.main", "serve", "--demo", "--host", HOST, "--port", str(port)]
+    serve = [sys.executable, "-m", "dynaspec", "serve", "--demo", "--host", HOST, "--port", str(port)]
     command = ["env", f"NUMBA_CACHE_DIR={kernels}", f"PYTHONPATH={sources}", *serve]
     began = time.perf_counter()
     async with launched(str(sources), command, root, kernels / "log", LONGEST_S):

@@ -74,20 +74,18 @@ class Peer:
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5}
 EAGLE = {"method": "eagle3", "model": HEAD}
-HALF_KV = {"kv_cache_dtype": "bfloat16"}
-"""llama.cpp keeps 16 bits a number, too, and OpenVINO 8."""
 DYNASPEC = Peer(
     OURS,
     "dynaspec",
     {
         PLAIN: {},
-        "bfloat16": {"dtype": "bfloat16", **HALF_KV},
-        "int8": {"quantization": "int8", **HALF_KV},
-        "int4": {"quantization": "int4", **HALF_KV},
+        "bfloat16": {"dtype": "bfloat16"},
+        "int8": {"quantization": "int8"},
+        "int4": {"quantization": "int4"},
         "n-gram": {"speculative_config": NGRAM},
         "auto, EAGLE-3": {"speculative_config": EAGLE},
-        "auto, EAGLE-3, int8": {"quantization": "int8", "speculative_config": EAGLE, **HALF_KV},
-        "auto, EAGLE-3, int4": {"quantization": "int4", "speculative_config": EAGLE, **HALF_KV},
+        "auto, EAGLE-3, int8": {"quantization": "int8", "speculative_config": EAGLE},
+        "auto, EAGLE-3, int4": {"quantization": "int4", "speculative_config": EAGLE},
     },
 )
 LLAMA_CPP = Peer(

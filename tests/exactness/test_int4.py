@@ -34,7 +34,7 @@ def test_an_int4_drafter(drafter: str, tiny: Pair, plain: PlainDecoding) -> None
 @pytest.mark.parametrize("mode", ["greedy", "mixed"])
 def test_an_int4_target_and_its_drafter(mode: str, drafter: str, tiny: Pair, plain_int4: PlainDecoding) -> None:
     """With preemption, chunked prefill and every decision that a controller can take."""
-    params, memory = params_of(mode), kv_bytes(9, tiny.target, drafter)
+    params, memory = params_of(mode), kv_bytes(5, tiny.target, drafter)  # of float32
     with open_llm(
         tiny.target,
         controller=lambda limits: VaryingController(limits, seed=1),

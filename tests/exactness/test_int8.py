@@ -63,7 +63,7 @@ def test_an_int8_target_and_its_drafter(
     mode: str, drafter: str, tiny: Pair, plain_int8: PlainDecoding, packed: list[bool]
 ) -> None:
     """With preemption, chunked prefill and every decision that a controller can take."""
-    params, memory = params_of(mode), kv_bytes(9, tiny.target, drafter)
+    params, memory = params_of(mode), kv_bytes(5, tiny.target, drafter)  # of float32
     packed.clear()
     with open_llm(
         tiny.target,

@@ -222,11 +222,8 @@ def _kv_cache(
     wanted, width = () if loaded is None else loaded.taps, target.config.hidden_size
     memory = config.kv_cache_memory or default_kv_memory(target.device)
     needed = config.max_num_seqs * -(-max_model_len // BLOCK_SIZE)
-    dtypes = [_kv_dtype(config, model) for model in models]
-    per_block = sum(
-        model.kv_bytes_per_block * dtype.itemsize // model.dtype.itemsize
-        for model, dtype in zip(models, dtypes, strict=True)
-    )
+    dtype = _kv_dtype(config, target)
+    per_block = sum(model.kv_bytes_per_block * dtype.itemsize // model.dtype.itemsize for model in models)
     per_block += BLOCK_SIZE * len(wanted) * width * target.dtype.itemsize
     blocks = blocks_within(memory, per_block, needed)
     tables = BlockTables(
@@ -236,26 +233,27 @@ def _kv_cache(
         BLOCK_SIZE,
         caching=config.enable_prefix_caching,
     )
-    arenas = [
-        Arena.allocate(model.config.num_layers, model.kv_shapes(blocks), dtype, model.device)
-        for model, dtype in zip(models, dtypes, strict=True)
-    ]
+    arenas = [Arena.allocate(model.config.num_layers, model.kv_shapes(blocks), dtype, model.device) for model in models]
     if not wanted:
         return tables, arenas, None
     layers = target.config.num_layers
     return tables, arenas, Taps.allocate(wanted, blocks, layers, width, target.dtype, target.device)
 
 
-def _kv_dtype(config: EngineConfig, model: Weights) -> torch.dtype:
-    if config.kv_cache_dtype == "auto" or model.dtype == torch.bfloat16:
-        return model.dtype
-    if model.device.type != "cpu" or model.dtype != torch.float32:
-        dtype = str(model.dtype).removeprefix("torch.")
+def _kv_dtype(config: EngineConfig, target: Model) -> torch.dtype:
+    """Of target and drafter, which have their dtype in common."""
+    widened = target.device.type == "cpu" and target.dtype == torch.float32
+    if config.kv_cache_dtype == "auto":
+        rounds = config.quantization is not None or target.product_dtype == torch.bfloat16
+        return torch.bfloat16 if widened and rounds else target.dtype
+    wanted: torch.dtype = getattr(torch, config.kv_cache_dtype)
+    if wanted != target.dtype and not (widened and wanted == torch.bfloat16):
+        dtype = str(target.dtype).removeprefix("torch.")
         raise ConfigError(
-            f"kv_cache_dtype is {config.kv_cache_dtype!r} but the model is in {dtype} on {model.device.type}; "
-            "expected 'auto', float32 on CPU, or a model in bfloat16"
+            f"kv_cache_dtype is {config.kv_cache_dtype!r} but the model is in {dtype} on {target.device.type}; "
+            f"expected 'auto', which is {dtype} there"
         )
-    return torch.bfloat16
+    return wanted
 
 
 def _proposers(

@@ -43,10 +43,10 @@ class EngineConfig(BaseModel):
         description="Bytes of KV cache for target and drafter together; default: what max_num_seqs requests of full "
         "length need, but at most a quarter of the memory available (CPU) or 90 % of what is free (CUDA).",
     )
-    kv_cache_dtype: Literal["auto", "bfloat16"] = Field(
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
-        description="bfloat16 = keys and values of target and drafter are kept in half the memory, rounded (CPU, and "
-        "models in bfloat16); auto = in the model's dtype, float32 on CPU.",
+        description="What keys and values of target and drafter are kept in; bfloat16 is half of float32's memory. "
+        "auto = the model's dtype; on CPU bfloat16 with dtype bfloat16 or quantization, else float32.",
     )
     enable_prefix_caching: bool = Field(True, description="Reuse the KV of prompts that begin alike.")
     async_scheduling: bool = Field(False, description="Schedule each step while the one before is running.")

@@ -154,7 +154,7 @@ def test_options_of_vllm_s_are_taken(built: Built, caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype: Input should be 'auto' or 'bfloat16' (given: 'fp8')"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype: Input should be 'auto', 'float32' or 'bfloat16' (given: 'fp8')"),
         ({"hf_overrides": {"rope_theta": 1e6}}, "a checkpoint's configuration is taken as it is"),
         ({"enable_lora": True}, "enable_lora=True is not available; expected it left out"),
         ({"tensor_parallel_size": 2}, "expected 1"),

@@ -180,7 +180,7 @@ def test_what_is_wrong_with_an_option_does_not_blame_the_file(refused, file):
         (("m", "--demo"), "--demo was given together with the model 'm'"),
         (("m", "--api-key", "with space"), "api_key"),
         (("m", "--speculative-config", "{}", "--draft-model", "d"), "one or the other"),
-        (("m", "--kv-cache-dtype", "fp8"), "kv_cache_dtype: Input should be 'auto' or 'bfloat16' (given: 'fp8')"),
+        (("m", "--kv-cache-dtype", "fp8"), "kv_cache_dtype: Input should be 'auto', 'float32' or 'bfloat16'"),
         (("m", '--hf_overrides={"a": 1}'), "a checkpoint's configuration is taken as it is"),
         (("m", "--tensor-parallel-size", "2"), "tensor_parallel_size is 2"),
         (("m", "-tp", "2"), "tensor_parallel_size is 2"),

@@ -101,22 +101,36 @@ def test_a_log_that_cannot_be_written_is_an_error(tiny: Pair, tmp_path: Path) ->
         raise AssertionError("not reached")
 
 
-def test_a_kv_cache_in_bfloat16_has_twice_the_blocks(tiny: Pair) -> None:
-    found = []
-    for dtype in ("auto", "bfloat16"):
-        config = EngineConfig.build(
-            model=tiny.target,
-            speculative_config={"model": tiny.drafter},
-            kv_cache_memory=kv_bytes(10, tiny.target, tiny.drafter),
-            kv_cache_dtype=dtype,
-        )
-        found.append(build_engine(config).snapshot().kv_blocks)
-    assert found == [10, 20]
+@pytest.mark.parametrize(
+    ("options", "blocks"),
+    [
+        ({}, 10),
+        ({"kv_cache_dtype": "bfloat16"}, 20),
+        ({"dtype": "bfloat16"}, 20),
+        ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, 10),
+        ({"quantization": "int4"}, 20),
+        ({"quantization": "int8", "kv_cache_dtype": "float32"}, 10),
+        ({"dtype": "float16"}, 20),
+    ],
+    ids=str,
+)
+def test_a_kv_cache_in_16_bits_has_twice_the_blocks(options: dict[str, str], blocks: int, tiny: Pair) -> None:
+    config = EngineConfig.build(
+        model=tiny.target,
+        speculative_config={"model": tiny.drafter},
+        kv_cache_memory=kv_bytes(10, tiny.target, tiny.drafter),
+        **options,
+    )
+    engine = build_engine(config)
+    assert engine.snapshot().kv_blocks == blocks
+    engine.close()
 
 
-def test_a_kv_cache_is_not_rounded_to_another_type_of_16_bits(tiny: Pair) -> None:
-    with pytest.raises(ConfigError, match="kv_cache_dtype is 'bfloat16' but the model is in float16 on cpu"):
-        open_llm(tiny.target, dtype="float16", kv_cache_dtype="bfloat16").__enter__()
+@pytest.mark.parametrize("wanted", ["bfloat16", "float32"])
+def test_a_kv_cache_of_a_model_in_float16_is_in_float16(wanted: str, tiny: Pair) -> None:
+    words = f"kv_cache_dtype is {wanted!r} but the model is in float16 on cpu; expected 'auto'"
+    with pytest.raises(ConfigError, match=words):
+        open_llm(tiny.target, dtype="float16", kv_cache_dtype=wanted).__enter__()
 
 
 def test_synthetic_acceptance_says_so(tiny: Pair, caplog: pytest.LogCaptureFixture) -> None:

@@ -49,7 +49,7 @@ def test_a_configuration_from_keywords() -> None:
         ({"max_num_seqs": "many"}, "max_num_seqs.*'many'"),
         ({"dtype": "int8"}, "dtype.*'int8'"),
         ({"quantization": "awq"}, "quantization: 'awq' is not available; expected 'int8' or 'int4'"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype.*'auto' or 'bfloat16'.*'fp8'"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype.*'auto', 'float32' or 'bfloat16'.*'fp8'"),
         ({"device": "tpu"}, "device"),
         ({"max_model_len": 1}, "max_model_len"),
         ({"kv_cache_memory": "much"}, "kv_cache_memory.*not a size"),
