@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from dynaspec.contract.errors import CapacityError
+from dynaspec.memory import zeros
 
-_ALIGNMENT = 64
-"""Bytes; a cache line, and a vector register."""
 _TOUCHED = 1 << 29
 """Bytes of an arena, those of the blocks handed out first, whose pages are mapped at once: a step that meets a new page
 waits for it, on a virtual machine for as long as it takes itself."""
@@ -35,7 +33,7 @@ class Arena:
         touched = _TOUCHED // (2 * num_layers)
 
         def layer() -> tuple[torch.Tensor, torch.Tensor]:
-            key, value = (_zeros(shape, dtype, device, touched) for shape in shapes)
+            key, value = (zeros(shape, dtype, device, touched) for shape in shapes)
             return key, value
 
         try:
@@ -46,18 +44,6 @@ class Arena:
                 f"could not allocate {wanted / 2**20:.0f} MiB of KV cache on {device}; "
                 "expected a smaller kv_cache_memory"
             ) from error
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, touched: int) -> torch.Tensor:
-    """Zeros, of which the operating system maps the CPU pages behind the first ``touched`` bytes when they are first
-    written (``torch.zeros`` writes all)."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    size = torch.Size(shape).numel() * dtype.itemsize
-    memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
-    memory[:touched] = 0
-    start = -memory.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
 
 
 def blocks_within(memory: int, bytes_per_block: int, needed: int) -> int:

@@ -15,7 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dynaspec.memory import zeros
+
 from .batch import BLOCK_SIZE
+
+_TOUCHED = 1 << 26
+"""Bytes whose pages are mapped at once, for the reason that ``kv.arena`` gives: states are a fraction of keys and
+values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class Taps:
         """Zeroed memory for the states of a model with so many layers, as wide as ``hidden``."""
         columns = np.full(layers + 2, -1, np.int64)
         columns[list(states)] = hidden * np.arange(len(states))
-        arena = torch.zeros(blocks * BLOCK_SIZE + 1, len(states) * hidden, dtype=dtype, device=device)
+        arena = zeros((blocks * BLOCK_SIZE + 1, len(states) * hidden), dtype, device, _TOUCHED)
         return cls(tuple(states), arena, columns)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -32,6 +32,7 @@ def test_an_arena_has_zeroed_keys_and_values_for_every_layer() -> None:
 _MAPPED = """
 import os, sys, torch
 import dynaspec.kv.arena as arenas
+from dynaspec.model.taps import Taps
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -42,17 +43,22 @@ for touched in (128, 32):
     arena = arenas.Arena.allocate(1, ((4096, 4096), (4096, 4096)), torch.float32, torch.device("cpu"))
     print((resident() - before) / 2**20)
     del arena
+before = resident()
+taps = Taps.allocate((0, 1), 16384, 2, 128, torch.float32, torch.device("cpu"))
+print((resident() - before) / 2**20)
 """
-"""How many MiB of an arena of 128 are mapped, where 128 and 32 of them are to be."""
+"""How many MiB of an arena of 128 are mapped, where 128 and 32 of them are to be; and of states with 256, where 64
+are."""
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells what is mapped")
 def test_the_blocks_handed_out_first_are_mapped_at_once_and_no_more_than_that() -> None:
     # A process of its own: one that has freed as much before gets memory that is mapped already.
     ran = subprocess.run([sys.executable, "-c", _MAPPED], capture_output=True, text=True, check=True)
-    all_of_it, a_quarter = map(float, ran.stdout.split())
+    all_of_it, a_quarter, states = map(float, ran.stdout.split())
     assert all_of_it > 112
     assert 16 <= a_quarter < 80
+    assert 48 <= states < 112
 
 
 def test_more_than_the_machine_has_is_a_capacity_error() -> None:
