@@ -152,6 +152,10 @@ class AsyncLLM:
         """Aborts everything and waits for the engine's thread. From any thread, as often as one likes."""
         self._thread.close()
 
+    def shutdown(self) -> None:
+        """``close`` by vLLM's name."""
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 

@@ -192,6 +192,8 @@ class LLM:
                 f"chat_template_content_format is {chat_template_content_format!r}; expected 'auto', 'string' or "
                 "'openai'"
             )
+        if isinstance(messages, str) or not isinstance(messages, Sequence):
+            raise RequestError(f"messages is a {type(messages).__name__}; expected a list of messages or of chats")
         one = bool(messages) and isinstance(messages[0], Mapping)
         chats: Sequence[Any] = [messages] if one or not messages else messages
         texts = [
@@ -294,16 +296,22 @@ def _with_texts(
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    one = isinstance(prompts, str | Mapping) or (bool(prompts) and isinstance(prompts[0], int | np.integer))
-    return cast(list[Prompt], [prompts] if one else list(prompts))
+    if isinstance(prompts, str | Mapping):
+        return [cast(Prompt, prompts)]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts is a {type(prompts).__name__}; expected a prompt or a list of prompts")
+    found = list(prompts)
+    return cast(list[Prompt], [found] if found and isinstance(found[0], int | np.integer) else found)
 
 
 def _params_for(prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams]) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * len(prompts)
-    wrong = next((one for one in params if not isinstance(one, SamplingParams)), None)
-    if wrong is not None:
-        raise RequestError(f"sampling_params holds a {type(wrong).__name__}; expected SamplingParams")
+    if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
+        raise RequestError(f"sampling_params is a {type(params).__name__}; expected SamplingParams or a list of them")
+    for one in params:
+        if not isinstance(one, SamplingParams):
+            raise RequestError(f"sampling_params holds a {type(one).__name__}; expected SamplingParams")
     if len(params) != len(prompts):
         raise RequestError(
             f"{len(params)} sampling_params were given for {len(prompts)} prompts; expected one for each"

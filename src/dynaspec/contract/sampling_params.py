@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from enum import Enum
-from typing import Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 from .errors import RequestError
 from .structured_outputs import GuidedDecodingParams, StructuredOutputsParams
@@ -106,8 +106,32 @@ class SamplingParams:
     """What ``RequestMetrics`` reports about this request's drafts."""
     guided_decoding: InitVar[StructuredOutputsParams | None] = None
     """Older vLLMs' name of ``structured_outputs``."""
+    spaces_between_special_tokens: InitVar[bool] = True
+    """As vLLM has it, like the next ones; only the default."""
+    logits_processors: InitVar[None] = None
+    extra_args: InitVar[Mapping[str, Any] | None] = None
+    flat_logprobs: InitVar[bool] = False
+    skip_reading_prefix_cache: InitVar[bool | None] = None
 
-    def __post_init__(self, guided_decoding: StructuredOutputsParams | None) -> None:
+    def __post_init__(
+        self,
+        guided_decoding: StructuredOutputsParams | None,
+        spaces_between_special_tokens: bool,
+        logits_processors: None,
+        extra_args: Mapping[str, Any] | None,
+        flat_logprobs: bool,
+        skip_reading_prefix_cache: bool | None,
+    ) -> None:
+        if spaces_between_special_tokens is not True:
+            _only_default("spaces_between_special_tokens", True, "text is what the tokenizer decodes")
+        if logits_processors:
+            _only_default("logits_processors", None, "requests cannot bring code")
+        if extra_args:
+            _only_default("extra_args", None, "there is nothing that they could set")
+        if flat_logprobs:
+            _only_default("flat_logprobs", False, "log-probabilities come as dictionaries")
+        if skip_reading_prefix_cache:
+            _only_default("skip_reading_prefix_cache", None, "the prefix cache is an option of the engine")
         if guided_decoding is not None:
             if self.structured_outputs is not None:
                 raise RequestError("structured_outputs and guided_decoding are both given; expected one of them")
@@ -200,6 +224,10 @@ class SamplingParams:
             raise RequestError("stop strings need text, but detokenize is False; expected detokenize=True or no stop")
         if self.greedy and self.n > 1:
             raise RequestError(f"n is {self.n} with temperature 0; expected n=1, as greedy continuations are all alike")
+
+
+def _only_default(name: str, default: object, why: str) -> NoReturn:
+    raise RequestError(f"{name} is not available, as {why}; expected {default!r}")
 
 
 def _tuple(name: str, value: object) -> tuple[object, ...] | None:

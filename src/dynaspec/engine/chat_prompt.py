@@ -59,6 +59,9 @@ def render(
         RequestError: the template refuses the messages, or they are none.
     """
     check_messages(messages)
+    for tool in tools:
+        if not isinstance(tool, Mapping):
+            raise RequestError(f"tools holds {tool!r}; expected a list of objects, as OpenAI has them")
     told = [_told(message) for message in messages]
 
     def rendered(chat: Sequence[Message], offered: Sequence[Mapping[str, Any]] | None) -> str:

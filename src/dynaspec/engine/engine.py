@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynaspec.contract.controller import Controller, Explains
-from dynaspec.contract.errors import RequestError
+from dynaspec.contract.errors import DynaspecError, RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.observe.counts import SpecCounts
@@ -66,6 +66,7 @@ class Engine:
         self._requests = RequestMeter()
         self._decision_log = decision_log
         self._live: dict[str, _Live] = {}
+        self._closed = False
         self._group_of: dict[str, str] = {}
         """Id of a continuation → id of its group."""
         self._periodic = PeriodicLog(self.snapshot)
@@ -125,7 +126,10 @@ class Engine:
 
         Raises:
             RequestError: it cannot be served; nothing has changed.
+            DynaspecError: the engine was closed.
         """
+        if self._closed:
+            raise DynaspecError("the engine was closed; expected a running one")
         if request_id in self._live:
             raise RequestError(f"the request id {request_id!r} is already running; expected a new one")
         group = self._intake.make(request_id, prompt, params)
@@ -183,7 +187,9 @@ class Engine:
         self._scheduler.verify_integrity()
 
     def close(self) -> None:
-        """Aborts what is running, frees the step thread and closes the decision log, if there are any."""
+        """Aborts what is running, frees the step thread and closes the decision log, if there are any. From then on no
+        request is taken."""
+        self._closed = True
         for request_id in list(self._live):
             self.abort(request_id)
         self._loop.close()

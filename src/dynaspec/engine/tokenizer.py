@@ -207,6 +207,8 @@ class Tokenizer:
             RequestError: no template, or something that it refuses.
         """
         check_messages(messages)
+        if template is None and not self.chat_template:
+            raise RequestError("the model has no chat template; expected one to be given, or a prompt that is complete")
         render = self._tokenizer.apply_chat_template
         taken = sorted(({"messages", *inspect.signature(render).parameters} - {"kwargs"}) & set(variables or ()))
         if taken:
@@ -263,6 +265,8 @@ def check_messages(messages: Sequence[Message]) -> None:
     Raises:
         RequestError: none, or one that is no message.
     """
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise RequestError(f"a chat is a {type(messages).__name__}; expected a list of messages")
     if not messages:
         raise RequestError("the chat has no messages; expected at least one")
     for message in messages:

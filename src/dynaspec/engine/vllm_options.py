@@ -122,7 +122,7 @@ FOREIGN: Mapping[str, Foreign] = {
     "max_context_len_to_capture": _ignored(_NOT_COMPILED),
     "max_cpu_loras": _ignored(_NO_ADAPTERS),
     "max_cudagraph_capture_size": _ignored(_NOT_COMPILED),
-    "max_logprobs": _ignored("a request may ask for any number of log-probabilities"),
+    "max_logprobs": _ignored("a request may ask the server for 20 log-probabilities, Python for any number"),
     "max_long_partial_prefills": _ignored(_ONE_SCHEDULER, 1),
     "max_lora_rank": _ignored(_NO_ADAPTERS),
     "max_loras": _ignored(_NO_ADAPTERS, 1),

@@ -11,6 +11,8 @@ from starlette.exceptions import HTTPException
 
 from .errors import ApiError, bad_request
 
+_KIND_FIELDS = {"role": "role", "response_format": "type"}
+"""By type of error (``protocol``), the field that says of which kind an object is."""
 _LONGEST_VALUE = 60
 """Characters of a wrong value that the sentence shows."""
 
@@ -32,7 +34,10 @@ def validation_error(error: RequestValidationError) -> ApiError:
         return bad_request(f"the request lacks the field {path!r}; expected it to be given", param=path)
     if fault["type"] == "unsupported":
         return bad_request(f"{path}: {fault['msg']}", param=path, code="unsupported_parameter")
-    return bad_request(f"{path} is {_shown(fault.get('input'))}; {_expected(fault)}", param=path)
+    given, kind = fault.get("input"), _KIND_FIELDS.get(fault["type"])
+    if kind is not None and isinstance(given, Mapping) and kind in given:
+        path, given = f"{path}.{kind}", given[kind]
+    return bad_request(f"{path} is {_shown(given)}; {_expected(fault)}", param=path)
 
 
 def unreadable_body(error: HTTPException) -> ApiError | None:

@@ -125,3 +125,10 @@ async def test_built_of_vllm_s_arguments(built: Built) -> None:
         assert (await collect(server, "a"))[-1].finished
     with pytest.raises(TypeError, match="gpu_memory_utilisation"):
         AsyncEngineArgs(model="fake", gpu_memory_utilisation=0.5)
+
+
+def test_shutdown_is_vllms_name_of_close(built: Built) -> None:
+    server = AsyncLLM("fake")
+    assert server.healthy
+    server.shutdown()
+    assert not server.healthy

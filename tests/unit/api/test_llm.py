@@ -9,7 +9,7 @@ import torch
 
 from dynaspec.api import LLM
 from dynaspec.api.options import EngineOptions
-from dynaspec.contract.errors import ConfigError, RequestError
+from dynaspec.contract.errors import ConfigError, DynaspecError, RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.config import EngineConfig
@@ -234,3 +234,50 @@ def test_the_typed_options_are_those_that_there_are() -> None:
     own = EngineConfig.model_fields.keys() - {"model", "speculative_config"}
     assert own <= typed
     assert typed - own <= FOREIGN.keys() | SERVER_ONLY.keys() | RENAMED.keys() | SPECULATION.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((None,), "prompts is a NoneType; expected a prompt or a list of prompts"),
+        ((5,), "prompts is a int; expected"),
+        ((["a"], 5), "sampling_params is a int; expected SamplingParams or a list of them"),
+        (("a", {"max_tokens": 3}), "sampling_params is a dict; expected"),
+        ((["a"], [None]), "sampling_params holds a NoneType; expected SamplingParams"),
+    ],
+    ids=str,
+)
+def test_arguments_of_another_kind_are_a_sentence(arguments: Any, words: str, llm: LLM) -> None:
+    with pytest.raises(RequestError, match=words):
+        llm.generate(*arguments)
+
+
+def test_prompts_may_come_from_a_generator(llm: LLM) -> None:
+    outputs = llm.generate((text for text in ("abc", "b")), GREEDY)  # type: ignore[arg-type]
+    assert [output.prompt for output in outputs] == ["abc", "b"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "words"),
+    [
+        (5, {}, "messages is a int; expected a list of messages"),
+        ("hi", {}, "messages is a str; expected"),
+        ([5], {}, "a chat is a int; expected a list of messages"),
+        ([{"role": "user", "content": "a"}], {"tools": "x"}, "tools holds 'x'; expected a list of objects"),
+    ],
+    ids=str,
+)
+def test_chats_of_another_kind_are_a_sentence(messages: Any, options: Any, words: str, llm: LLM) -> None:
+    with pytest.raises(RequestError, match=words):
+        llm.chat(messages, GREEDY, **options)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_after_its_end_an_engine_takes_no_requests(overlapped: bool, built: Built) -> None:
+    llm = LLM("fake", async_scheduling=overlapped)
+    llm.generate("abc", GREEDY)
+    llm.close()
+    for _ in range(2):
+        with pytest.raises(DynaspecError, match="the engine was closed; expected a running one"):
+            llm.generate("abc", GREEDY)
+    llm.close()

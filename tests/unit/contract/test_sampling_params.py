@@ -161,3 +161,21 @@ def test_older_names_of_structured_outputs() -> None:
 def test_its_errors_can_be_caught_as_dynaspecs_and_as_value_errors() -> None:
     assert issubclass(RequestError, DynaspecError)
     assert issubclass(RequestError, ValueError)
+
+
+_VLLMS: list[tuple[str, list[Any], Any]] = [
+    ("spaces_between_special_tokens", [True], False),
+    ("logits_processors", [None, []], [print]),
+    ("extra_args", [None, {}], {"a": 1}),
+    ("flat_logprobs", [False], True),
+    ("skip_reading_prefix_cache", [None, False], True),
+]
+
+
+@pytest.mark.parametrize(("name", "harmless", "other"), _VLLMS)
+def test_vllms_other_fields_are_taken_with_what_happens_anyway(name: str, harmless: list[Any], other: Any) -> None:
+    for value in harmless:
+        params = SamplingParams(max_tokens=3, **{name: value})
+        assert params == SamplingParams(max_tokens=3) == replace(params)
+    with pytest.raises(RequestError, match=f"{name} is not available, as .*; expected {harmless[0]}"):
+        SamplingParams(**{name: other})

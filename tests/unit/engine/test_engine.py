@@ -76,7 +76,8 @@ def test_ids_are_taken_until_the_end() -> None:
     engine.add("a", "some prompt", params())
     with pytest.raises(RequestError, match="already running"):
         engine.add("a", "another", params())
-    drain(engine)
+    while engine.unfinished:
+        engine.step()
     engine.add("a", "another", params())
 
 

@@ -134,3 +134,11 @@ def test_bad_words_with_and_without_a_space(tokenizer: Tokenizer) -> None:
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no tokenizer could be loaded from the folder"):
         Tokenizer(str(tmp_path))
+
+
+def test_a_model_without_a_chat_template(tmp_path: Path) -> None:
+    PreTrainedTokenizerFast(tokenizer_object=backend(), eos_token=EOS).save_pretrained(tmp_path)
+    bare, chat = Tokenizer(str(tmp_path)), [{"role": "user", "content": "hi"}]
+    with pytest.raises(RequestError, match="the model has no chat template"):
+        bare.render_chat(chat)
+    assert bare.render_chat(chat, template="{{ messages[0].content }}!") == "hi!"

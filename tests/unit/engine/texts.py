@@ -42,6 +42,8 @@ class _Fast:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(backend().encode(text, add_special_tokens=add_special_tokens).ids)
 
+    chat_template = "{{ of this class }}"
+
     def apply_chat_template(self, messages: Sequence[Message], **_: object) -> str:
         return "".join(f"{message['role']}: {message['content']}; " for message in messages)
 

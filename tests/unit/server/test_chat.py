@@ -236,7 +236,7 @@ async def test_a_stream_begins_with_the_role(client: Client) -> None:
 REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": []}, "messages", "at least 1"),
     ({}, "messages", "lacks the field"),
-    ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0", "role"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "is 'robot'"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "lacks the field"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
      "messages.0.content.0.type", "text alone"),
@@ -257,7 +257,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": HI, "chat_template": "x"}, "chat_template", "--chat-template"),
     ({"messages": HI, "chat_template_kwargs": {"messages": []}}, "messages", "meaning of its own"),
     ({"messages": HI, "add_generation_prompt": True, "continue_final_message": True}, "messages", "not compatible"),
-    ({"messages": HI, "response_format": {"type": "xml"}}, "response_format", "json_schema"),
+    ({"messages": HI, "response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
     ({"messages": HI, "response_format": {"type": "json_object"}, "guided_regex": "a"}, "response_format", "one form"),
     ({"messages": HI, "structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs", "exactly one"),
     ({"messages": HI, "guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "guided_json"),

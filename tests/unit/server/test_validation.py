@@ -29,6 +29,12 @@ BODIES: list[tuple[bytes, str | None, str]] = [
     (b'{"prompt": "a", "stop": {"a": 1}}', "stop", "an object; expected text or list"),
     (b'{"prompt": "a", "stop": [1]}', "stop.0", "1; expected text"),
     (b'{"prompt": "a", "response_format": {"type": "json_schema"}}', "response_format.json_schema", "lacks the field"),
+    (
+        b'{"prompt": "a", "response_format": {"type": "x"}}',
+        "response_format.type",
+        "is 'x'; expected an object whose type",
+    ),
+    (b'{"prompt": "a", "response_format": {}}', "response_format", "an object; expected an object whose type is"),
     (b'{"prompt": "a", "speculation": 3}', "speculation", "3; expected an object"),
     (b'{"prompt": "a", "logit_bias": {"1": "' + b"b" * 100 + b'"}}', "logit_bias.1", "bbb…;"),
     (b'{"prompt": "a", "guided_choice": []}', "guided_choice", "a list of 0; expected at least 1"),
@@ -116,3 +122,18 @@ async def test_a_name_that_is_none_is_shown_nowhere(client: Client) -> None:
 async def test_a_header_names_a_few(client: Client) -> None:
     response = await client.post(PATH, prompt="a", max_tokens=1, **{f"x{i}": i for i in range(1000)})
     assert response.headers["X-Ignored-Fields"] == ", ".join(f"x{i}" for i in range(10))
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "words"),
+    [
+        ({"role": "x", "content": "a"}, "messages.0.role", "messages.0.role is 'x'; expected a message whose role is"),
+        ({"content": "a"}, "messages.0", "messages.0 is an object; expected a message whose role is"),
+    ],
+    ids=str,
+)
+async def test_a_message_of_no_known_role(client: Client, message: dict[str, str], param: str, words: str) -> None:
+    response = await client.post("/v1/chat/completions", messages=[message])
+    assert response.status_code == 400
+    assert error_of(response)["param"] == param
+    assert words in error_of(response)["message"]

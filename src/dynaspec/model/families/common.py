@@ -46,8 +46,8 @@ def length(made_for: int, wanted: int | None) -> int:
     """Longest context: what the model was made for, or less if that is wanted."""
     if wanted is None:
         return made_for
-    if not 1 <= wanted <= made_for:
-        raise ConfigError(f"max_model_len is {wanted}; expected 1 … {made_for}, what the checkpoint was made for")
+    if not 2 <= wanted <= made_for:
+        raise ConfigError(f"max_model_len is {wanted}; expected 2 … {made_for}, what the checkpoint was made for")
     return wanted
 
 
