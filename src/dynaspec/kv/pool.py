@@ -78,11 +78,6 @@ class BlockPool:
             self._hash_of[block] = key
             self._block_of[key] = block
 
-    def forget_cache(self) -> None:
-        """Empties the prefix cache; owned blocks stay owned."""
-        self._block_of.clear()
-        self._hash_of = [None] * self.num_blocks
-
     def verify_integrity(self, owners: Iterable[Sequence[int]]) -> None:
         """Compares the books with the blocks that lanes really hold.
 

@@ -111,19 +111,6 @@ def test_the_generation_grows_only_with_new_content() -> None:
     assert pool.generation[block] == before + 1
 
 
-def test_forgetting_the_cache_leaves_owned_blocks_owned() -> None:
-    pool = BlockPool(3)
-    a, b = take(pool, 2)
-    pool.publish(a, b"a")
-    pool.publish(b, b"b")
-    pool.release([b])
-    pool.forget_cache()
-    assert pool.find(b"a") is None
-    assert pool.find(b"b") is None
-    assert pool.free_count == 2
-    pool.verify_integrity([[a]])
-
-
 def _hold_nothing(pool: BlockPool) -> list[list[int]]:
     return []
 

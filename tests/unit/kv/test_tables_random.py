@@ -64,10 +64,6 @@ class Histories(RuleBasedStateMachine):
         self.tables.close(lane)
         del self.texts[lane], self.computed[lane]
 
-    @rule()
-    def forget_cache(self) -> None:
-        self.tables.pool.forget_cache()
-
     @invariant()
     def books_are_right(self) -> None:
         self.tables.verify_integrity()
