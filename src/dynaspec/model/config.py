@@ -55,8 +55,6 @@ class DecoderConfig:
     head_bias: bool = False
     parallel_residual: bool = False
     """Attention and MLP both read the layer's input (GPT-J, GPT-NeoX)."""
-    post_norms: bool = False
-    """Norms of the attention and MLP outputs before they join the residual (Gemma 2)."""
     windows: tuple[int | None, ...] = ()
     """Sliding window of each layer, None = full attention; empty: full attention in all."""
     attention_scale: float | None = None

@@ -192,10 +192,6 @@ class Checkpoint:
         tensor: torch.Tensor = handle.get_tensor(name)
         return tensor
 
-    def read_all(self, under: str = "") -> dict[str, torch.Tensor]:
-        """Every tensor by its name, or those whose names begin so."""
-        return {name: handle.get_tensor(name) for name, handle in self._home.items() if name.startswith(under)}
-
     def ignore(self, names: Iterable[str]) -> None:
         """See ``TensorSource``."""
         self._taken.update(names)

@@ -124,13 +124,6 @@ class DraftVocabulary:
         mask[self.ids] = True
         return mask
 
-    @property
-    def draft_ids(self) -> Tensor:
-        """[vocab] int64: draft id of every target id, −1 where there is none."""
-        ids = torch.full((self.size,), -1, dtype=torch.int64)
-        ids[self.ids] = torch.arange(len(self.ids))
-        return ids
-
 
 def most_frequent(texts: Iterable[Tensor], vocab: int, draft_vocab: int, always: Iterable[int] = ()) -> DraftVocabulary:
     """The ``draft_vocab`` most frequent ids of ``texts`` (int tensors), ``always`` among them.
