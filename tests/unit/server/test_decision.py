@@ -58,7 +58,6 @@ def test_the_first_sentence_says_whether_speculation_helps_by_how_much_and_why()
     assert decision.mode == "speculating"
     assert (decision.plain_per_s, decision.drafting_per_s) == (1100.0, 1940.0)
     assert decision.measured_per_s == 1900.0
-    assert decision.token_price_ms == pytest.approx(0.5128, abs=1e-4)
 
 
 def test_steps_that_were_partly_plain_do_not_explain_the_speedup() -> None:
@@ -267,7 +266,7 @@ def test_estimates_that_cannot_be_are_left_out(wrong: dict[str, Any], data: st.D
     decision = said(expected=wrong | {"mode": mode})
     words = " ".join((decision.headline, decision.note, *decision.reasons))
     assert not re.search(r"[-−–]\d|nan|inf\b|None|λ|ν|[Tt]rue", words)
-    for number in (decision.plain_per_s, decision.drafting_per_s, decision.token_price_ms):
+    for number in (decision.plain_per_s, decision.drafting_per_s):
         assert number is None or number > 0.0
 
 
@@ -275,4 +274,4 @@ def test_without_numbers_nothing_is_said_of_them() -> None:
     decision = explain(snapshot(running=2, estimates={"mode": "speculate"}), BUSY)
     assert decision.headline == "Speculation is on, and the first steps are to show what it brings."
     assert decision.reasons == ()
-    assert (decision.plain_per_s, decision.drafting_per_s, decision.token_price_ms) == (None, None, None)
+    assert (decision.plain_per_s, decision.drafting_per_s) == (None, None)

@@ -35,12 +35,12 @@ def test_a_point_is_what_happened_between_two_looks() -> None:
             Moment(102.0, snapshot(AFTER, generated=75, running=3, waiting=2, kv_blocks_used=25)),
         ]
     )
-    assert (drawn.emitted_per_s, drawn.accepted_per_s, drawn.drafted_per_s) == (20.0, 12.0, 16.0)
+    assert (drawn.emitted_per_s, drawn.accepted_per_s) == (20.0, 12.0)
     assert (drawn.acceptance_length, drawn.acceptance_rate) == (4.0, 0.75)
     assert (drawn.draft_length, drawn.accepted_length) == (4.0, 3.0)
     assert (drawn.step_ms, drawn.draft_ms, drawn.verify_ms) == pytest.approx((60.0, 10.0, 40.0))
     assert drawn.busy == pytest.approx(0.12)
-    assert (drawn.t, drawn.running, drawn.waiting, drawn.kv_use) == (102.0, 3, 2, 0.25)
+    assert (drawn.t, drawn.running, drawn.waiting) == (102.0, 3, 2)
 
 
 def test_nothing_is_made_up_where_nothing_happened() -> None:

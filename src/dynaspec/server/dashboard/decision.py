@@ -46,10 +46,6 @@ class Decision:
     """Tokens/s expected with drafts; None also where nothing can be drafted."""
     measured_per_s: float | None = None
     """Tokens per second of the latest steps that decode alone."""
-    token_price_ms: float | None = None
-    """Milliseconds that one more token is worth."""
-    stop_below: tuple[float | None, ...] = ()
-    """After each draft token, the chance that the whole draft is accepted below which one request's draft ends."""
 
 
 def explain(snapshot: EngineSnapshot, recent: SpecCounts) -> Decision:
@@ -88,7 +84,6 @@ def _idle(estimates: Estimates, total: SpecCounts) -> str:
 
 
 def _compared(estimates: Estimates, mode: StepMode, recent: SpecCounts, measured: float | None) -> Decision:
-    price_s = estimates.token_price_s
     return Decision(
         mode=_MODES[mode],
         headline=_headline(estimates, mode, recent),
@@ -97,8 +92,6 @@ def _compared(estimates: Estimates, mode: StepMode, recent: SpecCounts, measured
         plain_per_s=estimates.plain_goodput,
         drafting_per_s=estimates.draft_goodput or None,
         measured_per_s=measured,
-        token_price_ms=None if price_s is None else 1e3 * price_s,
-        stop_below=estimates.stop_below,
     )
 
 

@@ -29,7 +29,6 @@ class Point:
     emitted_per_s: float
     accepted_per_s: float
     """Of the emitted tokens, those that a drafter wrote; the others are the target's own."""
-    drafted_per_s: float
     acceptance_length: float | None
     """Tokens emitted per draft, the target's own included."""
     acceptance_rate: float | None
@@ -45,8 +44,6 @@ class Point:
     """Share of the time in which the engine was stepping."""
     running: int
     waiting: int
-    kv_use: float
-    """Share of the KV cache's blocks that requests hold."""
     ttft_p50_ms: float | None
     """Arrival to first token, over the last minute; the others alike."""
     ttft_p95_ms: float | None
@@ -78,7 +75,6 @@ def point(minute: Sequence[Moment]) -> Point:
         t=round(now.at, 3),
         emitted_per_s=emitted / seconds,
         accepted_per_s=min(counts.accepted, emitted) / seconds,  # a request may have ended inside its accepted run
-        drafted_per_s=counts.draft_tokens / seconds,
         acceptance_length=counts.mean_acceptance_length,
         acceptance_rate=counts.draft_acceptance_rate,
         draft_length=_per_draft(counts.draft_tokens, counts),
@@ -89,7 +85,6 @@ def point(minute: Sequence[Moment]) -> Point:
         busy=min(1.0, counts.step_s / seconds),
         running=snapshot.running,
         waiting=snapshot.waiting,
-        kv_use=snapshot.kv_blocks_used / snapshot.kv_blocks,
         ttft_p50_ms=_quantile_ms(ttft, 0.5),
         ttft_p95_ms=_quantile_ms(ttft, 0.95),
         itl_p50_ms=_quantile_ms(itl, 0.5),
