@@ -23,7 +23,7 @@ from .protocol.chat import (
     ChunkChoice,
     Delta,
 )
-from .protocol.generation import FinishReason, PromptLogprobs
+from .protocol.generation import FinishReason
 from .protocol.reports import Usage
 from .reports import Reports, UsageCounter, report
 from .tools import Parsed, ToolParser, ToolUse
@@ -68,7 +68,7 @@ class ChatReplies:
             metrics=self._reports.metrics(),
             timings=self._reports.timings(),
             prompt_token_ids=output.prompt_token_ids if self._body.return_token_ids else None,
-            prompt_logprobs=self._prompt_logprobs(output),
+            prompt_logprobs=logprobs.for_prompt(output, self._body.prompt_logprobs),
         )
 
     def opening(self) -> Iterator[ChatChunk]:
@@ -86,7 +86,7 @@ class ChatReplies:
             chunk = self._chunk([self._chunk_choice(index, choice, delta)])
             if index == 0 and not choice.begun:
                 chunk.prompt_token_ids = output.prompt_token_ids if self._body.return_token_ids else None
-                chunk.prompt_logprobs = self._prompt_logprobs(output)
+                chunk.prompt_logprobs = logprobs.for_prompt(output, self._body.prompt_logprobs)
             if options is not None and options.continuous_usage_stats:
                 chunk.usage = self._usage.total()
             chunk.timings = self._reports.timings()
@@ -144,12 +144,6 @@ class ChatReplies:
             return None
         top = self._body.top_logprobs or 0
         return logprobs.for_chat(self._tokenizer, completion.token_ids, completion.logprobs, top)
-
-    def _prompt_logprobs(self, output: RequestOutput) -> PromptLogprobs | None:
-        top = self._body.prompt_logprobs
-        if top is None or output.prompt_logprobs is None:
-            return None
-        return logprobs.for_prompt(output.prompt_token_ids, output.prompt_logprobs, top)
 
 
 def _finish_reason(completion: CompletionOutput, parser: ToolParser) -> FinishReason | None:

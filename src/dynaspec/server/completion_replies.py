@@ -19,7 +19,6 @@ from .protocol.completions import (
     CompletionReply,
     CompletionRequest,
 )
-from .protocol.generation import PromptLogprobs
 from .protocol.reports import Usage
 from .reports import Reports, UsageCounter, report
 
@@ -111,7 +110,7 @@ class CompletionReplies:
             stop_reason=delta.stop_reason,
             token_ids=(() if self._prompt_alone else delta.token_ids) if ids else None,
             prompt_token_ids=output.prompt_token_ids if ids and first else None,
-            prompt_logprobs=self._prompt_logprobs(output) if first else None,
+            prompt_logprobs=logprobs.for_prompt(output, body.prompt_logprobs) if first else None,
             speculation=report(delta.metrics, self._level) if delta.finish_reason is not None else None,
             token_sources=choice.written(delta, texts) if sources else None,
         )
@@ -137,9 +136,3 @@ class CompletionReplies:
         if not self._prompt_alone:
             told.add(delta.token_ids, delta.logprobs, texts, offset=offset)
         return told.told
-
-    def _prompt_logprobs(self, output: RequestOutput) -> PromptLogprobs | None:
-        top = self._body.prompt_logprobs
-        if top is None or output.prompt_logprobs is None:
-            return None
-        return logprobs.for_prompt(output.prompt_token_ids, output.prompt_logprobs, top)

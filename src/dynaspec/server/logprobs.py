@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dynaspec.contract.outputs import Logprob
+from dynaspec.contract.outputs import Logprob, RequestOutput
 from dynaspec.engine.tokenizer import Tokenizer
 
 from .protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
@@ -68,8 +68,10 @@ def for_chat(
     return ChatLogprobs(content=content)
 
 
-def for_prompt(tokens: Sequence[int], positions: Positions, top: int) -> PromptLogprobs:
-    """vLLM's form; ``top`` as for a completion."""
+def for_prompt(output: RequestOutput, top: int | None) -> PromptLogprobs | None:
+    """vLLM's form; ``top`` as for a completion, None if none were asked for."""
+    if top is None or output.prompt_logprobs is None:
+        return None
     return [
         None
         if candidates is None
@@ -77,7 +79,7 @@ def for_prompt(tokens: Sequence[int], positions: Positions, top: int) -> PromptL
             token: PromptLogprob(logprob=_bounded(one), rank=one.rank, decoded_token=one.decoded_token)
             for token, one in _cut(candidates, chosen, top).items()
         }
-        for chosen, candidates in zip(tokens, positions, strict=True)
+        for chosen, candidates in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
     ]
 
 
