@@ -478,11 +478,11 @@ def shown_sides(result: TaskResult, policies: Sequence[str]) -> list[str]:
     return [result.best_fixed, *(line.side for line in ranked), ORACLE]
 
 
-def iterations_text(result: TaskResult, sides: Sequence[str], text: int = 0) -> list[str]:
-    """The steps of one text under some sides."""
-    lines = [f"{result.name}, prompt {text + 1}: {ACCEPTED} accepted  {WASTED} in vain  {NOTHING} nothing drafted"]
+def iterations_text(result: TaskResult, sides: Sequence[str]) -> list[str]:
+    """The steps of the first text under some sides."""
+    lines = [f"{result.name}, prompt 1: {ACCEPTED} accepted  {WASTED} in vain  {NOTHING} nothing drafted"]
     for side in sides:
-        steps = result.line(side).walks[text]
+        steps = result.line(side).walks[0]
         lines.append(f"  {side}: {len(steps)} target and {sum(s.drafted for s in steps)} drafter passes")
         lines += [f"    {line}" for line in picture(steps)]
     return lines

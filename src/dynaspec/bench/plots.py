@@ -157,17 +157,18 @@ def _draw_groups(ax: Axes, heights: Mapping[str, Sequence[float]]) -> None:
     ax.axhline(1.0, color=EDGE, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
 
 
-def plot_iterations(result: TaskResult, sides: Sequence[str], path: Path, text: int = 0) -> None:
-    """Writes a PNG with a panel a side: a bar a step, its accepted tokens at the bottom, those drafted in vain on top.
+def plot_iterations(result: TaskResult, sides: Sequence[str], path: Path) -> None:
+    """Writes a PNG of the first text with a panel a side: a bar a step, its accepted tokens at the bottom, those
+    drafted in vain on top.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    title = f"{result.name}, prompt {text + 1}: tokens drafted in each step"
+    title = f"{result.name}, prompt 1: tokens drafted in each step"
     figure = new_figure(10, 1.2 + 1.75 * len(sides), title)
     axes = figure.subplots(len(sides), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for ax, side in zip(axes, sides, strict=True):
-        steps = result.line(side).walks[text]
+        steps = result.line(side).walks[0]
         places = range(1, len(steps) + 1)
         accepted = [step.accepted for step in steps]
         wasted = [step.drafted - step.accepted for step in steps]

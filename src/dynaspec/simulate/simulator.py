@@ -409,7 +409,7 @@ class _Simulation:
         verified = np.minimum(np.array(trimmed.depth, dtype=np.int64), drafted.lens)
         accepted = np.minimum(trace.runs[at], verified)
         emitted = np.minimum(accepted + 1, left)
-        skipped, redone, lag = self._catch_up(plan, drafted, accepted, emitted, ingested, depth)
+        skipped, redone, lag = self._catch_up(plan, drafted, accepted, emitted, ingested)
         load = step_load(self._traits, context, drafted.lens, verified, ingested, chunks)
         load = _with_gating(load, skipped, redone)
         time = self._time(load)
@@ -458,7 +458,7 @@ class _Simulation:
         return np.where(missing > self._host.catch_up_tokens, 0, depth), ingested
 
     def _catch_up(
-        self, plan: SpecPlan, drafted: Drafted, accepted: Ints, emitted: Ints, ingested: Ints, depth: Ints
+        self, plan: SpecPlan, drafted: Drafted, accepted: Ints, emitted: Ints, ingested: Ints
     ) -> tuple[int, int, Ints]:
         """KV writes left out and redone, and how far the drafter lags behind after the step.
 
