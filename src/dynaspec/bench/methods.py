@@ -18,6 +18,7 @@ from dynaspec.control import keys
 from dynaspec.control.checkpoint import checkpoint_method, own_target
 from dynaspec.control.policies.short_names import PLAIN, PolicySpec, policy_options, spec_of
 from dynaspec.observe.counts import SpecCounts
+from dynaspec.observe.format import number_text
 
 from .datasets import BenchPrompt
 from .decoders import DecodingHost, host_of
@@ -26,7 +27,6 @@ from .offline import (
     Progress,
     Session,
     identical_text,
-    number_text,
     percent_text,
     rates_text,
     run_comparison,

@@ -21,6 +21,7 @@ from dynaspec.contract.outputs import CompletionOutput
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import PLAIN, PolicySpec
 from dynaspec.observe.counts import SpecCounts
+from dynaspec.observe.format import number_text
 
 from .datasets import BenchPrompt, fit
 from .decoders import Decoder, DecodingHost, OpenDecoder, TimedRun, different, run_once
@@ -386,11 +387,6 @@ def as_table(results: Sequence[PolicyResult], title: str) -> Table:
 def identical_text(result: PolicyResult) -> Text:
     """Whether every output was plain decoding's."""
     return Text("yes", style="green") if result.identical else Text(f"NO ({result.different})", style="bold red")
-
-
-def number_text(value: float | None) -> str:
-    """Two decimals; a dash for None."""
-    return "-" if value is None else f"{value:.2f}"
 
 
 def percent_text(share: float | None) -> str:

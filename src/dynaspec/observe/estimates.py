@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from .family import Family, HistogramFamily, S
+from .family import Family, HistogramFamily, S, bound_text
 
 _TOTAL = "_total"
 """Ends the names of counters where Prometheus reads them, but not here."""
@@ -74,7 +74,7 @@ def readings(
         name = f"{namespace}:{family.name}"
         if isinstance(family, HistogramFamily):
             value = family.value(source)
-            buckets = {_bound(bound): count for bound, count in value.cumulative()}
+            buckets = {bound_text(bound): count for bound, count in value.cumulative()}
             yield Histogram(name=name, labels=labels, count=value.count, sum=value.total, buckets=buckets)
             continue
         counts, name = family.kind == "counter", name.removesuffix(_TOTAL)
@@ -86,10 +86,6 @@ def readings(
             yield (
                 Counter(name=name, labels=told, value=number) if counts else Gauge(name=name, labels=told, value=number)
             )
-
-
-def _bound(value: float) -> str:
-    return "+Inf" if value == math.inf else str(float(value))
 
 
 @dataclass(frozen=True, slots=True)

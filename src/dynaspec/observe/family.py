@@ -6,6 +6,7 @@ for every token.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,6 +126,11 @@ class HistogramFamily(Generic[S]):
 
 
 Family: TypeAlias = NumberFamily[S] | HistogramFamily[S]
+
+
+def bound_text(bound: float) -> str:
+    """A bucket's upper bound as Prometheus writes it."""
+    return "+Inf" if bound == math.inf else str(float(bound))
 
 
 def counter(name: str, meaning: str, value: Callable[[S], float]) -> NumberFamily[S]:

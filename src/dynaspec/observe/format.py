@@ -31,7 +31,7 @@ def engine_line(before: EngineSnapshot, now: EngineSnapshot, elapsed_s: float) -
 def log_line(counts: SpecCounts, elapsed_s: float) -> str:
     """One line about a span of ``elapsed_s`` seconds."""
     return (
-        f"Mean acceptance length: {_number(counts.mean_acceptance_length)}, "
+        f"Mean acceptance length: {number_text(counts.mean_acceptance_length)}, "
         f"Accepted throughput: {_per_second(counts.accepted, elapsed_s)} tokens/s, "
         f"Drafted throughput: {_per_second(counts.draft_tokens, elapsed_s)} tokens/s, "
         f"Accepted: {counts.accepted} tokens, Drafted: {counts.draft_tokens} tokens, "
@@ -48,14 +48,14 @@ def format_table(counts: SpecCounts, elapsed_s: float | None = None) -> str:
         elapsed_s: the span's wall time; None leaves the throughputs out.
     """
     rows = [
-        ("mean acceptance length", _number(counts.mean_acceptance_length)),
+        ("mean acceptance length", number_text(counts.mean_acceptance_length)),
         ("draft acceptance rate", _percent(counts.draft_acceptance_rate)),
         ("acceptance rate per position", _rates(counts)),
         ("drafts", str(counts.drafts)),
         ("drafted / verified / accepted", f"{counts.draft_tokens} / {counts.verified} / {counts.accepted}"),
         ("early exits / proposals", f"{counts.early_exits} / {counts.proposals}"),
         ("tokens emitted", str(counts.emitted)),
-        ("tokens per request and step", _number(counts.tokens_per_request_step)),
+        ("tokens per request and step", number_text(counts.tokens_per_request_step)),
         ("target / drafter passes", f"{counts.target_passes} / {counts.drafter_passes}"),
         (
             "draft / verify / step time",
@@ -74,7 +74,8 @@ def format_table(counts: SpecCounts, elapsed_s: float | None = None) -> str:
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def _number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
+    """Two decimals; a dash for None."""
     return "-" if value is None else f"{value:.2f}"
 
 

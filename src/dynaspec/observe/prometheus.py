@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic
 
@@ -12,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from .family import Family, HistogramFamily, NumberFamily, S
+from .family import Family, HistogramFamily, NumberFamily, S, bound_text
 
 
 class FamilyCollector(Collector, Generic[S]):
@@ -39,7 +38,7 @@ class FamilyCollector(Collector, Generic[S]):
     def _histogram(self, name: str, family: HistogramFamily[S]) -> Metric:
         value = family.value(self._source)
         metric = HistogramMetricFamily(name, family.meaning, labels=tuple(self._labels))
-        buckets = [(_bound(bound), count) for bound, count in value.cumulative()]
+        buckets = [(bound_text(bound), count) for bound, count in value.cumulative()]
         metric.add_metric(tuple(self._labels.values()), buckets, value.total)
         return metric
 
@@ -70,7 +69,3 @@ def render(collectors: Sequence[Collector], accept: str) -> tuple[bytes, str]:
         )
         return body, openmetrics.CONTENT_TYPE_LATEST
     return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
-
-
-def _bound(value: float) -> str:
-    return "+Inf" if value == math.inf else str(float(value))
