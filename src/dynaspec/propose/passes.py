@@ -207,10 +207,10 @@ def grow_by_passes(
                 block_tables=block_tables,
                 ancestors=ancestors,
             ),
-            states[_on(states, owners), _on(states, place)],
+            states[ops.to_device(owners, states), ops.to_device(place, states)],
         )
-        hidden = out[_on(out, fresh)]
-        states[_on(states, who), _on(states, 1 + growth.row[who, above])] = hidden
+        hidden = out[ops.to_device(fresh, out)]
+        states[ops.to_device(who, states), ops.to_device(1 + growth.row[who, above], states)] = hidden
         rows_per_pass.append(int(positions.size))
     return rows_per_pass
 
@@ -235,7 +235,7 @@ def grow_by_heads(growth: Growth, heads: StateHeads, sampler: SamplerState, hidd
         before, (who, above) = (who, above), next_parents(growth, done)
         if not who.size:
             break
-        state = state[_on(state, rows_above(growth, who, above, *before))]
+        state = state[ops.to_device(rows_above(growth, who, above, *before), state)]
     return rows
 
 
@@ -244,7 +244,3 @@ def _add(growth: Growth, who: Ints, above: Ints, logits: torch.Tensor, sampler: 
     depth, drafted = paths(growth, who, above)
     scores = sampler.process(logits, Rows(growth.lanes[who], np.arange(who.size), depth, drafted))
     add_nodes(growth, who, above, *ops.top(scores, min(growth.width, scores.shape[1])))
-
-
-def _on(like: torch.Tensor, index: Ints) -> torch.Tensor:
-    return torch.from_numpy(index).to(like.device)

@@ -65,8 +65,8 @@ def excess(
         [r] on the host.
     """
     if not _on_cpu(p):
-        other = q[_to_device(request, q), _to_device(slot, q)]
-        return accelerator.excess(take(p, rows), _to_device(scale, p), other).cpu().numpy()
+        other = q[to_device(request, q), to_device(slot, q)]
+        return accelerator.excess(take(p, rows), to_device(scale, p), other).cpu().numpy()
     out = np.empty(rows.size, np.float64)
     cpu.excess(p.numpy(), rows, scale, q.contiguous().numpy(), request, slot, out)
     return out
@@ -90,7 +90,7 @@ def race(weights: torch.Tensor, keys: UInt64) -> torch.Tensor:
         int64 [r] on the weights' device.
     """
     if not _on_cpu(weights):
-        return accelerator.race(weights, _to_device(keys.view(np.int64), weights))
+        return accelerator.race(weights, to_device(keys.view(np.int64), weights))
     out = np.empty(keys.size, np.int64)
     cpu.race(weights.numpy(), keys, out)
     return torch.from_numpy(out)
@@ -108,8 +108,8 @@ def truncate(
     if _on_cpu(scores):
         truncate_on_cpu(scores.numpy(), index, temperature, min_p, top_k, top_p)
         return
-    columns = (_to_device(column, scores) for column in (temperature, min_p, top_k, top_p))
-    scores[_to_device(index, scores)] = accelerator.truncate(take(scores, index), *columns)
+    columns = (to_device(column, scores) for column in (temperature, min_p, top_k, top_p))
+    scores[to_device(index, scores)] = accelerator.truncate(take(scores, index), *columns)
 
 
 def keep_set(scores: torch.Tensor, index: Int64, bits: npt.NDArray[np.int32]) -> None:
@@ -117,8 +117,8 @@ def keep_set(scores: torch.Tensor, index: Int64, bits: npt.NDArray[np.int32]) ->
     if _on_cpu(scores):
         cpu.keep_set(scores.numpy(), index, bits)
         return
-    where = _to_device(index, scores)
-    scores[where] = accelerator.keep_set(scores[where], _to_device(bits, scores))
+    where = to_device(index, scores)
+    scores[where] = accelerator.keep_set(scores[where], to_device(bits, scores))
 
 
 def empty(scores: torch.Tensor, index: Int64) -> npt.NDArray[np.bool_]:
@@ -134,23 +134,23 @@ def take(scores: torch.Tensor, index: Int64) -> torch.Tensor:
     """Rows ``index`` [r] of scores [R, V]; the tensor itself if those are all of its rows in order."""
     if index.size == scores.shape[0] and bool((index == np.arange(index.size)).all()):
         return scores
-    return scores[_to_device(index, scores)]
+    return scores[to_device(index, scores)]
 
 
 def pick(table: torch.Tensor, *index: Int64) -> npt.NDArray[np.float64]:
     """Single entries [r] of a table on the host, given one index column [r] for each of its axes."""
-    return table[tuple(_to_device(column, table) for column in index)].double().cpu().numpy()
+    return table[tuple(to_device(column, table) for column in index)].double().cpu().numpy()
 
 
 def without(table: torch.Tensor, tokens: Int64) -> torch.Tensor:
     """A copy of a table [r, V] with 0 at ``tokens[r]`` of each row r."""
-    return table.scatter(1, _to_device(tokens, table)[:, None], 0.0)
+    return table.scatter(1, to_device(tokens, table)[:, None], 0.0)
 
 
 def spread(part: torch.Tensor, index: Int64, like: torch.Tensor) -> torch.Tensor:
     """A tensor shaped as ``like`` [R, V] with ``part`` [r, V] in the rows ``index`` and 0 in the others."""
     whole = torch.zeros_like(like)
-    whole[_to_device(index, like)] = part
+    whole[to_device(index, like)] = part
     return whole
 
 
@@ -163,5 +163,6 @@ def _on_cpu(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def _to_device(column: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
+def to_device(column: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
+    """A column of numbers where a tensor is."""
     return torch.from_numpy(column).to(like.device)
