@@ -58,8 +58,8 @@ def test_rotary_settings_old_and_new(tmp_path: Path) -> None:
 
 def test_max_model_len(checkpoint: Path) -> None:
     assert load_model(str(checkpoint), max_model_len=20).config.max_position == 20
-    for wrong in (0, 65):
-        with pytest.raises(ConfigError, match=f"max_model_len is {wrong}; expected 1 … 64"):
+    for wrong in (0, 1, 65):
+        with pytest.raises(ConfigError, match=f"max_model_len is {wrong}; expected 2 … 64"):
             load_model(str(checkpoint), max_model_len=wrong)
 
 
