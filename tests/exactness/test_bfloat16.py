@@ -33,6 +33,7 @@ class Path:
 WAYS = [
     *((name, {"dtype": "bfloat16", "kv_cache_dtype": "float32"}) for name in AVAILABLE),
     *(("float32", {"kv_cache_dtype": "bfloat16", "quantization": form}) for form in (None, "int8")),
+    *(("float32", {"kv_cache_dtype": "float32", "quantization": form}) for form in ("int8", "int4")),
     (AVAILABLE[-1], {"dtype": "bfloat16"}),
 ]
 
@@ -116,3 +117,17 @@ def test_bfloat16_is_another_model(plain: PlainDecoding, path: Path) -> None:
     params = [MODES["logprobs"](i) for i in range(len(PROMPTS))]
     found, other = path.plain.outputs(PROMPTS, params), plain.outputs(PROMPTS, params)
     assert all(visible(one) != visible(two) for one, two in zip(found, other, strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}], ids=str)
+def test_a_draft_model_in_float16(options: dict[str, str], tiny: Pair) -> None:
+    """Its KV cache is in its own dtype, whatever the target's is in."""
+    params = [MODES["mixed"](i) for i in range(len(PROMPTS))]
+    plain = PlainDecoding(tiny.target, **options)
+    config = speculation(tiny.drafter, dtype="float16", policy="constant")
+    with open_llm(tiny.target, speculative_config=config, max_num_seqs=8, **options) as llm:
+        assert_same(llm.generate(PROMPTS, params), plain.outputs(PROMPTS, params))
+        stats = llm.stats()
+    plain.llm.close()
+    assert stats.accepted > 0
+    assert stats.proposer_faults == 0

@@ -123,15 +123,15 @@ class SamplingParams:
         skip_reading_prefix_cache: bool | None,
     ) -> None:
         if spaces_between_special_tokens is not True:
-            _only_default("spaces_between_special_tokens", True, "text is what the tokenizer decodes")
+            _not_available("spaces_between_special_tokens", True, "text is what the tokenizer decodes")
         if logits_processors:
-            _only_default("logits_processors", None, "requests cannot bring code")
+            _not_available("logits_processors", None, "requests cannot bring code")
         if extra_args:
-            _only_default("extra_args", None, "there is nothing that they could set")
+            _not_available("extra_args", None, "there is nothing that they could set")
         if flat_logprobs:
-            _only_default("flat_logprobs", False, "log-probabilities come as dictionaries")
+            _not_available("flat_logprobs", False, "log-probabilities come as dictionaries")
         if skip_reading_prefix_cache:
-            _only_default("skip_reading_prefix_cache", None, "the prefix cache is an option of the engine")
+            _not_available("skip_reading_prefix_cache", None, "the prefix cache is an option of the engine")
         if guided_decoding is not None:
             if self.structured_outputs is not None:
                 raise RequestError("structured_outputs and guided_decoding are both given; expected one of them")
@@ -226,7 +226,7 @@ class SamplingParams:
             raise RequestError(f"n is {self.n} with temperature 0; expected n=1, as greedy continuations are all alike")
 
 
-def _only_default(name: str, default: object, why: str) -> NoReturn:
+def _not_available(name: str, default: object, why: str) -> NoReturn:
     raise RequestError(f"{name} is not available, as {why}; expected {default!r}")
 
 

@@ -222,8 +222,11 @@ def _kv_cache(
     wanted, width = () if loaded is None else loaded.taps, target.config.hidden_size
     memory = config.kv_cache_memory or default_kv_memory(target.device)
     needed = config.max_num_seqs * -(-max_model_len // BLOCK_SIZE)
-    dtype = _kv_dtype(config, target)
-    per_block = sum(model.kv_bytes_per_block * dtype.itemsize // model.dtype.itemsize for model in models)
+    dtypes = [_kv_dtype(config, target, model) for model in models]
+    per_block = sum(
+        model.kv_bytes_per_block * dtype.itemsize // model.dtype.itemsize
+        for model, dtype in zip(models, dtypes, strict=True)
+    )
     per_block += BLOCK_SIZE * len(wanted) * width * target.dtype.itemsize
     blocks = blocks_within(memory, per_block, needed)
     tables = BlockTables(
@@ -233,24 +236,27 @@ def _kv_cache(
         BLOCK_SIZE,
         caching=config.enable_prefix_caching,
     )
-    arenas = [Arena.allocate(model.config.num_layers, model.kv_shapes(blocks), dtype, model.device) for model in models]
+    arenas = [
+        Arena.allocate(model.config.num_layers, model.kv_shapes(blocks), dtype, model.device)
+        for model, dtype in zip(models, dtypes, strict=True)
+    ]
     if not wanted:
         return tables, arenas, None
     layers = target.config.num_layers
     return tables, arenas, Taps.allocate(wanted, blocks, layers, width, target.dtype, target.device)
 
 
-def _kv_dtype(config: EngineConfig, target: Model) -> torch.dtype:
-    """Of target and drafter, which have their dtype in common."""
-    widened = target.device.type == "cpu" and target.dtype == torch.float32
+def _kv_dtype(config: EngineConfig, target: Model, model: Weights) -> torch.dtype:
+    """Of the target, or of a drafter, whose own dtype may be another."""
+    widened = model.device.type == "cpu" and model.dtype == torch.float32
     if config.kv_cache_dtype == "auto":
         rounds = config.quantization is not None or target.product_dtype == torch.bfloat16
-        return torch.bfloat16 if widened and rounds else target.dtype
+        return torch.bfloat16 if widened and rounds else model.dtype
     wanted: torch.dtype = getattr(torch, config.kv_cache_dtype)
-    if wanted != target.dtype and not (widened and wanted == torch.bfloat16):
-        dtype = str(target.dtype).removeprefix("torch.")
+    if wanted != model.dtype and not (widened and wanted == torch.bfloat16):
+        dtype = str(model.dtype).removeprefix("torch.")
         raise ConfigError(
-            f"kv_cache_dtype is {config.kv_cache_dtype!r} but the model is in {dtype} on {target.device.type}; "
+            f"kv_cache_dtype is {config.kv_cache_dtype!r} but the model is in {dtype} on {model.device.type}; "
             f"expected 'auto', which is {dtype} there"
         )
     return wanted

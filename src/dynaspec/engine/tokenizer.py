@@ -208,7 +208,9 @@ class Tokenizer:
         """
         check_messages(messages)
         if template is None and not self.chat_template:
-            raise RequestError("the model has no chat template; expected one to be given, or a prompt that is complete")
+            raise RequestError(
+                "the model has no chat template; expected chat_template (--chat-template) or a plain prompt"
+            )
         render = self._tokenizer.apply_chat_template
         taken = sorted(({"messages", *inspect.signature(render).parameters} - {"kwargs"}) & set(variables or ()))
         if taken:
