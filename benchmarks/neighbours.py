@@ -1,11 +1,14 @@
 """How decoding fares beside others on the same cores: alone, beside busy processes, and beside a second engine.
 
-Turns alternate, a round at a time. Prints tokens/s and shares of alone; writes neighbours.json.
+With ``--control-group``, also how an engine fares in that group, whose time is limited, beside one with one thread.
+
+Turns alternate, a round at a time. Prints tokens/s and shares; writes neighbours.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -27,14 +30,25 @@ from dynaspec.cli.demo_model import demo_target
 
 BUSY = "while True: pass"
 ALONE, BESIDE, TWO = "alone", "beside a busy process", "two engines, together"
+ONE_THREAD, LIMITED = "one thread", "in the control group"
 
 
 class Engine:
     """An engine in a process of its own, which decodes when it is told."""
 
-    def __init__(self, model: str, tokens: int) -> None:
+    def __init__(self, model: str, tokens: int, threads: int | None = None, group: Path | None = None) -> None:
+        """
+        Args:
+            threads: None = as many as by default.
+            group: folder of the control group that it joins before it starts.
+        """
         command = [sys.executable, __file__, "--serve", model, "--tokens", str(tokens)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if group is not None:
+            command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
+        variables = dict(os.environ) if threads is None else {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
+        )
         self.begin(1)
         self.end()
 
@@ -85,12 +99,19 @@ Found = dict[int, dict[str, list[float]]]
 """Load → side → tokens/s of each round."""
 
 
-def measure(model: str, loads: list[int], rounds: int, neighbours: int, tokens: int) -> Found:
+def measure(
+    model: str, loads: list[int], rounds: int, neighbours: int, tokens: int, group: Path | None = None
+) -> Found:
     found: Found = {load: {ALONE: [], BESIDE: [], TWO: []} for load in loads}
     engines = [Engine(model, tokens), Engine(model, tokens)]
+    limited = {}
+    if group is not None:
+        limited = {ONE_THREAD: Engine(model, tokens, threads=1), LIMITED: Engine(model, tokens, group=group)}
     try:
         for number in range(rounds):
             for load, sides in found.items():
+                for side, engine in limited.items():
+                    sides.setdefault(side, []).append(engine.rate(load))
                 sides[ALONE].append(engines[0].rate(load))
                 with busy(neighbours):
                     sides[BESIDE].append(engines[0].rate(load))
@@ -99,17 +120,22 @@ def measure(model: str, loads: list[int], rounds: int, neighbours: int, tokens: 
                 sides[TWO].append(sum(engine.end() for engine in engines))
             print(f"round {number + 1} of {rounds} is done", file=sys.stderr, flush=True)
     finally:
-        for engine in engines:
+        for engine in (*engines, *limited.values()):
             engine.close()
     return found
 
 
 def as_table(found: Found) -> Table:
-    table = Table("requests at once", ALONE, BESIDE, "of alone", TWO, "of alone")
+    shown = [(BESIDE, ALONE, "of alone"), (TWO, ALONE, "of alone")]
+    if any(LIMITED in sides for sides in found.values()):
+        shown.append((LIMITED, ONE_THREAD, "of one thread"))
+    table = Table("requests at once", ALONE, *(name for side, _, share in shown for name in (side, share)))
     for load, sides in found.items():
-        shares = [median(b / a for a, b in zip(sides[ALONE], sides[side], strict=True)) for side in (BESIDE, TWO)]
-        rates = [f"{median(sides[side]):.1f}" for side in (ALONE, BESIDE, TWO)]
-        table.add_row(str(load), rates[0], rates[1], f"{shares[0]:.2f}", rates[2], f"{shares[1]:.2f}")
+        row = [f"{median(sides[ALONE]):.1f}"]
+        for side, base, _ in shown:
+            share = median(b / a for a, b in zip(sides[base], sides[side], strict=True))
+            row += [f"{median(sides[side]):.1f}", f"{share:.2f}"]
+        table.add_row(str(load), *row)
     return table
 
 
@@ -119,6 +145,11 @@ def main() -> None:
     parser.add_argument("--loads", type=int, nargs="+", default=[1, 8], help="requests at once (1 8)")
     parser.add_argument("--rounds", type=int, default=7, help="(7)")
     parser.add_argument("--neighbours", type=int, default=1, help="busy processes (1)")
+    parser.add_argument(
+        "--control-group",
+        type=Path,
+        help="folder of a control group with limited CPU time that this user may move processes to",
+    )
     parser.add_argument("--tokens", type=int, default=48, help="of each request (48)")
     parser.add_argument("--output-dir", type=Path, default=Path("bench-out"), help="folder for the figures")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -127,9 +158,12 @@ def main() -> None:
         serve(args.serve, args.tokens)
         return
     make_folder(args.output_dir)
-    found = measure(args.model or demo_target(), args.loads, args.rounds, args.neighbours, args.tokens)
+    group = args.control_group
+    if group is not None and not os.access(group / "cgroup.procs", os.W_OK):
+        parser.error(f"--control-group is {group}; expected a folder whose cgroup.procs can be written")
+    found = measure(args.model or demo_target(), args.loads, args.rounds, args.neighbours, args.tokens, group)
     write_json(args.output_dir / "neighbours.json", {"provenance": provenance(), "tokens_per_second": found})
-    Console(highlight=False).print(as_table(found))
+    Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(as_table(found))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dynaspec.cores import usable_cores
 from dynaspec.model.linear import LinearFactory, row_invariant
 
 SHAPES = ((512, 512), (768, 512), (2816, 512), (512, 1408), (4096, 512), (576, 192), (4096, 192))
@@ -68,8 +69,7 @@ def machine() -> dict[str, Any]:
 
 def threads() -> dict[str, int]:
     """How many threads computation may use."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"torch": torch.get_num_threads(), "usable_cpus": usable}
+    return {"torch": torch.get_num_threads(), "usable_cpus": usable_cores()}
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

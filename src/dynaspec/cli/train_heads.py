@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynaspec.contract.errors import DynaspecError
+from dynaspec.cores import usable_cores
 
 if TYPE_CHECKING:
     from dynaspec.train.heads.kind import Kind
@@ -176,7 +176,6 @@ def _train(
     ] = False,
     note: Annotated[str, typer.Option(help="A sentence for the model card.")] = "",
 ) -> None:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     from transformers.utils.logging import disable_progress_bar
 
     from dynaspec.cli.train import parse_rates
@@ -212,7 +211,7 @@ def _train(
             held_out=held_out,
             longest=longest,
             states_gb=states_gb,
-            workers=workers or cores,
+            workers=workers or usable_cores(),
             device=device,
             resume=resume,
             extend=extend,
