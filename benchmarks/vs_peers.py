@@ -18,7 +18,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +217,7 @@ def compare(args: argparse.Namespace, tell: Tell, stack: ExitStack) -> Results:
     """
     model = Path(demo_target())
     prompts = chosen_prompts(args.prompts, max(args.requests, *args.loads), Tokenizer(str(model)))
-    peers = [PEERS[name] for name in args.peers]
+    peers = chosen_peers(args.peers, args.variants)
     keys = [(peer.name, variant) for peer in peers for variant in peer.variants]
     sides = Sides(Results(order=keys, loads=args.loads))
     pythons = set_up(peers, args.environments, sides.results, tell)
@@ -338,6 +338,25 @@ def contenders(sides: Sides, load: int) -> list[Key]:
     return kept
 
 
+def chosen_peers(names: Sequence[str], variants: Sequence[str] | None) -> list[Peer]:
+    """The peers of these names, with the variants that are asked for; None = all.
+
+    Raises:
+        ConfigError: none of them has such a variant.
+    """
+    peers = [PEERS[name] for name in names]
+    if variants is None:
+        return peers
+    known = {variant for peer in peers for variant in peer.variants}
+    if unknown := sorted(set(variants) - known):
+        raise ConfigError(f"variants: got {', '.join(unknown)}; expected some of {', '.join(sorted(known))}")
+    kept = [
+        replace(peer, variants={name: peer.variants[name] for name in peer.variants if name in variants})
+        for peer in peers
+    ]
+    return [peer for peer in kept if peer.variants]
+
+
 def chosen_prompts(path: Path | None, count: int, tokenizer: Tokenizer) -> list[list[int]]:
     """Prompts with the chat template, at even distances in the file, of those that are not too long.
 
@@ -408,6 +427,7 @@ def _arguments() -> argparse.Namespace:
     cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS), help="which engines (all)")
+    parser.add_argument("--variants", nargs="+", help="which of their variants, by name (all)")
     parser.add_argument("--prompts", type=Path, help="file of prompts, such as Spec-Bench's (the repository's own)")
     parser.add_argument("--requests", type=int, default=26, help="prompts from the file, at even distances (26)")
     parser.add_argument("--max-tokens", type=int, default=96, help="most tokens of an answer (96)")

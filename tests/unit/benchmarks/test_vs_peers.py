@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 import vs_peers
+from dynaspec.contract.errors import ConfigError
 from peers import report
 from peers.common import ended, keep_running
 from peers.environments import Recipe, SetUpError, interpreter, is_ready, kept, logged, make, package_name
@@ -318,3 +319,17 @@ def test_every_peer_has_a_worker_and_the_head_is_filled_in():
     options = vs_peers.with_head(vs_peers.DYNASPEC.variants["auto, EAGLE-3"])
     assert (Path(options["speculative_config"]["model"]) / "config.json").is_file()
     assert vs_peers.with_head({"dtype": "bfloat16"}) == {"dtype": "bfloat16"}
+
+
+def test_only_the_variants_asked_for_run():
+    chosen = vs_peers.chosen_peers(["dynaspec", "llama_cpp", "openvino"], ["int8", PLAIN])
+    assert [(peer.name, list(peer.variants)) for peer in chosen] == [
+        (OURS, [PLAIN, "int8"]),
+        ("OpenVINO GenAI", ["int8"]),
+    ]
+    assert vs_peers.chosen_peers(list(PEERS), None) == list(PEERS.values())
+
+
+def test_a_variant_that_no_chosen_peer_has_is_named():
+    with pytest.raises(ConfigError, match=r"^variants: got Q8_0; expected some of .*int8"):
+        vs_peers.chosen_peers(["dynaspec"], ["int8", "Q8_0"])
