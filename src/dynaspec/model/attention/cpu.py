@@ -18,8 +18,9 @@ from dynaspec.model.kernels.team import team_size
 
 from .base import KV, AttentionSpec, Shape
 
-_TEAM_WORK = 1 << 18
-"""Multiplications of one layer from which more threads than one are faster."""
+_TEAM_WORK = 1 << 15
+"""Multiplications of one layer from which more threads than one are faster: they also read keys and values from memory
+faster."""
 
 
 def attention_work(spec: AttentionSpec) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import numpy as np
 import numpy.typing as npt
 
@@ -37,8 +39,9 @@ def plan_work(
 ) -> tuple[Int32, npt.NDArray[np.bool_], Int64, Int64]:
     """Splits a pass into units of rows of one sequence, and these over the threads.
 
-    A unit has many rows, so that what it reads of the cache serves many. If that makes some too large to be shared
-    equally, they are split by keys, and by rows where there are few keys.
+    A unit has many rows, so that what it reads of the cache serves many, and as many as fill tiles: a place that is
+    empty takes as long as another. If that makes some too large to be shared equally, they are split by keys, and by
+    rows where there are few keys.
 
     Args:
         query_start, context_lens, slots, positions: see ``ForwardBatch``.
@@ -50,7 +53,9 @@ def plan_work(
         units [U, 5], chains [S], bounds and kept, all as ``paged_attention.attend`` wants them.
     """
     sequences = context_lens.size
-    tile_rows, most_rows = max(1, TILE * kv_heads // heads), max(1, VECTORS * kv_heads // heads)
+    group = heads // kv_heads
+    full = TILE // gcd(TILE, group)  # rows whose vectors leave no place in a tile empty
+    most_rows = VECTORS // group // full * full or max(1, VECTORS // group)
     total, largest, longest = 0, 0, 0
     chains = np.empty(sequences, np.bool_)
     for s in range(sequences):
@@ -70,12 +75,12 @@ def plan_work(
     if threads > 1 and largest * pieces > total * kv_heads:
         spans = max(1, min(pieces, longest // KEYS))
     rows = query_start[sequences]
-    unit_rows = min(max(tile_rows, rows * kv_heads * spans // pieces), most_rows)
+    unit_rows = min((max(1, rows * kv_heads * spans // pieces) + full - 1) // full * full, most_rows)
     count = 0
     for s in range(sequences):
         count += (query_start[s + 1] - query_start[s] + unit_rows - 1) // unit_rows
     units = np.empty((count * spans, 5), np.int32)
-    cost = np.zeros(count * spans + 1, np.int64)  # cumulative, in row · key
+    cost = np.zeros(count * spans + 1, np.int64)  # cumulative, in tile · key
     kept = np.zeros(sequences + 1 if spans > 1 else 0, np.int64)
     unit = 0
     for s in range(sequences):
@@ -89,7 +94,8 @@ def plan_work(
                 begin, end = blocks_of(keys) * span // spans, blocks_of(keys) * (span + 1) // spans
                 own = units[unit]
                 own[0], own[1], own[2], own[3], own[4] = s, first, stop, begin, end
-                cost[unit + 1] = cost[unit] + (stop - first) * (min(end * KEYS, keys) - begin * KEYS)
+                tiles = ((stop - first) * group + TILE - 1) // TILE
+                cost[unit + 1] = cost[unit] + tiles * (min(end * KEYS, keys) - begin * KEYS)
                 unit += 1
     bounds = np.empty(threads + 1, np.int64)
     bounds[0], bounds[threads] = 0, count * spans * kv_heads
@@ -98,5 +104,6 @@ def plan_work(
         share = cost[count * spans] * kv_heads * thread // threads
         while cost[unit + 1] * kv_heads <= share:
             unit += 1
-        bounds[thread] = unit * kv_heads + (share - cost[unit] * kv_heads) // (cost[unit + 1] - cost[unit])
+        own_cost = cost[unit + 1] - cost[unit]
+        bounds[thread] = unit * kv_heads + (share - cost[unit] * kv_heads + own_cost // 2) // own_cost
     return units, chains, bounds, kept
