@@ -77,16 +77,16 @@ def _middleware(state: ServerState) -> list[Middleware]:
 
 
 async def _tell(request: Request, error: Exception) -> Response:
-    return as_response(_as_api_error(request, error))
+    return as_response(await _as_api_error(request, error))
 
 
-def _as_api_error(request: Request, error: Exception) -> ApiError:
+async def _as_api_error(request: Request, error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):
         return bad_request(str(error))
     if isinstance(error, RequestValidationError):
-        return validation_error(error)
+        return validation_error(error, body=await request.body())
     if isinstance(error, RouterException):
         return unreadable_body(error) or _http_error(request, error)
     return engine_stopped(str(error))

@@ -17,11 +17,14 @@ _LONGEST_VALUE = 60
 """Characters of a wrong value that the sentence shows."""
 
 
-def validation_error(error: RequestValidationError) -> ApiError:
+def validation_error(error: RequestValidationError, *, body: bytes) -> ApiError:
     """The 400 for a request that does not fit its endpoint's schema; ``param`` is the path to the field.
 
     Covers what FastAPI raises this for: a body that is missing, not JSON, not declared as JSON, or not an object,
     and fields that are unknown, missing or wrong. Of several faults the first is told.
+
+    Args:
+        body: as it came. FastAPI does not tell none from the value null.
     """
     fault = error.errors()[0]
     path = _path(fault["loc"])
@@ -29,7 +32,7 @@ def validation_error(error: RequestValidationError) -> ApiError:
         at, why = fault["loc"][-1], fault["ctx"]["error"]
         return bad_request(f"the body is not JSON at character {at} ({why}); expected a JSON object")
     if not path:
-        return bad_request(_about_the_body(fault))
+        return bad_request(_about_the_body(fault, given=bool(body)))
     if fault["type"] == "missing":
         return bad_request(f"the request lacks the field {path!r}; expected it to be given", param=path)
     if fault["type"] == "unsupported":
@@ -62,15 +65,15 @@ def _path(location: Sequence[int | str]) -> str:
     return ".".join(parts).encode("ascii", "backslashreplace").decode()
 
 
-def _about_the_body(fault: Mapping[str, Any]) -> str:
-    given = fault.get("input")
-    if fault["type"] == "missing" or given is None:
+def _about_the_body(fault: Mapping[str, Any], *, given: bool) -> str:
+    value = fault.get("input")
+    if not given:
         return "the request has no body; expected a JSON object"
     if fault["type"] == "string_unicode":
         return "the name of a field is not valid Unicode; expected it to be left out"
-    if isinstance(given, bytes):
+    if isinstance(value, bytes):
         return "the body is not declared as JSON; expected the header 'Content-Type: application/json'"
-    return f"the body is {_shown(given)}; expected a JSON object"
+    return f"the body is {_shown(value)}; expected a JSON object"
 
 
 def _shown(value: object) -> str:

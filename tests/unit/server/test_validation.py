@@ -11,7 +11,7 @@ PATH = "/v1/completions"
 
 BODIES: list[tuple[bytes, str | None, str]] = [
     (b"", None, "no body"),
-    (b"null", None, "no body"),
+    (b"null", None, "the body is null; expected a JSON object"),
     (b"{", None, "not JSON at character 1"),
     (b'{"prompt": "a",}', None, "not JSON"),
     (b"[1]", None, "a list of 1"),
@@ -37,6 +37,12 @@ BODIES: list[tuple[bytes, str | None, str]] = [
     (b'{"prompt": "a", "response_format": {}}', "response_format", "an object; expected an object whose type is"),
     (b'{"prompt": "a", "speculation": 3}', "speculation", "3; expected an object"),
     (b'{"prompt": "a", "logit_bias": {"1": "' + b"b" * 100 + b'"}}', "logit_bias.1", "bbb…;"),
+    (
+        b'{"prompt": "a", "structured_outputs": {"json": 5}}',
+        "structured_outputs.json",
+        "is 5; expected a JSON schema, as an object or as text",
+    ),
+    (b'{"prompt": "a", "guided_json": [1]}', "guided_json", "a list of 1; expected a JSON schema, as an object or as"),
     (b'{"prompt": "a", "guided_choice": []}', "guided_choice", "a list of 0; expected at least 1"),
 ]
 

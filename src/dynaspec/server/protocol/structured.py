@@ -8,8 +8,18 @@ from pydantic import Discriminator, Field, Tag
 
 from .base import OBJECT, TEXT, RequestModel, Unsupported, json_kind
 
+
+def _schema_kind(value: object) -> str | None:
+    return json_kind(value) if isinstance(value, str | dict) else None
+
+
 JsonSchema = Annotated[
-    Annotated[str, Tag(TEXT), Field(min_length=1)] | Annotated[dict[str, Any], Tag(OBJECT)], Discriminator(json_kind)
+    Annotated[str, Tag(TEXT), Field(min_length=1)] | Annotated[dict[str, Any], Tag(OBJECT)],
+    Discriminator(
+        _schema_kind,
+        custom_error_type="json_schema",
+        custom_error_message="Expected a JSON schema, as an object or as text",
+    ),
 ]
 """A JSON schema, as an object or as text."""
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=2**16)]
