@@ -13,8 +13,9 @@ from .errors import bad_request, unknown_model
 from .generation import ClientGone, Job, running, unless_gone
 from .protocol.base import RequestModel
 from .protocol.generation import GenerationRequest
+from .replies import Replies
 from .state import IGNORED_FIELDS, ServerState, shown_field
-from .streaming import EventStream, Replies, events
+from .streaming import EventStream, events
 
 _MOST_NAMED = 10
 """Unknown fields of a request that its answer's header names."""

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dynaspec.contract.outputs import RequestOutput
-
 from .errors import ApiError
 from .generation import ClientGone, Generation, unless_gone
-from .protocol.reports import Usage
+from .replies import Replies
 
 _DONE = b"data: [DONE]\n\n"
-
-
-class Replies(Protocol):
-    """Builds one request's answer, in either of its forms."""
-
-    def usage(self) -> Usage:
-        """Tokens so far."""
-        ...
-
-    def whole(self, outputs: Sequence[RequestOutput]) -> BaseModel:
-        """The answer, from each prompt's final output."""
-        ...
-
-    def opening(self) -> Iterable[BaseModel]:
-        """What a stream begins with."""
-        ...
-
-    def chunks(self, prompt: int, output: RequestOutput) -> Iterable[BaseModel]:
-        """What an output of a prompt adds."""
-        ...
-
-    def closing(self) -> Iterable[BaseModel]:
-        """What comes after the last output."""
-        ...
 
 
 class EventStream(Response):

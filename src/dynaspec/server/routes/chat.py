@@ -7,12 +7,12 @@ from dataclasses import replace
 from fastapi import APIRouter, Request, Response
 
 from dynaspec.server.chat_input import render
-from dynaspec.server.chat_replies import ChatReplies
 from dynaspec.server.generation import Job
 from dynaspec.server.params import asked_tokens, chat_params
 from dynaspec.server.prompts import check_length, encode_text, in_thread
 from dynaspec.server.protocol.chat import ChatReply, ChatRequest
 from dynaspec.server.protocol.errors import EVENTS, GENERATION_ERRORS
+from dynaspec.server.replies import ChatReplies
 from dynaspec.server.reports import Reports
 from dynaspec.server.respond import answer_id, check_fields, check_model, respond
 from dynaspec.server.state import State

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
 
-from dynaspec.server.completion_replies import CompletionReplies
 from dynaspec.server.generation import Job
 from dynaspec.server.params import completion_params
 from dynaspec.server.prompts import EncodedPrompt, check_length, encode_text
 from dynaspec.server.protocol.completions import CompletionReply, CompletionRequest
 from dynaspec.server.protocol.errors import EVENTS, GENERATION_ERRORS
+from dynaspec.server.replies import CompletionReplies
 from dynaspec.server.reports import Reports
 from dynaspec.server.respond import answer_id, check_fields, check_model, respond
 from dynaspec.server.state import ServerState, State

@@ -1,0 +1,269 @@
+"""Answers of ``/v1/completions`` and ``/v1/chat/completions``, whole or in chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from dynaspec.contract.outputs import CompletionOutput, RequestOutput
+from dynaspec.engine.tokenizer import Tokenizer
+
+from . import logprobs
+from .choices import Choice, Choices, TokenTexts
+from .generation import Job
+from .params import reported_speculation
+from .protocol.chat import (
+    AnswerMessage,
+    CalledTool,
+    ChatChoice,
+    ChatChunk,
+    ChatLogprobs,
+    ChatReply,
+    ChatRequest,
+    ChunkChoice,
+    Delta,
+)
+from .protocol.completions import (
+    CompletionChoice,
+    CompletionChunk,
+    CompletionLogprobs,
+    CompletionReply,
+    CompletionRequest,
+)
+from .protocol.generation import FinishReason
+from .protocol.reports import Usage
+from .reports import Reports, UsageCounter, report
+from .tools import Parsed, ToolParser, ToolUse
+
+
+class Replies:
+    """Builds the answer to one request, in either of its forms.
+
+    Args:
+        model: name that the answer carries.
+        outputs_count: whether output tokens are counted; not if none was asked for.
+    """
+
+    def __init__(
+        self,
+        body: CompletionRequest | ChatRequest,
+        job: Job,
+        tokenizer: Tokenizer,
+        model: str,
+        reports: Reports,
+        *,
+        outputs_count: bool = True,
+    ) -> None:
+        self._job = job
+        self._tokenizer = tokenizer
+        self._reports = reports
+        self._level = reported_speculation(body)
+        self._choices = Choices(tokenizer, n=job.params.n, skip_special_tokens=body.skip_special_tokens)
+        self._usage = UsageCounter(outputs_count=outputs_count)
+        self._head: dict[str, Any] = {"id": job.id, "created": int(time.time()), "model": model}
+        """What whole answers and chunks begin with."""
+        options = body.stream_options
+        self._usage_last = options is not None and bool(options.include_usage)
+        self._usage_always = options is not None and bool(options.continuous_usage_stats)
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return self._usage.total()
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> BaseModel:
+        """The answer, from each prompt's final output."""
+        raise NotImplementedError
+
+    def opening(self) -> Iterator[BaseModel]:
+        """What a stream begins with."""
+        return iter(())
+
+    def chunks(self, prompt: int, output: RequestOutput) -> Iterator[BaseModel]:
+        """What an output of a prompt adds: one for each choice that has grown or ended."""
+        raise NotImplementedError
+
+    def closing(self) -> Iterator[BaseModel]:
+        """What comes after the last output: the usage, if it was asked for."""
+        if self._usage_last:
+            yield self._chunk([], usage=self.usage(), metrics=self._reports.metrics())
+
+    def _chunk(self, choices: list[Any], **more: Any) -> BaseModel:
+        """An event of the stream."""
+        raise NotImplementedError
+
+    def _grown(self, choice: BaseModel, **more: Any) -> BaseModel:
+        """The event in which a choice has grown."""
+        return self._chunk([choice], usage=self.usage() if self._usage_always else None, **more)
+
+    def _take(self, prompt: int, output: RequestOutput) -> None:
+        self._usage.add(prompt, output)
+        self._reports.note(output)
+
+    def _totals(self) -> dict[str, Any]:
+        """What a whole answer ends with."""
+        reports = self._reports
+        return {"usage": self.usage(), "metrics": reports.metrics(), "timings": reports.timings()}
+
+
+class CompletionReplies(Replies):
+    """Of ``/v1/completions``. An output at the end is to it a delta that has everything."""
+
+    def __init__(self, body: CompletionRequest, job: Job, tokenizer: Tokenizer, model: str, reports: Reports) -> None:
+        self._prompt_alone = body.max_tokens == 0
+        """The one token that the engine had to generate is left out."""
+        super().__init__(body, job, tokenizer, model, reports, outputs_count=not self._prompt_alone)
+        self._body = body
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> CompletionReply:
+        choices = [choice for i, output in enumerate(outputs) for choice in self._changed(i, output)]
+        return CompletionReply(**self._head, choices=choices, **self._totals())
+
+    def chunks(self, prompt: int, output: RequestOutput) -> Iterator[BaseModel]:
+        for choice in self._changed(prompt, output):
+            yield self._grown(choice)
+
+    def _chunk(self, choices: list[Any], **more: Any) -> CompletionChunk:
+        return CompletionChunk(**self._head, choices=choices, timings=self._reports.timings(), **more)
+
+    def _changed(self, prompt: int, output: RequestOutput) -> list[CompletionChoice]:
+        self._take(prompt, output)
+        return [
+            self._told(index, choice, prompt, output, delta)
+            for index, choice, delta in self._choices.changed(prompt, output)
+        ]
+
+    def _told(
+        self, index: int, choice: Choice, prompt: int, output: RequestOutput, delta: CompletionOutput
+    ) -> CompletionChoice:
+        body, first = self._body, not choice.begun
+        if first and body.echo:
+            choice.echoed = self._prompt_text(prompt, output)
+        offset = len(choice.echoed) + choice.texts.length
+        sources = body.stream and self._level == "detailed"
+        texts = choice.texts.add(delta.token_ids) if sources or body.logprobs is not None else []
+        ids = body.return_token_ids
+        return CompletionChoice(
+            index=index,
+            text=(choice.echoed if first else "") + ("" if self._prompt_alone else delta.text),
+            logprobs=self._logprobs(output, delta, texts, offset, first=first),
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            token_ids=(() if self._prompt_alone else delta.token_ids) if ids else None,
+            prompt_token_ids=output.prompt_token_ids if ids and first else None,
+            prompt_logprobs=logprobs.for_prompt(output, body.prompt_logprobs) if first else None,
+            speculation=report(delta.metrics, self._level) if delta.finish_reason is not None else None,
+            token_sources=choice.written(delta, texts) if sources else None,
+        )
+
+    def _prompt_text(self, prompt: int, output: RequestOutput) -> str:
+        """The prompt as it was given; where that were not the whole truth, as it was read."""
+        given = self._job.prompts[prompt]
+        if given.text is not None and len(given.tokens) == len(output.prompt_token_ids):
+            return given.text
+        return self._tokenizer.decode(output.prompt_token_ids, skip_special_tokens=self._body.skip_special_tokens)
+
+    def _logprobs(
+        self, output: RequestOutput, delta: CompletionOutput, texts: Sequence[str], offset: int, *, first: bool
+    ) -> CompletionLogprobs | None:
+        top = self._body.logprobs
+        if top is None or delta.logprobs is None:
+            return None
+        told = logprobs.ForCompletion(self._tokenizer, top)
+        if first and self._body.echo and output.prompt_logprobs is not None:
+            tokens = output.prompt_token_ids
+            grown = TokenTexts(self._tokenizer, (), skip_special_tokens=self._body.skip_special_tokens).add(tokens)
+            told.add(tokens, output.prompt_logprobs, grown, offset=0)
+        if not self._prompt_alone:
+            told.add(delta.token_ids, delta.logprobs, texts, offset=offset)
+        return told.told
+
+
+class ChatReplies(Replies):
+    """Of ``/v1/chat/completions``."""
+
+    def __init__(
+        self, body: ChatRequest, job: Job, tokenizer: Tokenizer, model: str, use: ToolUse, reports: Reports
+    ) -> None:
+        super().__init__(body, job, tokenizer, model, reports)
+        self._body = body
+        self._parsers = [ToolParser(use) for _ in range(job.params.n)]
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> ChatReply:
+        [output] = outputs
+        self._take(0, output)
+        choices = [self._choice(completion) for completion in output.outputs]
+        return ChatReply(**self._head, choices=choices, **self._totals(), **self._of_prompt(output))
+
+    def opening(self) -> Iterator[ChatChunk]:
+        """Each choice begins with its role."""
+        for index in range(self._job.params.n):
+            delta = Delta(role="assistant", content="")
+            choice = ChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None)
+            yield ChatChunk(**self._head, choices=[choice])
+
+    def chunks(self, prompt: int, output: RequestOutput) -> Iterator[BaseModel]:
+        self._take(prompt, output)
+        for index, choice, delta in self._choices.changed(prompt, output):
+            first = index == 0 and not choice.begun
+            yield self._grown(self._chunk_choice(index, choice, delta), **(self._of_prompt(output) if first else {}))
+
+    def _chunk(self, choices: list[Any], **more: Any) -> ChatChunk:
+        return ChatChunk(**self._head, choices=choices, timings=self._reports.timings(), **more)
+
+    def _of_prompt(self, output: RequestOutput) -> dict[str, Any]:
+        return {
+            "prompt_token_ids": output.prompt_token_ids if self._body.return_token_ids else None,
+            "prompt_logprobs": logprobs.for_prompt(output, self._body.prompt_logprobs),
+        }
+
+    def _choice(self, completion: CompletionOutput) -> ChatChoice:
+        parser = self._parsers[completion.index]
+        said, rest = parser.feed(completion.text), parser.finish()
+        content, calls = said.content + rest.content, said.calls + rest.calls
+        return ChatChoice(
+            index=completion.index,
+            message=AnswerMessage(
+                content=content if content or not calls else None,
+                tool_calls=[_unnumbered(call) for call in calls] or None,
+            ),
+            logprobs=self._logprobs(completion),
+            finish_reason=_finish_reason(completion, parser),
+            stop_reason=completion.stop_reason,
+            token_ids=completion.token_ids if self._body.return_token_ids else None,
+            speculation=report(completion.metrics, self._level),
+        )
+
+    def _chunk_choice(self, index: int, choice: Choice, delta: CompletionOutput) -> ChunkChoice:
+        parser, ended = self._parsers[index], delta.finish_reason is not None
+        said = parser.feed(delta.text)
+        rest = parser.finish() if ended else Parsed()
+        content, calls = said.content + rest.content, said.calls + rest.calls
+        detailed = self._level == "detailed"
+        return ChunkChoice(
+            index=index,
+            delta=Delta(content=content if content or not calls else None, tool_calls=list(calls) or None),
+            logprobs=self._logprobs(delta),
+            finish_reason=_finish_reason(delta, parser),
+            stop_reason=delta.stop_reason,
+            token_ids=delta.token_ids if self._body.return_token_ids else None,
+            speculation=report(delta.metrics, self._level) if ended else None,
+            token_sources=choice.written(delta, choice.texts.add(delta.token_ids)) if detailed else None,
+        )
+
+    def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
+        if completion.logprobs is None:
+            return None
+        top = self._body.top_logprobs or 0
+        return logprobs.for_chat(self._tokenizer, completion.token_ids, completion.logprobs, top)
+
+
+def _finish_reason(completion: CompletionOutput, parser: ToolParser) -> FinishReason | None:
+    return "tool_calls" if completion.finish_reason == "stop" and parser.calls else completion.finish_reason
+
+
+def _unnumbered(call: CalledTool) -> CalledTool:
+    """As it stands in a whole answer, where its place says its number."""
+    return call.model_copy(update={"index": None})
