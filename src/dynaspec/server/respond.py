@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from itertools import islice
 
 from fastapi import Request, Response
 
+from dynaspec.contract.sampling_params import SamplingParams
+
 from .errors import bad_request, unknown_model
 from .generation import ClientGone, Job, running, unless_gone
-from .protocol.base import RequestModel
+from .prompts import EncodedPrompt
+from .protocol.base import AddressedRequest
 from .protocol.generation import GenerationRequest
 from .replies import Replies
 from .state import IGNORED_FIELDS, ServerState, shown_field
 from .streaming import EventStream, events
+from .tracing import Operation
 
 _MOST_NAMED = 10
 """Unknown fields of a request that its answer's header names."""
@@ -67,12 +71,14 @@ def _note_usage(request: Request, replies: Replies) -> None:
         request.state.usage = usage
 
 
-def check_fields(body: RequestModel, request: Request, state: ServerState) -> None:
-    """Sees to unknown fields: the log warns of them, and the answer's header names some.
+def check_request(body: AddressedRequest, request: Request, state: ServerState) -> None:
+    """Sees to the model's name and to unknown fields: the log warns of these, and the answer's header names some.
 
     Raises:
-        ApiError: there are any, and the server is strict.
+        ApiError: 404, another model; or unknown fields, and the server is strict.
     """
+    if body.model is not None and body.model not in state.served_names:
+        raise unknown_model(body.model, state.served_names)
     unknown = list(islice(body.unknown_fields(), _MOST_NAMED))
     if not unknown:
         return
@@ -85,15 +91,21 @@ def check_fields(body: RequestModel, request: Request, state: ServerState) -> No
     state.unknown_fields.note(names, named=state.config.log_requests)
 
 
-def check_model(asked: str | None, state: ServerState) -> None:
-    """
-    Raises:
-        ApiError: 404, another model.
-    """
-    if asked is not None and asked not in state.served_names:
-        raise unknown_model(asked, state.served_names)
-
-
-def answer_id(kind: str, body: GenerationRequest, request: Request) -> str:
-    """``cmpl-…``; the request's own id, unless the body brings one."""
-    return f"{kind}-{body.request_id or request.state.request_id}"
+def new_job(
+    operation: Operation,
+    prompts: Sequence[EncodedPrompt],
+    params: SamplingParams,
+    body: GenerationRequest,
+    request: Request,
+    state: ServerState,
+) -> Job:
+    """What a checked request asks the engine for. The answer's id ends with the request's, unless the body has one."""
+    kind = "chatcmpl" if operation == "chat" else "cmpl"
+    return Job(
+        id=f"{kind}-{body.request_id or request.state.request_id}",
+        prompts=prompts,
+        params=params,
+        timeout_s=state.config.request_timeout_s,
+        trace=state.tracing.trace(operation, body.model or state.served_names[0], request.headers),
+        cache_salt=body.cache_salt,
+    )

@@ -57,6 +57,12 @@ class RequestModel(BaseModel):
                     yield from part.unknown_fields(f"{path}{name}.{i}.")
 
 
+class AddressedRequest(RequestModel):
+    """A body that may say which model it is for."""
+
+    model: str | None = Field(None, max_length=4096, description="A served model's name; null = the one there is.")
+
+
 class ReplyModel(BaseModel):
     """Part of an answer."""
 

@@ -6,7 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from .base import LIST, TEXT, Integers, Natural, Positive, ReplyModel, RequestModel, Unsupported, Whole, json_kind
+from .base import (
+    LIST,
+    TEXT,
+    AddressedRequest,
+    Integers,
+    Natural,
+    Positive,
+    ReplyModel,
+    RequestModel,
+    Unsupported,
+    Whole,
+    json_kind,
+)
 from .reports import DraftLength, SpeculationOptions
 from .structured import Choices, JsonSchema, ResponseFormat, StructuredOutputs
 
@@ -153,10 +165,9 @@ class WithoutMeaning(RequestModel):
     vllm_xargs: Annotated[None, Unsupported("there is nothing that they could set; expected null")] = None
 
 
-class GenerationRequest(SamplingFields, FormFields, ExtraFields, WithoutMeaning):
+class GenerationRequest(SamplingFields, FormFields, ExtraFields, WithoutMeaning, AddressedRequest):
     """All fields that both kinds of request have."""
 
-    model: str | None = Field(None, max_length=4096, description="A served model's name; null = the one there is.")
     stream: bool | None = Field(False, description="Answer in chunks, as server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
 

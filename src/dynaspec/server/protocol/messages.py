@@ -45,26 +45,10 @@ class ToolCall(RequestModel):
     index: Natural | None = Field(None, description="Of no effect; streams bring it.")
 
 
-class SystemMessage(RequestModel):
-    """Instructions."""
+class TextMessage(RequestModel):
+    """What the user says; or instructions, whose newer role ``developer`` templates get as the system's."""
 
-    role: Literal["system"]
-    content: Content
-    name: str | None = None
-
-
-class DeveloperMessage(RequestModel):
-    """Instructions by OpenAI's newer name; templates get them as the system's."""
-
-    role: Literal["developer"]
-    content: Content
-    name: str | None = None
-
-
-class UserMessage(RequestModel):
-    """What the user says."""
-
-    role: Literal["user"]
+    role: Literal["system", "developer", "user"]
     content: Content
     name: str | None = None
 
@@ -95,13 +79,11 @@ class ToolMessage(RequestModel):
 
 def _role(value: object) -> str:
     role = value.get("role") if isinstance(value, dict) else getattr(value, "role", None)
-    return f"<{role}>"
+    return TEXT if role in ("system", "developer", "user") else f"<{role}>"
 
 
 Message = Annotated[
-    Annotated[SystemMessage, Tag("<system>")]
-    | Annotated[DeveloperMessage, Tag("<developer>")]
-    | Annotated[UserMessage, Tag("<user>")]
+    Annotated[TextMessage, Tag(TEXT)]
     | Annotated[AssistantMessage, Tag("<assistant>")]
     | Annotated[ToolMessage, Tag("<tool>")],
     Discriminator(

@@ -6,16 +6,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import Integers, ReplyModel, RequestModel, extra
+from .base import AddressedRequest, Integers, ReplyModel, extra
 from .chat import Messages, TemplateFields
 from .completions import MAX_PROMPT_TOKENS
 from .generation import TokenId
 
 
-class TokenizeRequest(TemplateFields):
+class TokenizeRequest(TemplateFields, AddressedRequest):
     """A text or a conversation: either ``prompt`` or ``messages``."""
 
-    model: str | None = Field(None, max_length=4096, description="A served model's name; null = the one there is.")
     prompt: str | None = Field(None, description="Text.")
     messages: Messages | None = Field(None, description="A conversation, as for /v1/chat/completions.")
     add_special_tokens: bool | None = Field(
@@ -33,10 +32,9 @@ class TokenizeReply(ReplyModel):
     token_strs: list[str] | None = extra("With return_token_strs.")
 
 
-class DetokenizeRequest(RequestModel):
+class DetokenizeRequest(AddressedRequest):
     """Token ids."""
 
-    model: str | None = Field(None, max_length=4096, description="A served model's name; null = the one there is.")
     tokens: Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS), Integers]
 
 

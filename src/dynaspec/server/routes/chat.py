@@ -14,7 +14,7 @@ from dynaspec.server.protocol.chat import ChatReply, ChatRequest
 from dynaspec.server.protocol.errors import EVENTS, GENERATION_ERRORS
 from dynaspec.server.replies import ChatReplies
 from dynaspec.server.reports import Reports
-from dynaspec.server.respond import answer_id, check_fields, check_model, respond
+from dynaspec.server.respond import check_request, new_job, respond
 from dynaspec.server.state import State
 from dynaspec.server.tools import tool_use
 
@@ -24,8 +24,7 @@ router = APIRouter(tags=["generation"])
 @router.post("/v1/chat/completions", response_model=ChatReply, responses={200: EVENTS, **GENERATION_ERRORS})
 async def create_chat_completion(body: ChatRequest, request: Request, state: State) -> Response:
     """Answer a conversation."""
-    check_model(body.model, state)
-    check_fields(body, request, state)
+    check_request(body, request, state)
     use = tool_use(body, state.tool_format)
     params = chat_params(body, use.form(), state.llm.sampling_defaults)
     reports = Reports(body, state, continuations=params.n)
@@ -51,15 +50,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
             llm, text, special_tokens=body.add_special_tokens, truncated=truncated, param="messages"
         )
         check_length(prompt, params, llm.max_model_len, asked=asked_tokens(body), param="messages")
-        trace = state.tracing.trace("chat", body.model or state.served_names[0], request.headers)
-        job = Job(
-            answer_id("chatcmpl", body, request),
-            [prompt],
-            params,
-            state.config.request_timeout_s,
-            trace,
-            body.cache_salt,
-        )
+        job = new_job("chat", [prompt], params, body, request, state)
         return job, ChatReplies(body, job, llm.tokenizer, state.served_names[0], use, reports)
 
     return await respond(request, state, continuations=params.n, stream=bool(body.stream), prepare=prepare)

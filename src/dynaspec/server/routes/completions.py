@@ -13,7 +13,7 @@ from dynaspec.server.protocol.completions import CompletionReply, CompletionRequ
 from dynaspec.server.protocol.errors import EVENTS, GENERATION_ERRORS
 from dynaspec.server.replies import CompletionReplies
 from dynaspec.server.reports import Reports
-from dynaspec.server.respond import answer_id, check_fields, check_model, respond
+from dynaspec.server.respond import check_request, new_job, respond
 from dynaspec.server.state import ServerState, State
 
 router = APIRouter(tags=["generation"])
@@ -22,8 +22,7 @@ router = APIRouter(tags=["generation"])
 @router.post("/v1/completions", response_model=CompletionReply, responses={200: EVENTS, **GENERATION_ERRORS})
 async def create_completion(body: CompletionRequest, request: Request, state: State) -> Response:
     """Continue one prompt, or several."""
-    check_model(body.model, state)
-    check_fields(body, request, state)
+    check_request(body, request, state)
     params = completion_params(body, state.llm.sampling_defaults)
     given = _prompts(body)
     reports = Reports(body, state, continuations=len(given) * params.n)
@@ -34,10 +33,7 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
         asked = body.max_tokens if "max_tokens" in body.model_fields_set else None
         for prompt in prompts:
             check_length(prompt, params, state.llm.max_model_len, asked=asked, param="prompt")
-        trace = state.tracing.trace("text_completion", body.model or state.served_names[0], request.headers)
-        job = Job(
-            answer_id("cmpl", body, request), prompts, params, state.config.request_timeout_s, trace, body.cache_salt
-        )
+        job = new_job("text_completion", prompts, params, body, request, state)
         return job, CompletionReplies(body, job, state.llm.tokenizer, state.served_names[0], reports)
 
     return await respond(request, state, continuations=len(given) * params.n, stream=bool(body.stream), prepare=prepare)

@@ -9,7 +9,7 @@ from dynaspec.server.errors import bad_request
 from dynaspec.server.prompts import in_thread
 from dynaspec.server.protocol.errors import REQUEST_ERRORS
 from dynaspec.server.protocol.tokenize import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
-from dynaspec.server.respond import check_fields, check_model
+from dynaspec.server.respond import check_request
 from dynaspec.server.state import ServerState, State
 
 router = APIRouter(tags=["tokenizer"])
@@ -18,8 +18,7 @@ router = APIRouter(tags=["tokenizer"])
 @router.post("/tokenize", response_model=TokenizeReply, responses=REQUEST_ERRORS)
 async def tokenize(body: TokenizeRequest, request: Request, state: State) -> TokenizeReply:
     """The tokens of a text or of a conversation."""
-    check_model(body.model, state)
-    check_fields(body, request, state)
+    check_request(body, request, state)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("the request has both prompt and messages, or neither; expected one of them", param="prompt")
     tokens = await in_thread(lambda: _tokens(body, state), param="prompt" if body.messages is None else "messages")
@@ -35,8 +34,7 @@ async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Tok
 @router.post("/detokenize", response_model=DetokenizeReply, responses=REQUEST_ERRORS)
 async def detokenize(body: DetokenizeRequest, request: Request, state: State) -> DetokenizeReply:
     """The text of tokens, special ones included."""
-    check_model(body.model, state)
-    check_fields(body, request, state)
+    check_request(body, request, state)
     tokenizer = state.llm.tokenizer
     outside = next((token for token in body.tokens if token >= tokenizer.vocab_size), None)
     if outside is not None:
