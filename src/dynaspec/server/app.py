@@ -14,7 +14,6 @@ from dynaspec.contract.errors import DynaspecError, RequestError
 
 from .errors import ApiError, bad_request, engine_stopped, not_found
 from .logs import request_log
-from .metrics import CountedExchanges
 from .middleware import REQUEST_ID, ApiKeys, BelowRootPath, BoundedBody, ExactPaths, Exchanges, as_response
 from .routes import chat, completions, dashboard, health, metrics, models, tokenize
 from .state import ServerState
@@ -51,8 +50,7 @@ def _middleware(state: ServerState) -> list[Middleware]:
     config = state.config
     stack = [
         Middleware(BelowRootPath, root_path=config.root_path),
-        Middleware(CountedExchanges, metrics=state.http),
-        Middleware(Exchanges, access_log=config.access_log, quote=config.log_requests),
+        Middleware(Exchanges, metrics=state.http, access_log=config.access_log, quote=config.log_requests),
         Middleware(ExactPaths),
     ]
     if config.allowed_origins:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from dynaspec.observe.family import Family, NumberFamily, counter, gauge
 
 from .admission import Admission
-from .middleware import CLIENT_LEFT
 
 UNKNOWN_PATH = "other"
 """Stands for all paths that there is no endpoint for."""
@@ -22,58 +20,13 @@ class HttpMetrics:
 
     def __init__(self) -> None:
         self.in_flight = 0
-        self._answered: Counter[tuple[str, str, str]] = Counter()
+        self.requests: Counter[tuple[str, str, str]] = Counter()
+        """Ended exchanges by method, path as its endpoint is written, and status."""
 
-    def answered(self, method: str, path: str, status: int) -> None:
-        """An exchange has ended.
-
-        Args:
-            path: an endpoint's template, or ``UNKNOWN_PATH``.
-        """
-        self._answered[method if method in _METHODS else "other", path, str(status)] += 1
-
-    @property
-    def requests(self) -> Mapping[tuple[str, str, str], int]:
-        """Ended exchanges by method, path template and status."""
-        return self._answered
-
-
-class CountedExchanges:
-    """Stands before everything that answers.
-
-    Args:
-        app: who answers.
-        metrics: where it is counted.
-    """
-
-    def __init__(self, app: ASGIApp, *, metrics: HttpMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        status = CLIENT_LEFT
-
-        async def reply(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        self._metrics.in_flight += 1
-        try:
-            await self._app(scope, receive, reply)
-        finally:
-            self._metrics.in_flight -= 1
-            self._metrics.answered(scope["method"], _template(scope), status)
-
-
-def _template(scope: Scope) -> str:
-    """The path as its endpoint is written; the router leaves the endpoint in the scope, if there is one."""
-    path: str = getattr(scope.get("route"), "path", UNKNOWN_PATH)
-    return path
+    def answered(self, scope: Scope, status: int) -> None:
+        """An exchange has ended. The router leaves the endpoint in the scope, if there is one."""
+        method, path = scope["method"], getattr(scope.get("route"), "path", UNKNOWN_PATH)
+        self.requests[method if method in _METHODS else "other", path, str(status)] += 1
 
 
 HTTP_FAMILIES: tuple[Family[HttpMetrics], ...] = (

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, not_found
 from .logs import FIELDS, describe
+from .metrics import HttpMetrics
 
 
 def header(scope: Scope, name: str) -> str | None:
@@ -234,7 +235,8 @@ _SAFE = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referr
 class _Answer:
     """What has been sent."""
 
-    status: int | None = None
+    status: int = CLIENT_LEFT
+    begun: bool = False
     complete: bool = False
     started_at: float = field(default_factory=time.perf_counter)
 
@@ -247,12 +249,14 @@ class Exchanges:
 
     Args:
         app: who answers.
+        metrics: where exchanges are counted.
         access_log: log a line for each request.
         quote: whether the log may quote what callers have sent.
     """
 
-    def __init__(self, app: ASGIApp, *, access_log: bool, quote: bool) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: HttpMetrics, access_log: bool, quote: bool) -> None:
         self._app = app
+        self._metrics = metrics
         self._access_log = access_log
         self._quote = quote
 
@@ -264,14 +268,17 @@ class Exchanges:
         scope.setdefault("state", {})["request_id"] = request_id
         sent = _Answer()
         reply = _watched(send, sent, request_id, scope["state"])
+        self._metrics.in_flight += 1
         try:
             await self._app(scope, receive, reply)
         except Exception as error:
             _errors.error("a request has failed\n%s", describe(error, message=self._quote), extra=_id_only(request_id))
-            if sent.status is None:
+            if not sent.begun:
                 await answer(_internal(request_id), scope, receive, reply)
             # Else uvicorn closes the connection, so that nobody takes half an answer for a whole one.
         finally:
+            self._metrics.in_flight -= 1
+            self._metrics.answered(scope, sent.status)
             if self._access_log:
                 _log(scope, sent)
 
@@ -279,7 +286,7 @@ class Exchanges:
 def _watched(send: Send, sent: _Answer, request_id: str, state: Mapping[str, Any]) -> Callable[[Message], Any]:
     async def reply(message: Message) -> None:
         if message["type"] == "http.response.start":
-            sent.status = message["status"]
+            sent.status, sent.begun = message["status"], True
             headers = MutableHeaders(scope=message)
             headers[REQUEST_ID] = request_id
             headers.update(state.get("answer_headers", {}))
@@ -297,7 +304,7 @@ def _log(scope: Scope, sent: _Answer) -> None:
         "request_id": scope["state"]["request_id"],
         "method": scope["method"],
         "path": scope.get("raw_path", scope["path"].encode()).decode("ascii", "backslashreplace"),
-        "status": CLIENT_LEFT if sent.status is None else sent.status,
+        "status": sent.status,
         "seconds": round(time.perf_counter() - sent.started_at, 4),
     }
     usage = scope["state"].get("usage")

@@ -10,6 +10,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dynaspec.server.logs import FIELDS
+from dynaspec.server.metrics import HttpMetrics
 from dynaspec.server.middleware import Exchanges
 from support.asgi import exchange
 
@@ -17,7 +18,7 @@ PROMPT = "a secret prompt"
 
 
 def around(app: ASGIApp, **options: bool) -> Exchanges:
-    return Exchanges(app, **{"access_log": True, "quote": False, **options})
+    return Exchanges(app, metrics=HttpMetrics(), **{"access_log": True, "quote": False, **options})
 
 
 async def fails(scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 from dynaspec import AsyncLLM
 from dynaspec.server.admission import Admission
 from dynaspec.server.app import create_app
-from dynaspec.server.metrics import CountedExchanges, HttpMetrics
+from dynaspec.server.metrics import HttpMetrics
+from dynaspec.server.middleware import Exchanges
 from dynaspec.server.state import ServerState
 from support.asgi import exchange
 from support.checkpoints import Pair
@@ -138,7 +139,7 @@ async def test_clients_that_leave_early() -> None:
     async def silent(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(metrics.in_flight)
 
-    await exchange(CountedExchanges(silent, metrics=metrics), leaves=True)
+    await exchange(Exchanges(silent, metrics=metrics, access_log=False, quote=False), leaves=True)
     assert (seen, metrics.in_flight) == ([1], 0)
     assert dict(metrics.requests) == {("GET", "other", "499"): 1}
 
