@@ -18,7 +18,7 @@ from dynaspec.contract.sampling_params import SamplingParams
 
 from .errors import ApiError, bad_request, engine_stopped
 from .prompts import EncodedPrompt
-from .tracing import NoTracing, Outputs, Trace
+from .tracing import Outputs, Trace
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Job:
     prompts: Sequence[EncodedPrompt]
     params: SamplingParams
     timeout_s: float | None
-    trace: Trace = field(default_factory=NoTracing)
+    trace: Trace = field(default_factory=Trace)
     cache_salt: str | None = None
 
 

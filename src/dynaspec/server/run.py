@@ -27,7 +27,7 @@ from .chat_input import check_template
 from .config import ServerConfig
 from .lifecycle import BoundedConnection, DrainingServer
 from .state import ServerState
-from .tracing import NoTracing, Tracing, open_tracing
+from .tracing import Tracing, open_tracing
 
 BACKLOG = 2048
 """Connections that wait to be accepted."""
@@ -163,7 +163,7 @@ def make_state(llm: AsyncLLM, config: ServerConfig, tracing: Tracing | None = No
         admission=Admission(llm.config.max_num_seqs, config.max_queued_requests),
         served_names=config.served_model_name or (llm.config.model,),
         started_at=int(time.time()),
-        tracing=tracing or NoTracing(),
+        tracing=tracing or Tracing(),
         tool_format=tool_format_of(llm, config),
     )
 

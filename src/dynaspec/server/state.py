@@ -16,7 +16,7 @@ from dynaspec.engine.chat_prompt import ToolFormat
 from .admission import Admission
 from .config import ServerConfig
 from .metrics import HttpMetrics
-from .tracing import NoTracing, Tracing
+from .tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class ServerState:
     started_at: int
     """Unix seconds."""
     http: HttpMetrics = field(default_factory=HttpMetrics)
-    tracing: Tracing = field(default_factory=NoTracing)
+    tracing: Tracing = field(default_factory=Tracing)
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     tool_format: ToolFormat = "hermes"
     """How the model writes calls of tools."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from typing import Literal, Protocol
+from typing import Literal
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.outputs import RequestOutput
@@ -14,16 +14,16 @@ Operation = Literal["chat", "text_completion"]
 Outputs = AsyncGenerator[RequestOutput, None]
 
 
-class Trace(Protocol):
-    """Follows the engine's requests behind one HTTP request."""
+class Trace:
+    """Follows the engine's requests behind one HTTP request; this one only hands outputs on."""
 
     def follow(self, outputs: Outputs, params: SamplingParams, request_id: str) -> Outputs:
         """The same outputs; closing these closes those."""
-        ...
+        return outputs
 
 
-class Tracing(Protocol):
-    """Where traces go."""
+class Tracing:
+    """Where traces go; this one goes nowhere."""
 
     def trace(self, operation: Operation, model: str, headers: Mapping[str, str]) -> Trace:
         """
@@ -31,24 +31,10 @@ class Tracing(Protocol):
             model: as the client has named it.
             headers: of the HTTP request; ``traceparent`` and ``tracestate`` say what trace it belongs to.
         """
-        ...
+        return Trace()
 
     def close(self) -> None:
         """Sends what is left, for some seconds at most."""
-        ...
-
-
-class NoTracing:
-    """Traces nothing."""
-
-    def trace(self, operation: Operation, model: str, headers: Mapping[str, str]) -> Trace:
-        return self
-
-    def follow(self, outputs: Outputs, params: SamplingParams, request_id: str) -> Outputs:
-        return outputs
-
-    def close(self) -> None:
-        """Nothing is left."""
 
 
 def open_tracing(endpoint: str | None) -> Tracing:
@@ -60,7 +46,7 @@ def open_tracing(endpoint: str | None) -> Tracing:
         ConfigError: there is an endpoint, but OpenTelemetry is not installed.
     """
     if endpoint is None:
-        return NoTracing()
+        return Tracing()
     try:
         from .tracing_otel import OtelTracing
     except ImportError as error:

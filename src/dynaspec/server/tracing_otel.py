@@ -5,7 +5,7 @@ and settings, never what was asked or answered, not even in an error. Needs the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from threading import Thread
 
@@ -19,17 +19,17 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from dynaspec import __version__
-from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 
-from .span_attributes import OutputTally, request_attributes
-from .tracing import Operation, Outputs, Trace
+from .tracing import Operation, Outputs, Trace, Tracing
 
 _log = logging.getLogger(__name__)
 _CLOSE_S = 5.0
 """Seconds that a collector which does not answer may hold up the end."""
 
 
-class OtelTracing:
+class OtelTracing(Tracing):
     """A tracer provider of its own; OpenTelemetry's global one is neither read nor set."""
 
     def __init__(self, processor: SpanProcessor) -> None:
@@ -59,7 +59,7 @@ class OtelTracing:
             _log.warning("the collector of traces does not answer; the last spans are lost")
 
 
-class _OtelTrace:
+class _OtelTrace(Trace):
     """One HTTP request: its spans have the same parent."""
 
     def __init__(self, tracer: Tracer, operation: Operation, model: str, parent: Context) -> None:
@@ -107,3 +107,87 @@ def _resource() -> Resource:
     if str(given.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         return given.merge(Resource({SERVICE_NAME: "dynaspec"}))
     return given
+
+
+# --- what a span says, named as OpenTelemetry names it for generative models where it does ---
+
+
+def request_attributes(params: SamplingParams) -> Mapping[str, AttributeValue]:
+    """Settings of a request, defaults left out where they mean nothing; no text that the client has sent."""
+    optional: dict[str, AttributeValue | None] = {
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.seed": params.seed,
+        "gen_ai.request.top_k": params.top_k if params.top_k > 0 else None,
+        "gen_ai.request.choice.count": params.n if params.n > 1 else None,
+        "dynaspec.request.max_draft_tokens": params.max_draft_tokens,
+    }
+    return {
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.frequency_penalty": params.frequency_penalty,
+        "gen_ai.request.presence_penalty": params.presence_penalty,
+        "gen_ai.request.stream": params.output_kind is not RequestOutputKind.FINAL_ONLY,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+class OutputTally:
+    """Adds up a request's outputs, whole or in deltas."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._delta = params.output_kind is RequestOutputKind.DELTA
+        self._tokens: dict[int, int] = {}
+        """Output tokens by continuation."""
+        self._last: RequestOutput | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        for one in output.outputs:
+            before = self._tokens.get(one.index, 0) if self._delta else 0
+            self._tokens[one.index] = before + len(one.token_ids)
+        self._last = output
+
+    def attributes(self) -> Mapping[str, AttributeValue]:
+        """What came of the request; nothing if there was no output."""
+        last = self._last
+        if last is None:
+            return {}
+        return {
+            "gen_ai.usage.input_tokens": len(last.prompt_token_ids),
+            "gen_ai.usage.cache_read.input_tokens": last.num_cached_tokens,
+            "gen_ai.usage.output_tokens": sum(self._tokens.values()),
+            "gen_ai.response.finish_reasons": [one.finish_reason or "abort" for one in last.outputs],
+            **_latency(last.outputs),
+            **_speculation([one.metrics for one in last.outputs]),
+        }
+
+
+def _latency(outputs: Sequence[CompletionOutput]) -> Mapping[str, AttributeValue]:
+    """Seconds from arrival; the first continuation's first token and the last one's end."""
+    times = [one.metrics for one in outputs]
+    first = [m.first_token_s - m.arrival_s for m in times if m.first_token_s]
+    queued = [m.scheduled_s - m.arrival_s for m in times if m.scheduled_s]
+    ended = [m.finished_s - m.arrival_s for m in times if m.finished_s]
+    found = {
+        "gen_ai.latency.time_in_queue": min(queued, default=None),
+        "gen_ai.latency.time_to_first_token": min(first, default=None),
+        "gen_ai.latency.e2e": max(ended) if len(ended) == len(times) else None,
+    }
+    return {name: seconds for name, seconds in found.items() if seconds is not None}
+
+
+def _speculation(metrics: Sequence[RequestMetrics]) -> Mapping[str, AttributeValue]:
+    drafts = sum(m.drafts for m in metrics)
+    drafted = sum(m.drafted for m in metrics)
+    accepted = sum(m.accepted for m in metrics)
+    counts: dict[str, AttributeValue] = {
+        "dynaspec.steps": sum(m.steps for m in metrics),
+        "dynaspec.preemptions": sum(m.preemptions for m in metrics),
+        "dynaspec.drafts": drafts,
+        "dynaspec.drafted_tokens": drafted,
+        "dynaspec.accepted_tokens": accepted,
+    }
+    if drafts:
+        counts["dynaspec.mean_acceptance_length"] = sum(m.draft_emitted for m in metrics) / drafts
+    if drafted:
+        counts["dynaspec.draft_acceptance_rate"] = accepted / drafted
+    return counts

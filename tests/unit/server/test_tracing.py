@@ -21,7 +21,7 @@ from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind
 from dynaspec.server.app import create_app
-from dynaspec.server.tracing import NoTracing, open_tracing
+from dynaspec.server.tracing import Tracing, open_tracing
 from dynaspec.server.tracing_otel import OtelTracing
 from unit.server.serving import MODEL, Client, make_state
 
@@ -192,7 +192,7 @@ async def test_who_leaves_early_closes_the_outputs(recorded: Recorded) -> None:
 
 async def test_outputs_pass_unchanged(recorded: Recorded) -> None:
     given = (output(1), output(2), output(3, finished=True))
-    for tracing in (recorded.tracing, NoTracing()):
+    for tracing in (recorded.tracing, Tracing()):
         trace = tracing.trace("chat", MODEL, {})
         assert tuple([one async for one in trace.follow(FakeOutputs(*given)(), DELTAS, "r")]) == given
 
@@ -215,7 +215,7 @@ async def test_the_service_has_a_name(given: str | None, monkeypatch: pytest.Mon
 
 
 def test_without_an_endpoint_nothing_is_traced() -> None:
-    assert isinstance(open_tracing(None), NoTracing)
+    assert type(open_tracing(None)) is Tracing
 
 
 def test_without_the_extra_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
