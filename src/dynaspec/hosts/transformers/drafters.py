@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,27 +46,26 @@ class Draft:
         return Draft(self.sequence[:, : self.sequence.shape[1] - self.length + length], length, kept)
 
 
-class Drafter(Protocol):
+class Drafter:
     """What the step asks of whoever drafts. Texts are [1, L] token ids of the target."""
 
     def lag(self, length: int) -> int:
         """Tokens of a text of ``length``, but the last, that the drafter has not read."""
-        ...
+        return 0
 
     def offer(self, text: torch.Tensor) -> Offers | None:
         """For lookups: what they have found for the text, a batch of one. Others: None."""
-        ...
+        return None
 
     def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
         """At most ``depth`` ≥ 1 tokens."""
-        ...
+        raise NotImplementedError
 
     def settle(self, length: int, drafted: int, accepted: int) -> None:
         """Of the draft behind a text of ``length``, so many tokens were accepted."""
-        ...
 
 
-class AssistantDrafter:
+class AssistantDrafter(Drafter):
     """A candidate generator of Transformers over an assistant whose passes run in a ``DraftLoop``."""
 
     def __init__(self, make: Callable[[torch.Tensor], Any], loop: DraftLoop) -> None:
@@ -103,9 +102,6 @@ class AssistantDrafter:
         """As if nothing had been drafted."""
         self._generator, self._seen, self._drafted_at = None, 0, 0
 
-    def offer(self, text: torch.Tensor) -> None:
-        """Nothing is known before the assistant has run."""
-
     def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
         length = text.shape[1]
         if self._generator is None or self._lost(length):
@@ -134,8 +130,32 @@ class AssistantDrafter:
             self._seen = length + min(accepted, drafted - 1)
 
 
-class PromptLookup:
-    """Transformers' own lookup, which is asked before the step is planned."""
+class Lookup(Drafter):
+    """Is asked before the step is planned, and drafts what it has found then."""
+
+    def __init__(self) -> None:
+        self._found: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def offer(self, text: torch.Tensor) -> Offers:
+        match, found = self.look_up(text, text[0].cpu().numpy().astype(np.int32))
+        self._found = found.astype(np.int64)
+        return Offers(np.array([[match, found.size]]), self._found[None])
+
+    def look_up(self, text: torch.Tensor, row: npt.NDArray[np.int32]) -> tuple[int, npt.NDArray[np.integer]]:
+        """How many tokens at the text's end were found again, and what follows them there.
+
+        Args:
+            row: [L] the text.
+        """
+        raise NotImplementedError
+
+    def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
+        found = torch.from_numpy(self._found[:depth]).to(text.device)[None]
+        return Draft(torch.cat([text, found], dim=-1), found.shape[1])
+
+
+class PromptLookup(Lookup):
+    """Transformers' own lookup."""
 
     def __init__(self, generator: Any, longest: int) -> None:
         """
@@ -143,57 +163,32 @@ class PromptLookup:
             generator: a ``PromptLookupCandidateGenerator``.
             longest: longest draft.
         """
+        super().__init__()
         self._generator = generator
         self._longest = longest
-        self._found: torch.Tensor | None = None
 
-    def lag(self, length: int) -> int:
-        return 0
-
-    def offer(self, text: torch.Tensor) -> Offers:
+    def look_up(self, text: torch.Tensor, row: npt.NDArray[np.int32]) -> tuple[int, npt.NDArray[np.integer]]:
         self._generator.num_output_tokens = self._longest
-        self._found, _ = self._generator.get_candidates(text)
-        row, found, match = _row(text), self._found[0, text.shape[1] :].cpu().numpy(), 0
+        sequence, _ = self._generator.get_candidates(text)
+        found, match = sequence[0, text.shape[1] :].cpu().numpy(), 0
         if found.size:
             match, _ = longest_match(row, row.size, 1, self._generator.max_matching_ngram_size, 1)
-        return _offers(match, found)
-
-    def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
-        found = text if self._found is None else self._found
-        whole = Draft(found, found.shape[1] - text.shape[1])
-        return whole.cut(min(depth, whole.length))
-
-    def settle(self, length: int, drafted: int, accepted: int) -> None:
-        """Nothing to keep."""
+        return match, found
 
 
-class TextLookup:
-    """The lookup that ``method: ngram`` means everywhere in dynaspec: the longest match, the most recent one.
-
-    It is asked before the step is planned, and drafts what it has found then.
-    """
+class TextLookup(Lookup):
+    """The lookup that ``method: ngram`` means everywhere in dynaspec: the longest match, the most recent one."""
 
     def __init__(self, min_n: int, max_n: int, longest: int) -> None:
+        super().__init__()
         self._min_n, self._max_n, self._longest = min_n, max_n, longest
-        self._start = 0
 
-    def lag(self, length: int) -> int:
-        return 0
-
-    def offer(self, text: torch.Tensor) -> Offers:
-        row = _row(text)
-        match, self._start = longest_match(row, row.size, self._min_n, self._max_n, self._longest)
-        return _offers(match, row[self._start : self._start + self._longest])
-
-    def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
-        found = text[:, self._start : self._start + depth]
-        return Draft(torch.cat([text, found], dim=-1), found.shape[1])
-
-    def settle(self, length: int, drafted: int, accepted: int) -> None:
-        """Nothing to keep."""
+    def look_up(self, text: torch.Tensor, row: npt.NDArray[np.int32]) -> tuple[int, npt.NDArray[np.integer]]:
+        match, start = longest_match(row, row.size, self._min_n, self._max_n, self._longest)
+        return match, row[start : start + self._longest]
 
 
-class SuffixLookup:
+class SuffixLookup(Lookup):
     """Suffix decoding, as ``method: suffix`` means it everywhere in dynaspec; see ``propose.suffix``.
 
     It reads a text whenever it is asked, so the tokens of a text's last step are not kept.
@@ -204,32 +199,10 @@ class SuffixLookup:
     """
 
     def __init__(self, settings: SuffixSettings, longest: int, answers: ResponseCache) -> None:
+        super().__init__()
         self._text = RequestText(settings, longest, answers)
-        self._found: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
-    def lag(self, length: int) -> int:
-        return 0
-
-    def offer(self, text: torch.Tensor) -> Offers:
-        row = _row(text)
+    def look_up(self, text: torch.Tensor, row: npt.NDArray[np.int32]) -> tuple[int, npt.NDArray[np.integer]]:
         self._text.append(row, self._text.length or row.size, row.size)  # what is there at first is the prompt
         found = self._text.draft(row)
-        if found is None:
-            return _offers(0, self._found[:0])
-        self._found = found.tokens
-        return _offers(found.match_length, found.tokens)
-
-    def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
-        found = torch.from_numpy(self._found[:depth]).to(text.device)[None]
-        return Draft(torch.cat([text, found], dim=-1), found.shape[1])
-
-    def settle(self, length: int, drafted: int, accepted: int) -> None:
-        """Nothing to keep: what was accepted is in the next text."""
-
-
-def _offers(match: int, tokens: npt.NDArray[np.integer]) -> Offers:
-    return Offers(np.array([[match, tokens.size]]), tokens.astype(np.int64)[None])
-
-
-def _row(text: torch.Tensor) -> np.ndarray:
-    return text[0].cpu().numpy().astype(np.int32)
+        return (0, self._found[:0]) if found is None else (found.match_length, found.tokens)
