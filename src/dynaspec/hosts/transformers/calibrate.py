@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,14 +30,8 @@ _PADDING = ("attention_mask", "decoder_attention_mask", "position_ids", "decoder
 """Inputs as long as the prompt."""
 
 
-@dataclass(slots=True)
-class _Fastest:
-    """Of the trials the fastest counts, as what else the machine is doing only ever adds."""
-
-    target: dict[int, float] = field(default_factory=dict)
-    """By rows."""
-    draft: dict[int, float] = field(default_factory=dict)
-    """By passes."""
+_Times = dict[int, float]
+"""Seconds by rows or passes. The fastest trial counts, as what else the machine is doing only ever adds."""
 
 
 def measure_costs(
@@ -64,7 +57,7 @@ def measure_costs(
     try:
         if inputs["past_key_values"].get_seq_length():
             return PassCosts()
-        return _as_costs(_trials(target, inputs, text, assistant, clock))
+        return _as_costs(*_trials(target, inputs, text, assistant, clock))
     except Exception:  # every family of models has inputs of its own
         logger.debug("passes could not be timed beforehand", exc_info=True)
         if assistant is not None:
@@ -78,30 +71,33 @@ def _trials(
     text: torch.Tensor,
     assistant: AssistantDrafter | None,
     clock: Callable[[], float],
-) -> _Fastest:
-    fastest, started = _Fastest(), clock()
+) -> tuple[_Times, _Times]:
+    """Of the target by rows, of drafts by passes."""
+    target_s: _Times = {}
+    draft_s: _Times = {}
+    started = clock()
     with torch.random.fork_rng([text.device] if text.device.type == "cuda" else []):
         for done in range(_ROUNDS):
             if done >= _FEWEST and clock() - started > _BUDGET_S:
                 break
             for i, rows in enumerate(_TARGET_ROWS):
                 seconds = _target_s(target, inputs, text, rows, clock)
-                fastest.target[rows] = min(seconds, fastest.target.get(rows, seconds))
+                target_s[rows] = min(seconds, target_s.get(rows, seconds))
                 if assistant is not None and i < len(_DEPTHS):
                     began = clock()
                     passes = assistant.rehearse(text, _DEPTHS[i], _TO_THE_END)
                     seconds = clock() - began
-                    fastest.draft[passes] = min(seconds, fastest.draft.get(passes, seconds))
-    return fastest
+                    draft_s[passes] = min(seconds, draft_s.get(passes, seconds))
+    return target_s, draft_s
 
 
-def _as_costs(fastest: _Fastest) -> PassCosts:
-    target = tuple(fastest.target.items())
-    few, many = min(fastest.draft, default=0), max(fastest.draft, default=0)
+def _as_costs(target_s: _Times, draft_s: _Times) -> PassCosts:
+    target = tuple(target_s.items())
+    few, many = min(draft_s, default=0), max(draft_s, default=0)
     if few == many:  # too little room to draft, or every draft ended at once
         return PassCosts(target=target)
-    pass_s = max(0.0, fastest.draft[many] - fastest.draft[few]) / (many - few)
-    first_s = max(0.0, fastest.draft[few] - few * pass_s)
+    pass_s = max(0.0, draft_s[many] - draft_s[few]) / (many - few)
+    first_s = max(0.0, draft_s[few] - few * pass_s)
     return PassCosts(target=target, drafters=(((1, pass_s),),) if pass_s else (), first_s=(first_s,))
 
 

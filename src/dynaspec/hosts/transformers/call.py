@@ -111,7 +111,7 @@ class Call:
         )
         self._current = ControlledGenerator(
             request=Request(
-                id=self._session.next_request(),
+                id=next(self._session.requests),
                 max_length=generation_config.max_length,
                 temperature=float(generation_config.temperature or 1.0) if generation_config.do_sample else 0.0,
                 cached=inputs["past_key_values"].get_seq_length(),
@@ -119,7 +119,7 @@ class Call:
             drafters=drafters,
             controller=controller,
             limits=self._setup.limits,
-            next_step=self._session.next_step,
+            steps=self._session.steps,
             stats=self._stats,
             clock=CLOCK,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,21 +65,21 @@ class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transfor
         drafters: Sequence[Drafter],
         controller: Controller,
         limits: Limits,
-        next_step: Callable[[], int],
+        steps: Iterator[int],
         stats: Sequence[SpecStats],
         clock: Callable[[], float],
     ) -> None:
         """
         Args:
             drafters: one for each of the ``limits``' proposers.
-            next_step: numbers of steps, ascending over all texts of the controller.
+            steps: numbers of steps, ascending over all texts of the controller.
             clock: seconds.
         """
         self._request = request
         self._drafters = drafters
         self._controller = controller
         self._limits = limits
-        self._next_step = next_step
+        self._steps = steps
         self._stats = stats
         self._clock = clock
         self._unread = True
@@ -125,7 +125,7 @@ class ControlledGenerator(CandidateGenerator):  # type: ignore[misc]  # Transfor
     def _view(self, length: int, offers: tuple[Offers | None, ...]) -> StepView:
         room = max(0, self._request.max_length - length - 1)
         return StepView(
-            step=self._next_step(),
+            step=next(self._steps),
             ids=(self._request.id,),
             context_len=(length,),
             room_depth=(room,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from dynaspec.observe.stats import SpecStats
 
 from .call import Call
 from .session import SESSIONS, Session
-from .setup import Setup, resolve_setup
+from .setup import resolve_setup
 
 
 def generate(
@@ -56,33 +57,21 @@ def generate(
     if session is not None and decision_log is not None:
         raise ConfigError("session and decision_log are both given; expected the log to be the session's")
     setup = resolve_setup(speculative_config, model, assistant_model, generation)
+    lent: AbstractContextManager[Session]
     if session is not None:
-        return _run(session, setup, model, inputs, assistant_model, stats, generation)
-    if decision_log is not None:
-        with Session(decision_log=decision_log) as logged:
-            return _run(logged, setup, model, inputs, assistant_model, stats, generation)
-    with SESSIONS.lend(model, assistant_model, setup) as kept:
-        return _run(kept, setup, model, inputs, assistant_model, stats, generation)
+        lent = nullcontext(session)
+    elif decision_log is not None:
+        lent = Session(decision_log=decision_log)
+    else:
+        lent = SESSIONS.lend(model, assistant_model, setup)
+    with lent as kept, kept.serving(setup):
+        call = Call(model, kept, setup, stats)
+        try:
+            return call.generate(inputs, assistant_model, generation)
+        finally:
+            call.finish()
 
 
 def _check_model(model: Any, name: str) -> None:
     if not isinstance(model, GenerationMixin):
         raise ConfigError(f"{name} is a {type(model).__name__}; expected a Transformers model that can generate")
-
-
-def _run(
-    session: Session,
-    setup: Setup,
-    model: Any,
-    inputs: torch.Tensor | None,
-    assistant: Any,
-    stats: SpecStats | None,
-    generation: Mapping[str, Any],
-) -> Any:
-    session.begin(setup)
-    call = Call(model, session, setup, stats)
-    try:
-        return call.generate(inputs, assistant, generation)
-    finally:
-        call.finish()
-        session.end()

@@ -12,9 +12,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from dynaspec.contract.controller import Controller, Explains
@@ -94,15 +94,16 @@ class Session:
         self._setup: Setup | None = None
         self._controller: Controller | None = None
         self._answers: ResponseCache | None = None
-        self._requests = self._steps = 0
+        self.requests = (f"generate-{number}" for number in count())
+        """Names for its texts."""
+        self.steps = count()
+        """Numbers of its steps."""
         self._busy = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -110,7 +111,8 @@ class Session:
         if self._log is not None:
             self._log.close()
 
-    def begin(self, setup: Setup) -> None:
+    @contextmanager
+    def serving(self, setup: Setup) -> Iterator[None]:
         """A call takes the session.
 
         Raises:
@@ -118,28 +120,17 @@ class Session:
         """
         if not self._busy.acquire(blocking=False):
             raise ConfigError("the session serves another call at this moment; expected one call at a time")
-        if self._setup is not None and self._setup != setup:
+        try:
+            if self._setup is not None and self._setup != setup:
+                raise ConfigError(
+                    f"the session is for {self._setup.target} with {self._setup.assistant} and policy "
+                    f"{self._setup.config.policy!r}, and was given {setup.target} with {setup.assistant} and policy "
+                    f"{setup.config.policy!r}; expected models and configuration of the first call"
+                )
+            self._setup = setup
+            yield
+        finally:
             self._busy.release()
-            raise ConfigError(
-                f"the session is for {self._setup.target} with {self._setup.assistant} and policy "
-                f"{self._setup.config.policy!r}, and was given {setup.target} with {setup.assistant} and policy "
-                f"{setup.config.policy!r}; expected models and configuration of the first call"
-            )
-        self._setup = setup
-
-    def end(self) -> None:
-        """The call is over."""
-        self._busy.release()
-
-    def next_request(self) -> str:
-        """A name for a text."""
-        self._requests += 1
-        return f"generate-{self._requests - 1}"
-
-    def next_step(self) -> int:
-        """Ascending from 0."""
-        self._steps += 1
-        return self._steps - 1
 
     def answers(self, settings: SuffixSettings) -> ResponseCache:
         """To all its texts, for suffix decoding."""
@@ -183,6 +174,16 @@ def _header(setup: Setup, costs: PassCosts) -> dict[str, object]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A session, and what it is for."""
+
+    assistant: Callable[[], Any]
+    """None once it is gone."""
+    setup: Setup
+    session: Session = field(default_factory=Session)
+
+
 class Sessions:
     """Idle sessions by target model. Calls at the same time get sessions of their own."""
 
@@ -193,7 +194,8 @@ class Sessions:
     @contextmanager
     def lend(self, model: Any, assistant: Any, setup: Setup) -> Iterator[Session]:
         """The session for these models and this configuration that was used last, or a new one."""
-        kept = self._take(model, assistant, setup) or _Kept(assistant, setup)
+        found = self._take(model, assistant, setup)
+        kept = found or _Kept((lambda: None) if assistant is None else weakref.ref(assistant), setup)
         try:
             yield kept.session
         finally:
@@ -205,23 +207,11 @@ class Sessions:
     def _take(self, model: Any, assistant: Any, setup: Setup) -> _Kept | None:
         with self._lock:
             idle = self._idle.get(model, [])
-            found = next((kept for kept in reversed(idle) if kept.fits(assistant, setup)), None)
+            fitting = (kept for kept in reversed(idle) if kept.setup == setup and kept.assistant() is assistant)
+            found = next(fitting, None)
             if found is not None:
                 idle.remove(found)
             return found
-
-
-class _Kept:
-    """A session, and what it is for."""
-
-    def __init__(self, assistant: Any, setup: Setup) -> None:
-        self.session = Session()
-        self._assistant = None if assistant is None else weakref.ref(assistant)
-        self._setup = setup
-
-    def fits(self, assistant: Any, setup: Setup) -> bool:
-        mine = None if self._assistant is None else self._assistant()
-        return mine is assistant and self._setup == setup
 
 
 SESSIONS = Sessions()
