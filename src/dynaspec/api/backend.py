@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.outputs import RequestOutput
@@ -19,8 +19,6 @@ from dynaspec.engine.vllm_options import translated
 from dynaspec.hosts.vllm.launch import engine_arguments, require_vllm
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.estimates import Metric
-
-Backend = Literal["dynaspec", "vllm"]
 
 
 class SteppedEngine(Protocol):
