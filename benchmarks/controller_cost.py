@@ -124,7 +124,8 @@ def alone(config: dict[str, Any], requests: int, steps: int) -> dict[str, float]
 def beside_a_step(model: str, draft_model: str, requests: int, rounds: int) -> tuple[float, float]:
     """(µs of bookkeeping a step, µs of a step) of ``auto`` on the engine, medians."""
     llm = dynaspec.LLM(model, speculative_config={"model": draft_model}, max_num_seqs=requests)
-    step = llm._engine._loop._step  # type: ignore[attr-defined]
+    engine: Any = llm._engine
+    step = engine._loop._step
     timed = Timed(step._controller)
     step._controller = timed
     prompts = [prompt.text for prompt in demo_prompts()]
