@@ -8,7 +8,6 @@ import dynaspec.engine.threads  # noqa: F401  # first: it says how PyTorch's thr
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 
 import torch
@@ -27,7 +26,7 @@ from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
 from dynaspec.model.taps import Taps
-from dynaspec.observe.decision_log import DecisionLog, LoggedController
+from dynaspec.observe.decision_log import header_of, logged
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose import warm_up as propose_warm_up
 from dynaspec.propose.drafter import Drafter
@@ -112,10 +111,8 @@ def build_engine(
         costs = measure_costs(passes, runners, time.perf_counter, config.max_num_batched_tokens)
     if wrap is not None:
         proposers = [wrap(p) for p in proposers]
-    controller = build_controller(speculation, limits, costs=costs)
-    log = _decision_log(config, costs)
-    if log is not None:
-        controller = LoggedController(controller, log)
+    header = header_of(config.model, speculation, seed=config.seed, costs=costs)
+    controller, log = logged(build_controller(speculation, limits, costs=costs), config.decision_log, header)
     pace = TargetPassTimer()
     vocab_size = target.config.vocab_size
     router = Router([FaultBarrier(p, vocab_size, stats.proposer_fault, pace, time.monotonic) for p in proposers])
@@ -287,17 +284,3 @@ def _limits(speculation: SpeculativeConfig | None, proposers: Sequence[Proposer]
         can_gate=any(proposer.needs.kv for proposer in proposers),
         plan_lag=int(config.async_scheduling),
     )
-
-
-def _decision_log(config: EngineConfig, costs: PassCosts) -> DecisionLog | None:
-    """The log, opened, with all that a replay needs to build the same controller."""
-    if config.decision_log is None:
-        return None
-    speculation = config.speculative_config
-    header = {
-        "model": config.model,
-        "speculative_config": None if speculation is None else speculation.model_dump(mode="json", exclude_none=True),
-        "seed": config.seed,
-        "costs": asdict(costs),
-    }
-    return DecisionLog(config.decision_log, header)

@@ -129,14 +129,6 @@ def dumps(value: object) -> bytes:
         return _ESCAPING.encode(_written_out(value)).encode("ascii")
 
 
-def loads(text: bytes | str) -> Any:
-    """
-    Raises:
-        ValueError: no JSON.
-    """
-    return json.loads(text)
-
-
 def restored(value: Any) -> Any:
     """A free JSON value with its NaN and infinities as floats again."""
     if isinstance(value, dict):

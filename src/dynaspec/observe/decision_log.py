@@ -16,12 +16,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pydantic import BaseModel
+
 import dynaspec
 from dynaspec.contract.controller import Controller, Explains
+from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
 
@@ -59,6 +62,8 @@ __all__ = [
     "PlanCall",
     "Record",
     "TrimCall",
+    "header_of",
+    "logged",
     "read_calls",
     "read_header",
     "read_log",
@@ -131,6 +136,36 @@ class DecisionLog:
                 file.close()
             except OSError:  # the disk that failed just now, fails again
                 logger.debug("decision log %s: its buffer is lost", self._path)
+
+
+def header_of(
+    model: str, config: BaseModel | None, *, seed: int | None = 0, costs: PassCosts | None = None, **more: Any
+) -> dict[str, Any]:
+    """For a log's first line: what a replay builds the same controller from.
+
+    Args:
+        model: the target.
+        config: how it speculates; None = not at all.
+        seed: the engine's.
+        more: of the host.
+    """
+    told = None if config is None else config.model_dump(mode="json", exclude_none=True)
+    measured = {} if costs is None else {"costs": asdict(costs)}
+    return {"model": model, "speculative_config": told, "seed": seed, **more, **measured}
+
+
+def logged(
+    controller: Controller, path: str | Path | None, header: Mapping[str, Any]
+) -> tuple[Controller, DecisionLog | None]:
+    """The controller with a log around it, and the log; without a path the controller itself.
+
+    Raises:
+        ConfigError: the file cannot be created.
+    """
+    if path is None:
+        return controller, None
+    log = DecisionLog(path, header)
+    return LoggedController(controller, log), log
 
 
 @dataclass(slots=True)

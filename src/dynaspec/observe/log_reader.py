@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -239,7 +240,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 if not text.endswith(b"\n"):
                     break
                 try:
-                    content = codec.loads(text)
+                    content = json.loads(text)
                 except ValueError:
                     raise _malformed(path, number, "it is no JSON") from None
                 if not isinstance(content, dict):

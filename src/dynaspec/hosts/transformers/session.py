@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -25,7 +25,7 @@ from dynaspec.control.keys import SuffixSettings
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.policies.lengths import Constant, LengthController
 from dynaspec.control.registry import build_controller
-from dynaspec.observe.decision_log import DecisionLog, LoggedController
+from dynaspec.observe.decision_log import DecisionLog, header_of, logged
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.suffix import ResponseCache
 
@@ -150,10 +150,9 @@ class Session:
         """
         if self._controller is None:
             costs = measure() if setup.config.policy == "auto" else PassCosts()
+            header = header_of(setup.target, setup.config, costs=costs, host="transformers", assistant=setup.assistant)
             decides = build_controller(setup.config, setup.limits, costs=costs)
-            if self._decision_log is not None:
-                self._log = DecisionLog(self._decision_log, _header(setup, costs))
-                decides = LoggedController(decides, self._log)
+            decides, self._log = logged(decides, self._decision_log, header)
             self._controller = FallbackController(decides, _as_transformers_would(setup))
         return self._controller
 
@@ -161,17 +160,6 @@ class Session:
 def _as_transformers_would(setup: Setup) -> Controller:
     """Drafts of one length."""
     return LengthController(Constant(setup.config.num_speculative_tokens), ChainPlanner(setup.limits))
-
-
-def _header(setup: Setup, costs: PassCosts) -> dict[str, object]:
-    return {
-        "host": "transformers",
-        "model": setup.target,
-        "assistant": setup.assistant,
-        "speculative_config": setup.config.model_dump(mode="json", exclude_none=True),
-        "seed": 0,
-        "costs": asdict(costs),
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from dynaspec.contract.controller import Controller, Explains
 from dynaspec.control.registry import build_controller
-from dynaspec.observe.decision_log import DecisionLog, LoggedController
+from dynaspec.observe.decision_log import DecisionLog, logged
 
 from .report import Report, ReportFile, shown
 from .settings import Settings, told_in
@@ -208,13 +208,12 @@ def build_adapter(vllm_config: Any, clock: Callable[[], float]) -> SchedulerAdap
     """
     settings = Settings.read(told_in(vllm_config.additional_config), speculation_of(vllm_config), os.environ)
     limits = limits_for(settings.drafter, settings.menu, asynchronous=settings.host.asynchronous, alike=settings.alike)
-    controller = build_controller(settings.config, limits)
+    controller, log = logged(build_controller(settings.config, limits), settings.decision_log, settings.header)
     if settings.fixed is not None:
         logger.warning("every step drafts %d tokens: %s", settings.host.longest, settings.fixed)
-    log = None if settings.decision_log is None else DecisionLog(settings.decision_log, settings.header)
     return SchedulerAdapter(
         settings,
-        controller if log is None else LoggedController(controller, log),
+        controller,
         log,
         reports=ReportFile.of_engine(vllm_config, vllm_config.parallel_config.data_parallel_rank),
         max_model_len=vllm_config.model_config.max_model_len,

@@ -20,6 +20,7 @@ from dynaspec.contract.step import ProposerTraits
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.keys import ALIASES, canonical
 from dynaspec.control.planner import MAX_DRAFT_TOKENS
+from dynaspec.observe.decision_log import header_of
 
 KEY = "dynaspec"
 """Of ``additional_config``, and of a request's ``extra_args``."""
@@ -249,13 +250,7 @@ class Settings:
     @property
     def header(self) -> dict[str, Any]:
         """For the decision log: what a replay builds the same controller from."""
-        return {
-            "model": self.host.target,
-            "speculative_config": self.config.model_dump(mode="json", exclude_none=True),
-            "seed": 0,
-            "host": "vllm",
-            "method": self.host.method,
-        }
+        return header_of(self.host.target, self.config, host="vllm", method=self.host.method)
 
 
 def _check_keys(told: Mapping[str, Any]) -> None:
@@ -341,16 +336,6 @@ class DrafterSettings:
                 "than that, as vLLM makes room for no more"
             )
         return cls(config, longest, None if log is None else Path(log))
-
-    def header(self, target: str) -> dict[str, Any]:
-        """For the decision log: what a replay builds the same controller from, but for the costs."""
-        return {
-            "model": target,
-            "speculative_config": self.config.model_dump(mode="json", exclude_none=True),
-            "seed": 0,
-            "host": "vllm",
-            "method": "custom_class",
-        }
 
 
 def _check(named: Mapping[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from dynaspec.kv.pool import BlockPool
 from dynaspec.kv.tables import BlockTables
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
-from dynaspec.observe.decision_log import DecisionLog, LoggedController
+from dynaspec.observe.decision_log import header_of, logged
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.guard import FaultBarrier, TargetPassTimer
 from dynaspec.propose.pass_timing import measure_costs
@@ -60,11 +59,8 @@ def build_drafting(vllm_config: Any, clock: Callable[[], float]) -> Drafting:
     if settings.config.policy == "auto":
         runners = [None if drafter is None or not one.needs.kv else drafter.runner for one in proposers]
         costs = measure_costs(None, runners, clock, scheduler.max_num_batched_tokens)
-    controller = build_controller(settings.config, limits, costs=costs)
-    log = None
-    if settings.decision_log is not None:
-        log = DecisionLog(settings.decision_log, settings.header(model_config.model) | {"costs": asdict(costs)})
-        controller = LoggedController(controller, log)
+    header = header_of(model_config.model, settings.config, costs=costs, host="vllm", method="custom_class")
+    controller, log = logged(build_controller(settings.config, limits, costs=costs), settings.decision_log, header)
     load_kernels()
     load_compiled()
     pace, stats = TargetPassTimer(), SpecStats()
