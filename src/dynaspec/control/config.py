@@ -198,7 +198,7 @@ class SpeculativeConfig(BaseModel):
         """
         if value is None or isinstance(value, cls):
             return value
-        return cls(**fill_in(canonical(_mapping(value), cls._keys()), environ or {}))
+        return cls(**fill_in(canonical(as_mapping(value), cls._keys()), environ or {}))
 
     @classmethod
     def given(cls, value: Mapping[str, Any] | str | SpeculativeConfig | None, defaults: Mapping[str, Any]) -> Any:
@@ -209,7 +209,7 @@ class SpeculativeConfig(BaseModel):
         """
         if isinstance(value, cls):
             return value
-        return dict(defaults) | canonical({} if value is None else _mapping(value), cls._keys())
+        return dict(defaults) | canonical({} if value is None else as_mapping(value), cls._keys())
 
     @property
     def longest_draft(self) -> int:
@@ -300,18 +300,19 @@ class SpeculativeConfig(BaseModel):
                 )
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    given = _decode(value) if isinstance(value, str) else value
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """A ``speculative_config`` that is no object yet, as keys and values.
+
+    Raises:
+        ConfigError: neither a mapping nor JSON text of one.
+    """
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"speculative_config is {value!r}, which is not JSON ({error.msg})") from None
     if not isinstance(given, Mapping):
         raise ConfigError(f"speculative_config is {value!r}; expected a mapping, or a JSON object")
     return given
-
-
-def _decode(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"speculative_config is {text!r}, which is not JSON ({error.msg})") from None
 
 
 def _sentence(error: ValidationError, named: Container[str], resolved: Mapping[str, Any]) -> str:

@@ -103,6 +103,11 @@ REFUSED: Mapping[str, Refusal] = {
 }
 
 
+def spelled_out(key: object) -> str:
+    """A key as configurations have it, which may come as a flag: ``--max-model-len``."""
+    return str(key).lstrip("-").replace("-", "_")
+
+
 def canonical(given: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
     """The keys of ``given`` under their own names, without those that are None or ask for nothing.
 
@@ -118,7 +123,7 @@ def canonical(given: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]
     spelled: dict[str, str] = {}
     implied: dict[str, str] = {}
     for spelling, value in given.items():
-        alias = str(spelling).lstrip("-").replace("-", "_")
+        alias = spelled_out(spelling)
         name = ALIASES.get(alias, alias)
         if name not in known and name not in REFUSED:
             raise ConfigError(_unknown(str(spelling), known))

@@ -6,7 +6,6 @@ call's arguments, its ``generation_config``, the assistant's, and then from Tran
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from transformers import GenerationConfig
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import WITH_MODEL
 from dynaspec.contract.step import Limits, ProposerTraits
-from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.config import SpeculativeConfig, as_mapping
 from dynaspec.control.environment import fill_in
 from dynaspec.control.keys import SUFFIX_KEYS as SUFFIX_KEYS
 from dynaspec.control.keys import canonical
@@ -199,14 +198,7 @@ def _decoded(given: Any) -> dict[str, Any]:
     """
     if isinstance(given, SpeculativeConfig):
         return given.model_dump(exclude_none=True)
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"speculative_config is {given!r}, which is not JSON ({error.msg})") from None
-    if not isinstance(given, Mapping | None):
-        raise ConfigError(f"speculative_config is {given!r}; expected a mapping, or a JSON object")
-    return canonical(given or {}, (*SpeculativeConfig.model_fields, SCHEDULE_KEY))
+    return canonical({} if given is None else as_mapping(given), (*SpeculativeConfig.model_fields, SCHEDULE_KEY))
 
 
 def _check_keys(values: Mapping[str, Any]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,9 +16,9 @@ from typing import Any
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS, OF_TOKENS, WITH_MODEL
-from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.config import SpeculativeConfig, as_mapping
 from dynaspec.control.environment import fill_in
-from dynaspec.control.keys import ALIASES, canonical
+from dynaspec.control.keys import ALIASES, canonical, spelled_out
 from dynaspec.control.keys import SUFFIX_KEYS as SUFFIX_KEYS
 from dynaspec.control.keys import SUFFIX_ONLY_HERE as SUFFIX_ONLY_HERE
 from dynaspec.control.resolve import DEFAULT_CAP, DEFAULT_HYBRID_LOOKUP, SCHEDULE_KEY, infer_method, infer_policy
@@ -107,7 +106,7 @@ class Speculation:
     drafting: Mapping[str, Any]
     """vLLM's ``speculative_config``: who drafts, and the longest draft."""
     policy: Mapping[str, Any]
-    """What dynaspec's scheduler is told, the policy's name always among it."""
+    """What dynaspec is told in ``additional_config``: its scheduler, or its own drafter, the whole of it."""
 
     @property
     def lengths(self) -> frozenset[int]:
@@ -129,18 +128,28 @@ def divide(value: Any, environ: Mapping[str, str], vllms: Collection[str] = ()) 
     """
     if value is None:
         return None
-    given, passed = split(as_mapping(value), vllms)
-    named = fill_in(canonical(given, KEYS), environ)
+    named, passed, method = _read(value, environ, vllms)
     if named.get("quantization") is not None:
         raise ConfigError(
             f"quantization is {named['quantization']!r}, which vLLM's drafters do not have; expected one of vLLM's "
             "own, or drafter_backend 'dynaspec' on a CPU"
         )
-    method = infer_method(named)
-    check_method(method, named)
     if method in OF_TOKENS:
         return _own_method(named, passed)
     return _divided(named, passed, policy=infer_policy(named))
+
+
+def _read(value: Any, environ: Mapping[str, str], vllms: Collection[str]) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """What dynaspec reads, what only vLLM does, and the method.
+
+    Raises:
+        ConfigError: see ``keys_of``, ``canonical`` and ``check_method``.
+    """
+    given, passed = split(keys_of(value), vllms)
+    named = fill_in(canonical(given, KEYS), environ)
+    method = infer_method(named)
+    check_method(method, named)
+    return named, passed, method
 
 
 def check_method(method: Any, named: Mapping[str, Any]) -> None:
@@ -159,11 +168,8 @@ def check_method(method: Any, named: Mapping[str, Any]) -> None:
         raise ConfigError(f"method is {method!r}, which vLLM does not have; expected dynaspec's own engine, or another")
 
 
-def as_mapping(value: Any) -> Mapping[str, Any]:
-    """What a ``speculative_config`` says, as keys.
-
-    Args:
-        value: mapping, JSON text or ``SpeculativeConfig``.
+def keys_of(value: Any) -> Mapping[str, Any]:
+    """What a ``speculative_config`` says, as keys: a mapping, JSON text or ``SpeculativeConfig``.
 
     Raises:
         ConfigError: it is none of these.
@@ -171,13 +177,7 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
     if isinstance(value, SpeculativeConfig):
         by_itself = _LOOKUP if value.hybrid_lookup and value.lookup == DEFAULT_HYBRID_LOOKUP else frozenset()
         return {name: getattr(value, name) for name in value.model_fields_set - by_itself}
-    try:
-        given = json.loads(value) if isinstance(value, str) else value
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"speculative_config is {value!r}, which is not JSON ({error.msg})") from None
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"speculative_config is {value!r}; expected a mapping, or a JSON object")
-    return given
+    return as_mapping(value)
 
 
 def split(given: Mapping[str, Any], vllms: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -190,7 +190,7 @@ def split(given: Mapping[str, Any], vllms: Collection[str]) -> tuple[dict[str, A
     read: dict[str, Any] = {}
     passed: dict[str, Any] = {}
     for spelling, value in given.items():
-        alias = str(spelling).lstrip("-").replace("-", "_")
+        alias = spelled_out(spelling)
         name = ALIASES.get(alias, alias)
         if (name in only_vllms and name not in KEYS) or _is_vllms(name, value):
             passed[name] = value
@@ -243,25 +243,6 @@ def _divided(named: Mapping[str, Any], passed: Mapping[str, Any], **decided: Any
     return Speculation(drafting, told | decided)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where vLLM runs."""
-
-    on_cpu: bool
-    workers: int
-    """Of all its engines."""
-
-
-@dataclass(frozen=True, slots=True)
-class OwnDrafting:
-    """What vLLM is told where dynaspec's drafter drafts."""
-
-    drafting: Mapping[str, Any]
-    """vLLM's ``speculative_config``."""
-    told: Mapping[str, Any]
-    """dynaspec's part of ``additional_config``."""
-
-
 def take_backend(value: Any) -> tuple[Any, str]:
     """A ``speculative_config`` without ``drafter_backend``, and what that says.
 
@@ -271,7 +252,7 @@ def take_backend(value: Any) -> tuple[Any, str]:
     if value is None or isinstance(value, SpeculativeConfig):
         return value, "auto"
     given = dict(as_mapping(value))
-    spelled = next((key for key in given if str(key).lstrip("-").replace("-", "_") == BACKEND_KEY), None)
+    spelled = next((key for key in given if spelled_out(key) == BACKEND_KEY), None)
     asked = "auto" if spelled is None else given.pop(spelled)
     if asked not in BACKENDS:
         raise ConfigError(f"{BACKEND_KEY} is {asked!r}; expected one of {', '.join(map(repr, BACKENDS))}")
@@ -279,9 +260,9 @@ def take_backend(value: Any) -> tuple[Any, str]:
 
 
 def own_drafting(
-    value: Any, backend: str, environ: Mapping[str, str], place: Place, vllms: Collection[str] = ()
-) -> OwnDrafting | None:
-    """None = vLLM's drafter drafts: it is asked for, or dynaspec's cannot or need not.
+    value: Any, backend: str, environ: Mapping[str, str], *, on_cpu: bool, workers: int, vllms: Collection[str] = ()
+) -> Speculation | None:
+    """What vLLM and dynaspec's drafter in it are told; None = vLLM's drafts, by request or as dynaspec's cannot.
 
     dynaspec's is for one worker. On a CPU its passes take a fraction of what vLLM's take, none in plain decoding; on
     a GPU, where vLLM's run in graphs and ahead of the host, it only drafts if it is asked for.
@@ -289,6 +270,7 @@ def own_drafting(
     Args:
         value: see ``divide``.
         backend: one of ``BACKENDS``.
+        on_cpu, workers: where vLLM runs, and of how many workers all its engines are.
         vllms: the keys of vLLM's own ``speculative_config``, where it is installed.
 
     Raises:
@@ -296,15 +278,12 @@ def own_drafting(
     """
     if value is None or backend == "vllm":
         return None
-    given, passed = split(as_mapping(value), vllms)
-    named = fill_in(canonical(given, KEYS), environ)
+    named, passed, method = _read(value, environ, vllms)
     testing = {name: passed.pop(name) for name in _TESTING if name in passed}
-    method = infer_method(named)
-    check_method(method, named)
     # An object has a default there, which is not asked for.
     drawn = named.get("draft_sample_method") == "probabilistic" and not isinstance(value, SpeculativeConfig)
-    can = place.workers == 1 and method in OF_TOKENS and not passed and not drawn
-    if backend == "auto" and not (place.on_cpu and can):
+    can = workers == 1 and method in OF_TOKENS and not passed and not drawn
+    if backend == "auto" and not (on_cpu and can):
         return None
     if method not in OF_TOKENS or passed:
         found = f"method is {method!r}" if method not in OF_TOKENS else f"{next(iter(passed))} is given"
@@ -317,9 +296,9 @@ def own_drafting(
     if config.rejection_sample_method == "synthetic" and config.method in WITH_MODEL:
         told.setdefault("prompt_lookup_max", 0)  # rates are one drafter's
     longest = longest_of(config)
-    DrafterSettings.read(told, longest, environ, workers=place.workers)
+    DrafterSettings.read(told, longest, environ, workers=workers)
     drafting = {"method": "custom_class", "model": DRAFTER, "num_speculative_tokens": longest, **testing}
-    return OwnDrafting(drafting, told)
+    return Speculation(drafting, told)
 
 
 def require_vllm() -> None:
@@ -373,10 +352,10 @@ def speculation_arguments(
         ConfigError: a speculation that vLLM cannot carry out, or settings for a scheduler that is not there.
     """
     given, backend = take_backend(speculative_config)
-    place = Place(_on_cpu(), data_parallel_size * tensor_parallel_size * pipeline_parallel_size)
+    workers = data_parallel_size * tensor_parallel_size * pipeline_parallel_size
     vllms = _field_names("vllm.config", "SpeculativeConfig")
-    own = own_drafting(given, backend, environ, place, vllms)
-    speculation = divide(given, environ, vllms) if own is None else Speculation(own.drafting, own.told)
+    own = own_drafting(given, backend, environ, on_cpu=_on_cpu(), workers=workers, vllms=vllms)
+    speculation = own or divide(given, environ, vllms)
     if speculation is None:
         if decision_log is not None:
             raise ConfigError(

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import ProposerTraits
 from dynaspec.control.config import SpeculativeConfig
-from dynaspec.control.keys import ALIASES, canonical
+from dynaspec.control.keys import ALIASES, canonical, spelled_out
 from dynaspec.control.planner import MAX_DRAFT_TOKENS
 from dynaspec.observe.decision_log import header_of
 
@@ -62,7 +62,7 @@ def as_keys(told: Any) -> dict[str, Any]:
         return {}
     if not isinstance(told, Mapping):
         raise ConfigError(f"additional_config has {KEY} = {told!r}; expected a mapping")
-    return {str(key).lstrip("-").replace("-", "_"): value for key, value in told.items()}
+    return {spelled_out(key): value for key, value in told.items()}
 
 
 def take_log_path(told: dict[str, Any]) -> str | None:
@@ -217,18 +217,8 @@ class Settings:
         told = as_keys(given)
         log = _log_path(take_log_path(told), host)
         _check_keys(told)
-        if not 1 <= host.longest <= MAX_DRAFT_TOKENS:
-            raise ConfigError(
-                f"vLLM's num_speculative_tokens is {host.longest}; expected an integer from 1 to {MAX_DRAFT_TOKENS}"
-            )
         drafter = drafter_of(host.method, parallel=host.parallel, runner_v2=host.runner_v2, alike=host.ranks > 1)
-        config = SpeculativeConfig.parse({**told, **_drafting(told, drafter, host)}, environ)
-        if config is None or config.num_speculative_tokens > host.longest:
-            found = None if config is None else config.num_speculative_tokens
-            raise ConfigError(
-                f"num_speculative_tokens is {found} but vLLM's speculative_config says {host.longest}; expected no "
-                "more than that, as vLLM makes room for no more"
-            )
+        config = _within(host.longest, {**told, **_drafting(told, drafter, host)}, environ)
         fixed = _why_fixed(drafter, host)
         menu = menu_of(None if fixed else host.table, host.longest)
         alike = host.on_cpu and drafter.runs_model and fixed is None
@@ -251,6 +241,28 @@ class Settings:
     def header(self) -> dict[str, Any]:
         """For the decision log: what a replay builds the same controller from."""
         return header_of(self.host.target, self.config, host="vllm", method=self.host.method)
+
+
+def _within(longest: int, values: Mapping[str, Any], environ: Mapping[str, str]) -> SpeculativeConfig:
+    """
+    Args:
+        longest: vLLM's ``num_speculative_tokens``.
+
+    Raises:
+        ConfigError: values out of range, or drafts longer than vLLM makes room for.
+    """
+    if not 1 <= longest <= MAX_DRAFT_TOKENS:
+        raise ConfigError(
+            f"vLLM's num_speculative_tokens is {longest}; expected an integer from 1 to {MAX_DRAFT_TOKENS}"
+        )
+    config = SpeculativeConfig.parse(values, environ)
+    if config is None or config.num_speculative_tokens > longest:
+        found = None if config is None else config.num_speculative_tokens
+        raise ConfigError(
+            f"num_speculative_tokens is {found} but vLLM's speculative_config says {longest}; expected no more "
+            "than that, as vLLM makes room for no more"
+        )
+    return config
 
 
 def _check_keys(told: Mapping[str, Any]) -> None:
@@ -320,21 +332,11 @@ class DrafterSettings:
                 f"vLLM runs {workers * ranks} workers; expected one for dynaspec's drafter: leave drafting to vLLM "
                 "(drafter_backend 'vllm')"
             )
-        if not 1 <= longest <= MAX_DRAFT_TOKENS:
-            raise ConfigError(
-                f"vLLM's num_speculative_tokens is {longest}; expected an integer from 1 to {MAX_DRAFT_TOKENS}"
-            )
         told = as_keys(given)
         log = take_log_path(told)
         named = canonical(told, SpeculativeConfig.model_fields)
         _check(named)
-        config = SpeculativeConfig.parse({"num_speculative_tokens": longest} | named, environ)
-        if config is None or config.num_speculative_tokens > longest:
-            found = None if config is None else config.num_speculative_tokens
-            raise ConfigError(
-                f"num_speculative_tokens is {found} but vLLM's speculative_config says {longest}; expected no more "
-                "than that, as vLLM makes room for no more"
-            )
+        config = _within(longest, {"num_speculative_tokens": longest} | named, environ)
         return cls(config, longest, None if log is None else Path(log))
 
 
