@@ -63,30 +63,21 @@ def check_vllm(load: Callable[[str], ModuleType] = import_module) -> str:
     if found is None or found[0] not in SUPPORTED:
         raise ConfigError(f"vLLM is {version}; expected one of {_versions()}: {INSTALL}")
     for place, parameters in CALLS.items():
-        _check_call(place, parameters, version, load)
+        has = tuple(inspect.signature(_find(place, version, load)).parameters)
+        for name in parameters:
+            if name not in has:
+                raise _incompatible(version, f"{place} has parameters {has}", f"{name!r} among them")
     for place, names in FIELDS.items():
-        _check_fields(place, names, version, load)
+        cls = _find(place, version, load)
+        has = tuple(field.name for field in fields(cls)) if is_dataclass(cls) else tuple(dir(cls))
+        for name in names:
+            if name not in has:
+                raise _incompatible(version, f"{place} has no field {name!r}", "one")
     return version
 
 
 def _versions() -> str:
     return " and ".join(SUPPORTED)
-
-
-def _check_call(place: str, parameters: tuple[str, ...], version: str, load: Callable[[str], ModuleType]) -> None:
-    function = _find(place, version, load)
-    has = inspect.signature(function).parameters
-    for name in parameters:
-        if name not in has:
-            raise ConfigError(_sentence(version, f"{place} has parameters {tuple(has)}", f"{name!r} among them"))
-
-
-def _check_fields(place: str, names: tuple[str, ...], version: str, load: Callable[[str], ModuleType]) -> None:
-    cls = _find(place, version, load)
-    has = {field.name for field in fields(cls)} if is_dataclass(cls) else set(dir(cls))
-    for name in names:
-        if name not in has:
-            raise ConfigError(_sentence(version, f"{place} has no field {name!r}", "one"))
 
 
 def _find(place: str, version: str, load: Callable[[str], ModuleType]) -> Any:
@@ -96,9 +87,9 @@ def _find(place: str, version: str, load: Callable[[str], ModuleType]) -> Any:
         for name in path.split("."):
             found = getattr(found, name)
     except (ModuleNotFoundError, AttributeError):
-        raise ConfigError(_sentence(version, f"{place} is not there", "it")) from None
+        raise _incompatible(version, f"{place} is not there", "it") from None
     return found
 
 
-def _sentence(version: str, found: str, expected: str) -> str:
-    return f"in vLLM {version}, {found}; expected {expected}, as in {_versions()}"
+def _incompatible(version: str, found: str, expected: str) -> ConfigError:
+    return ConfigError(f"in vLLM {version}, {found}; expected {expected}, as in {_versions()}")
