@@ -33,31 +33,14 @@ class Admission:
     def __init__(self, running: int, queued: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = running + queued
         self._clock = clock
-        self._active = 0
-        self._rejected = 0
-        self._draining = False
+        self.active = 0
+        """Continuations that have been admitted and have not ended."""
+        self.rejected = 0
+        """Requests refused because the server was full."""
+        self.draining = False
+        """No more requests are taken."""
         self._completed: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
         """When, and how many continuations."""
-
-    @property
-    def limit(self) -> int:
-        """Most continuations in the server at once."""
-        return self._limit
-
-    @property
-    def active(self) -> int:
-        """Continuations that have been admitted and have not ended."""
-        return self._active
-
-    @property
-    def rejected(self) -> int:
-        """Requests refused because the server was full."""
-        return self._rejected
-
-    @property
-    def draining(self) -> bool:
-        """No more requests are taken."""
-        return self._draining
 
     @asynccontextmanager
     async def slot(self, weight: int = 1) -> AsyncIterator[None]:
@@ -73,29 +56,26 @@ class Admission:
         try:
             yield
         finally:
-            self._release(weight)
+            self.active -= weight
+            self._completed.append((self._clock(), weight))
 
     def drain(self) -> None:
         """Refuses all requests from now on."""
-        self._draining = True
+        self.draining = True
 
     def _admit(self, weight: int) -> None:
-        if self._draining:
+        if self.draining:
             raise shutting_down()
         if weight > self._limit:
             raise bad_request(
                 f"the request asks for {weight} continuations (prompts times n), but the server takes {self._limit} "
                 "at once; expected fewer"
             )
-        excess = self._active + weight - self._limit
+        excess = self.active + weight - self._limit
         if excess > 0:
-            self._rejected += 1
+            self.rejected += 1
             raise overloaded(self._retry_after(excess))
-        self._active += weight
-
-    def _release(self, weight: int) -> None:
-        self._active -= weight
-        self._completed.append((self._clock(), weight))
+        self.active += weight
 
     def _retry_after(self, excess: int) -> int:
         """Seconds until ``excess`` more continuations will have ended, at the rate of late."""

@@ -127,14 +127,10 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._state = state
         self._watching: asyncio.Task[None] | None = None
-        self._failed = False
+        self.failed = False
+        """It has ended because its engine died."""
         self._signal = ""
         """The first that came; told when the server's loop has it, as a handler may have interrupted the log."""
-
-    @property
-    def failed(self) -> bool:
-        """It has ended because its engine died."""
-        return self._failed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Without uvicorn's memory of signals, which it would raise again when all is done."""
@@ -185,4 +181,4 @@ class DrainingServer(uvicorn.Server):
         why = await self._state.llm.wait_ended()
         logger.error("%s", why)
         if self._state.config.shutdown_on_engine_death:
-            self._failed = self.should_exit = True
+            self.failed = self.should_exit = True
