@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dynaspec.observe.format import duration_text
+
 from .alternatives import DRAFTED, Alternative, step_reason
 from .estimates import Calibration, LogCosts
 from .log_data import EMBEDDED, LogData, LogSteps
@@ -114,8 +116,8 @@ def expectations(data: LogData) -> list[str]:
     prices = data.steps.token_price_s[np.isfinite(data.steps.token_price_s)]
     if prices.size:
         lines.append(
-            f"One more token was worth {_duration(float(np.median(prices)))} in the median: a draft token was added "
-            "only if it was expected to bring in more than it cost."
+            f"One more token was worth {duration_text(float(np.median(prices)))} in the median: a draft token was "
+            "added only if it was expected to bring in more than it cost."
         )
     return [*lines, *_probes(data)]
 
@@ -129,8 +131,8 @@ def _expected_steps(steps: LogSteps) -> list[str]:
     known = np.isfinite(steps.expected_s)
     if known.any():
         expected, took = (float(np.median(seconds[known])) for seconds in (steps.expected_s, steps.step_s))
-        measured = f" and took {_duration(took)}" if took > 0.0 else ""
-        lines.append(f"The median step was expected to take {_duration(expected)}{measured}.")
+        measured = f" and took {duration_text(took)}" if took > 0.0 else ""
+        lines.append(f"The median step was expected to take {duration_text(expected)}{measured}.")
     return lines
 
 
@@ -296,12 +298,6 @@ def _closed(share: float) -> str:
 def _percent(share: float) -> str:
     digits = 1 if 0 < share < 0.1 or 0.99 < share < 1 else 0
     return f"{100 * share:.{digits}f}\u00a0%"  # a line must not end before the sign
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 1.0:
-        return f"{seconds:,.{0 if seconds >= 100.0 else 1}f}\u00a0s"
-    return f"{1e3 * seconds:.3g}\u00a0ms" if seconds >= 1e-4 else f"{1e6 * seconds:.3g}\u00a0µs"
 
 
 def _count(number: int, noun: str) -> str:

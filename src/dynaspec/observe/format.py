@@ -79,6 +79,13 @@ def number_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+def duration_text(seconds: float) -> str:
+    """In the unit that suits it; a line does not end before the unit."""
+    if seconds >= 1.0:
+        return f"{seconds:,.{0 if seconds >= 100.0 else 1}f}\u00a0s"
+    return f"{1e3 * seconds:.3g}\u00a0ms" if seconds >= 1e-4 else f"{1e6 * seconds:.3g}\u00a0µs"
+
+
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}%"
 

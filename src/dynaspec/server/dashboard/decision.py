@@ -9,6 +9,7 @@ from typing import Literal
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.estimates import Estimates, Probe, chance, read_estimates
 from dynaspec.observe.estimates import Mode as StepMode
+from dynaspec.observe.format import duration_text
 from dynaspec.observe.snapshot import EngineSnapshot
 
 Mode = Literal["off", "idle", "plain", "speculating", "probing"]
@@ -163,7 +164,7 @@ def _reasons(estimates: Estimates, mode: StepMode) -> list[str]:
     said.append(_step(estimates))
     if estimates.token_price_s is not None:
         said.append(
-            f"One more token is worth {_duration(estimates.token_price_s)}: a draft token is added only if it is "
+            f"One more token is worth {duration_text(estimates.token_price_s)}: a draft token is added only if it is "
             "expected to bring in more than it costs."
         )
     if mode == "speculate":
@@ -179,7 +180,7 @@ def _step(estimates: Estimates) -> str | None:
     if estimates.expected_tokens is not None:
         expected.append(f"emit {estimates.expected_tokens:,.1f} tokens")
     if estimates.expected_step_s is not None:
-        expected.append(f"take {_duration(estimates.expected_step_s)}")
+        expected.append(f"take {duration_text(estimates.expected_step_s)}")
     return f"The latest step was expected to {' and '.join(expected)}." if expected else None
 
 
@@ -284,12 +285,6 @@ def _digits(number: float) -> str:
 
 def _steps(number: float) -> str:
     return f"{number:,.1f} steps"
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 1.0:
-        return f"{seconds:,.{0 if seconds >= 100.0 else 1}f}\u00a0s"
-    return f"{1e3 * seconds:.3g}\u00a0ms" if seconds >= 1e-4 else f"{1e6 * seconds:.3g}\u00a0µs"
 
 
 def _percent(share: float) -> str:
