@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -77,18 +78,13 @@ class Queue:
 class Decoding:
     """Columns of the requests that decode."""
 
-    request: Ints
+    request: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """[B] indices into the trace."""
-    position: Ints
+    position: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """[B] output tokens they have."""
-    lag: Ints
+    lag: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """[B] committed tokens, but the last, that the drafter has not seen."""
     ids: tuple[str, ...] = ()
-
-    @classmethod
-    def empty(cls) -> Decoding:
-        none = np.zeros(0, dtype=np.int64)
-        return cls(none, none.copy(), none.copy())
 
     def __len__(self) -> int:
         return len(self.request)
@@ -269,8 +265,8 @@ class HostConfig:
     ragged: bool = True
     can_stop: bool = True
     can_trim: bool = True
-    passes_per_draft: str = "per_token"
-    """``per_token``: a draft model, ``one``: parallel heads."""
+    passes_per_draft: Literal["none", "one", "per_token"] = "per_token"
+    """Never ``none``; ``per_token``: a draft model, ``one``: parallel heads."""
     catch_up_tokens: int = 512
     """Committed tokens that a drafter takes in for a request in one step; one that lags further drafts nothing."""
     kv_tokens: int | None = None
@@ -295,13 +291,7 @@ class HostConfig:
         name = "draft_model" if self.passes_per_draft == "per_token" else "parallel_heads"
         return Limits(
             draft_lens=tuple(range(self.max_draft + 1)),
-            proposers=(
-                ProposerTraits(
-                    name=name,
-                    passes_per_draft="per_token" if self.passes_per_draft == "per_token" else "one",
-                    has_confidence=has_confidence,
-                ),
-            ),
+            proposers=(ProposerTraits(name, self.passes_per_draft, has_confidence),),
             ragged=self.ragged,
             can_stop=self.can_stop and self.passes_per_draft == "per_token",
             can_trim=self.can_trim,
@@ -358,7 +348,7 @@ class _Simulation:
         self._names = [f"r{i}" for i in range(len(trace))]
         self._queue = Queue(trace, arrivals)
         self._prefill = Prefill(trace, host.max_num_seqs, host.max_num_batched_tokens, kv_tokens)
-        self._decoding = Decoding.empty()
+        self._decoding = Decoding()
         self._first_s: Floats = np.full(len(trace), np.nan)
         self._finished_s: Floats = np.full(len(trace), np.nan)
         self._now = 0.0

@@ -238,19 +238,14 @@ def parse_arrivals(text: str, trace: Trace, rng: np.random.Generator) -> Arrival
         ConfigError: another form, or values out of range.
     """
     kind, *values = text.split(":")
-    if kind not in _KINDS or len(values) not in _KINDS[kind].values:
+    counts, build = _KINDS.get(kind, (range(0), _of_trace))
+    if len(values) not in counts:
         raise ConfigError(f"the arrivals are {text!r}; expected {FORMS}")
     try:
         numbers = [float(value) for value in values]
     except ValueError:
         raise ConfigError(f"the arrivals are {text!r}; expected numbers in {FORMS}") from None
-    return _KINDS[kind].build(numbers, trace, rng)
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    values: range
-    build: Callable[[list[float], Trace, np.random.Generator], Arrivals]
+    return build(numbers, trace, rng)
 
 
 def _of_trace(_: list[float], trace: Trace, rng: np.random.Generator) -> Arrivals:
@@ -259,14 +254,15 @@ def _of_trace(_: list[float], trace: Trace, rng: np.random.Generator) -> Arrival
     return Arrivals(trace.arrival_s - trace.arrival_s[0])
 
 
-_KINDS: Mapping[str, _Kind] = {
-    "poisson": _Kind(range(1, 2), lambda v, trace, rng: poisson(len(trace), v[0], rng)),
-    "burst": _Kind(range(2, 3), lambda v, trace, rng: bursts(len(trace), v[0], _whole(v[1]), rng)),
-    "shift": _Kind(range(2, 17), lambda v, trace, rng: shift(len(trace), v, rng)),
-    "rollout": _Kind(range(1), lambda v, trace, rng: rollout(len(trace))),
-    "closed": _Kind(range(1, 3), lambda v, trace, rng: closed_loop(len(trace), _whole(v[0]), *v[1:])),
-    "trace": _Kind(range(1), _of_trace),
+_KINDS: Mapping[str, tuple[range, Callable[[list[float], Trace, np.random.Generator], Arrivals]]] = {
+    "poisson": (range(1, 2), lambda v, trace, rng: poisson(len(trace), v[0], rng)),
+    "burst": (range(2, 3), lambda v, trace, rng: bursts(len(trace), v[0], _whole(v[1]), rng)),
+    "shift": (range(2, 17), lambda v, trace, rng: shift(len(trace), v, rng)),
+    "rollout": (range(1), lambda v, trace, rng: rollout(len(trace))),
+    "closed": (range(1, 3), lambda v, trace, rng: closed_loop(len(trace), _whole(v[0]), *v[1:])),
+    "trace": (range(1), _of_trace),
 }
+"""How many numbers each form has, and what it makes of them."""
 
 
 def _rate(rate: float) -> float:
