@@ -8,7 +8,7 @@ from .rng import GOLDEN, MULTIPLIERS, SHIFTS
 
 
 def hashes(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """The same integers as ``rng.hashes``, as int64 bit patterns. keys: [R] int64 → [R, count]."""
+    """The first numbers of each stream, see ``rng.nth``, as int64 bit patterns. keys: [R] int64 → [R, count]."""
     index = torch.arange(1, count + 1, device=keys.device)
     state = keys[:, None] + index * _signed(GOLDEN)
     for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):

@@ -322,16 +322,6 @@ def race(weights: Float32, keys: UInt64, out: Int64) -> None:
 
 
 @kernel
-def exponentials(keys: UInt64, count: int) -> Float64:
-    """Exponential noise [R, count] of the streams ``keys`` [R], as ``race`` uses it."""
-    out = np.empty((keys.size, count), np.float64)
-    for r in range(keys.size):
-        for i in range(count):
-            out[r, i] = _exponential(nth(keys[r], i))
-    return out
-
-
-@kernel
 def keep_set(scores: Float32, index: Int64, bits: npt.NDArray[np.int32]) -> None:
     """Sets scores[index[r], i] to −inf where bit i % 32 of bits[r, i // 32] is 0, and behind the last bit.
 

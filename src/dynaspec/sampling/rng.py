@@ -97,13 +97,3 @@ def uniforms(keys: UInt64) -> npt.NDArray[np.float64]:
     for r in range(keys.size):
         out[r] = (np.float64(np.int64(nth(keys[r], 0) >> np.uint64(12))) + 0.5) * 2.0**-52
     return out
-
-
-@kernel
-def hashes(keys: UInt64, count: int) -> UInt64:
-    """The first ``count`` numbers of each stream, [R, count]. Reference for implementations on other devices."""
-    out = np.empty((keys.size, count), np.uint64)
-    for r in range(keys.size):
-        for i in range(count):
-            out[r, i] = nth(keys[r], i)
-    return out

@@ -7,8 +7,30 @@ import pytest
 import torch
 from scipy import stats
 
+from dynaspec.compiled import kernel
 from dynaspec.sampling import accelerator, cpu
-from dynaspec.sampling.rng import GOLDEN, Purpose, hashes, request_key, row_keys, uniforms
+from dynaspec.sampling.cpu import _exponential
+from dynaspec.sampling.rng import GOLDEN, Purpose, UInt64, nth, request_key, row_keys, uniforms
+
+
+@kernel
+def hashes(keys: UInt64, count: int) -> UInt64:
+    """The first ``count`` numbers of each stream, [R, count]."""
+    out = np.empty((keys.size, count), np.uint64)
+    for r in range(keys.size):
+        for i in range(count):
+            out[r, i] = nth(keys[r], i)
+    return out
+
+
+@kernel
+def exponentials(keys: UInt64, count: int) -> cpu.Float64:
+    """Exponential noise [R, count] of the streams ``keys`` [R], as ``cpu.race`` uses it."""
+    out = np.empty((keys.size, count), np.float64)
+    for r in range(keys.size):
+        for i in range(count):
+            out[r, i] = _exponential(nth(keys[r], i))
+    return out
 
 
 def keys_of(seed: int, n_index: int, position: int, purpose: Purpose, depth: int = 0) -> int:
@@ -63,14 +85,14 @@ def test_uniforms_never_reach_an_end() -> None:
         assert 0.0 < uniforms(key)[0] < 1.0
         for noise in (
             accelerator.exponentials(torch.from_numpy(key.view(np.int64)), 1)[0, 0],
-            cpu.exponentials(key, 1)[0, 0],
+            exponentials(key, 1)[0, 0],
         ):
             assert 0.0 < float(noise) < 40.0
 
 
 def test_noise_is_exponential_and_the_same_on_all_devices() -> None:
     keys = hashes(np.zeros(1, np.uint64), 20)[0]
-    noise = cpu.exponentials(keys, 1000)
+    noise = exponentials(keys, 1000)
     assert stats.kstest(noise.ravel(), "expon").pvalue > 1e-3
     other = accelerator.exponentials(torch.from_numpy(keys.view(np.int64)), 1000).numpy()
     np.testing.assert_allclose(noise, other, rtol=1e-14)
