@@ -111,6 +111,14 @@ class RequestTotals:
     output_length: HistogramCounts
 
 
+_BOUNDS: Mapping[str, tuple[float, ...]] = {
+    **dict.fromkeys(("queue_s", "prefill_s", "first_token_s", "decode_s", "inference_s", "e2e_s"), WAIT_S),
+    **dict.fromkeys(("inter_token_s", "per_output_token_s"), STEP_S),
+    **dict.fromkeys(("prompt_length", "output_length"), TOKENS),
+}
+"""Of the histograms of ``RequestTotals``, by field."""
+
+
 @dataclass(slots=True)
 class _Progress:
     """What has been seen of a continuation."""
@@ -127,10 +135,7 @@ class RequestMeter:
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._finished: dict[FinishReason, int] = dict.fromkeys(FINISH_REASONS, 0)
-        self._queue, self._prefill, self._first_token = Histogram(WAIT_S), Histogram(WAIT_S), Histogram(WAIT_S)
-        self._inter_token, self._per_output_token = Histogram(STEP_S), Histogram(STEP_S)
-        self._decode, self._inference, self._e2e = Histogram(WAIT_S), Histogram(WAIT_S), Histogram(WAIT_S)
-        self._prompt_length, self._output_length = Histogram(TOKENS), Histogram(TOKENS)
+        self._seen = {name: Histogram(bounds) for name, bounds in _BOUNDS.items()}
 
     def arrived(self, request: Timed) -> None:
         """It is followed from now on, until it ends."""
@@ -145,7 +150,7 @@ class RequestMeter:
             tokens, now = len(request.output), request.last_token_s
             if tokens > progress.tokens:
                 if progress.tokens:
-                    self._inter_token.observe(now - progress.at)
+                    self._seen["inter_token_s"].observe(now - progress.at)
                 else:
                     self._begun(request)
                 self._generation_tokens += tokens - progress.tokens
@@ -162,34 +167,25 @@ class RequestMeter:
             return
         later = len(request.output) - 1
         decoding = request.last_token_s - request.first_token_s
-        self._e2e.observe(request.finished_s - request.arrival_s)
-        self._inference.observe(request.finished_s - request.scheduled_s)
-        self._decode.observe(decoding)
+        self._seen["e2e_s"].observe(request.finished_s - request.arrival_s)
+        self._seen["inference_s"].observe(request.finished_s - request.scheduled_s)
+        self._seen["decode_s"].observe(decoding)
         if later > 0:
-            self._per_output_token.observe(decoding / later)
-        self._prompt_length.observe(len(request.prompt))
-        self._output_length.observe(later + 1)
+            self._seen["per_output_token_s"].observe(decoding / later)
+        self._seen["prompt_length"].observe(len(request.prompt))
+        self._seen["output_length"].observe(later + 1)
 
     def snapshot(self) -> RequestTotals:
         return RequestTotals(
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             finished=dict(self._finished),
-            queue_s=self._queue.snapshot(),
-            prefill_s=self._prefill.snapshot(),
-            first_token_s=self._first_token.snapshot(),
-            inter_token_s=self._inter_token.snapshot(),
-            decode_s=self._decode.snapshot(),
-            inference_s=self._inference.snapshot(),
-            e2e_s=self._e2e.snapshot(),
-            per_output_token_s=self._per_output_token.snapshot(),
-            prompt_length=self._prompt_length.snapshot(),
-            output_length=self._output_length.snapshot(),
+            **{name: seen.snapshot() for name, seen in self._seen.items()},
         )
 
     def _begun(self, request: Timed) -> None:
         """Its first tokens have come."""
         self._prompt_tokens += len(request.prompt)
-        self._queue.observe(request.scheduled_s - request.arrival_s)
-        self._prefill.observe(request.first_token_s - request.scheduled_s)
-        self._first_token.observe(request.first_token_s - request.arrival_s)
+        self._seen["queue_s"].observe(request.scheduled_s - request.arrival_s)
+        self._seen["prefill_s"].observe(request.first_token_s - request.scheduled_s)
+        self._seen["first_token_s"].observe(request.first_token_s - request.arrival_s)
