@@ -18,8 +18,6 @@ class FamilyCollector(Collector, Generic[S]):
     """The families of one source, read off it anew for each collection.
 
     Args:
-        families: what to tell.
-        source: what it is read off.
         namespace: comes before every name, with a colon.
         labels: go with every sample.
     """

@@ -33,8 +33,6 @@ def draw(
 
     Args:
         scores: [R, V] from ``SamplerState.process``
-        rows: what the rows are
-        state: the requests' parameters
         purpose: TARGET for tokens to be committed, DRAFT for tokens to be verified
 
     Returns:

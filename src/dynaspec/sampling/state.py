@@ -176,14 +176,11 @@ class SamplerState:
         """A request takes a lane; after a preemption with the output it already has.
 
         Args:
-            lane: a free lane
-            params: the request's parameters
             seed: ``params.seed``, or a random number if that is None
             n_index: which of the request's ``n`` continuations this is
             eos_token_ids: the model's end-of-sequence tokens
             bad_words: ``params.bad_words`` as token sequences
-            prompt: token ids
-            output: token ids already final
+            output: tokens that are final already
             grammar: ``params.structured_outputs``, compiled
 
         Raises:
@@ -262,7 +259,6 @@ class SamplerState:
 
         Args:
             logits: [R, V] float32; never changed
-            rows: what the rows are
 
         Returns:
             [R, V] float32; ``logits`` itself where there is nothing to do.

@@ -84,7 +84,6 @@ class ApiKeys:
     """Answers requests without a valid key with 401, before their body is read.
 
     Args:
-        app: who gets the others.
         keys: any of them is valid.
     """
 
@@ -132,7 +131,6 @@ class BoundedBody:
     """Reads a body before the app sees the request, and refuses what is too large (413) or too slow (408).
 
     Args:
-        app: who gets the requests whose body is there.
         limit: bytes.
         timeout_s: seconds from the headers to the body's last byte.
         seen: called with each body, if anyone wants to see them.
@@ -248,7 +246,6 @@ class Exchanges:
     ``completion_tokens``, for the log, and ``answer_headers``, for the answer.
 
     Args:
-        app: who answers.
         metrics: where exchanges are counted.
         access_log: log a line for each request.
         quote: whether the log may quote what callers have sent.
