@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.observe.counts import SpecCounts
 
 from .client import RequestRecord, send
-from .results import Load, LoadFigures, SpecCounters, measure, read_counters
+from .results import Load, LoadFigures, measure, read_counters
 from .server import LoadSettings, Served, Server, ServerError, connect
 from .workload import (
     RANDOM,
@@ -122,7 +123,7 @@ class FinishedLoad:
     fitted: Fitted
     load: Load
     measured: LoadFigures
-    counters: SpecCounters | None
+    counters: SpecCounts | None
     """What the server's counters of speculation grew by; None if it has none."""
 
 
@@ -215,7 +216,7 @@ def _counting(stage: str, total: int, progress: Progress) -> Callable[[], None]:
     return one_more
 
 
-async def _counters(server: Server) -> SpecCounters | None:
+async def _counters(server: Server) -> SpecCounts | None:
     page = await server.get("/metrics")
     return None if page is None else read_counters(page.decode("utf-8", "replace"))
 

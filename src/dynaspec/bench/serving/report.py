@@ -209,14 +209,13 @@ def _counter_figures(finished: FinishedLoad) -> dict[str, Any]:
     counters = finished.counters
     if counters is None or not counters.draft_tokens:
         return {}
-    rate = counters.acceptance_rate
     return {
-        "spec_decode_acceptance_rate": None if rate is None else 100 * rate,
-        "spec_decode_acceptance_length": counters.acceptance_length,
+        "spec_decode_acceptance_rate": 100 * counters.accepted / counters.draft_tokens,
+        "spec_decode_acceptance_length": counters.mean_acceptance_length,
         "spec_decode_num_drafts": counters.drafts,
         "spec_decode_draft_tokens": counters.draft_tokens,
-        "spec_decode_accepted_tokens": counters.accepted_tokens,
-        "spec_decode_per_position_acceptance_rates": counters.rates_per_position,
+        "spec_decode_accepted_tokens": counters.accepted,
+        "spec_decode_per_position_acceptance_rates": list(counters.rate_per_position),
     }
 
 
@@ -298,9 +297,9 @@ def _speculation(finished: FinishedLoad) -> list[tuple[str, str]]:
     counters = finished.counters
     if counters is not None and counters.draft_tokens:
         facts += [
-            ("acceptance length", f"{counters.acceptance_length:.2f} tokens a draft"),
-            ("accepted", f"{_percent(counters.acceptance_rate)} of {counters.draft_tokens} drafted tokens"),
-            ("by position", _rates(counters.rates_per_position)),
+            ("acceptance length", f"{counters.mean_acceptance_length:.2f} tokens a draft"),
+            ("accepted", f"{_percent(counters.draft_acceptance_rate)} of {counters.draft_tokens} drafted tokens"),
+            ("by position", _rates(counters.rate_per_position)),
         ]
     total = total_drafts(finished.load.records)
     if total.drafted:
@@ -336,7 +335,5 @@ def _percent(value: float | None) -> str:
 
 
 def _rates(rates: Sequence[float]) -> str:
-    """Without positions at the end that no draft has reached."""
-    rates = rates[: max((i + 1 for i, rate in enumerate(rates) if rate), default=0)]
     shown = " ".join(f"{rate:.2f}" for rate in rates[:_SHOWN_POSITIONS])
     return (shown + " …" if len(rates) > _SHOWN_POSITIONS else shown) or "-"

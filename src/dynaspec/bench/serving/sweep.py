@@ -361,8 +361,8 @@ def _row(side: str, point: LoadPoint, first: str, cells: Sequence[Cell]) -> Swee
         e2el_ms=middle(lambda run: _spread(run, "e2el").median),
         tail_e2el_ms=middle(lambda run: _spread(run, "e2el").percentiles[tail_of(cells)]),
         goodput=middle(lambda run: None if run.measured.good is None else run.measured.per_second(run.measured.good)),
-        acceptance_length=middle(lambda run: run.counters.acceptance_length if run.counters else None),
-        acceptance_rate=middle(lambda run: run.counters.acceptance_rate if run.counters else None),
+        acceptance_length=middle(lambda run: run.counters.mean_acceptance_length if run.counters else None),
+        acceptance_rate=middle(lambda run: run.counters.draft_acceptance_rate if run.counters else None),
         failed=sum(len(run.measured.failures) for run in runs),
     )
 
