@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -239,14 +239,6 @@ class RequestRecord:
     def itl_s(self) -> tuple[float, ...]:
         """Times between its chunks."""
         return tuple(after - before for before, after in pairwise(self.chunks_s))
-
-    def counted(self, tokens: int) -> RequestRecord:
-        """The same with another number of output tokens."""
-        return replace(self, output_tokens=tokens)
-
-    def queued(self, seconds: float) -> RequestRecord:
-        """The same after a wait in the client."""
-        return replace(self, queued_s=seconds)
 
 
 class _RequestFailed(Exception):

@@ -8,7 +8,7 @@ import resource
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -101,7 +101,7 @@ async def put_load(
         async with places:
             record = await send(index)
         on_done()
-        return record.queued(record.start_s - arrived)
+        return replace(record, queued_s=record.start_s - arrived)
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(index)) for index in range(len(times))]
@@ -225,7 +225,8 @@ def _recounted(load: Load, tokens: Tokens | None) -> Load:
     """Output tokens by the client's own tokenizer, where the server has not counted them."""
     if not isinstance(tokens, LocalTokens):
         return load
-    records = [
-        record if record.usage is not None else record.counted(tokens.count(record.text)) for record in load.records
-    ]
-    return load.with_records(records)
+    records = (
+        record if record.usage is not None else replace(record, output_tokens=tokens.count(record.text))
+        for record in load.records
+    )
+    return replace(load, records=tuple(records))

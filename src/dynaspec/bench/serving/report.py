@@ -158,11 +158,6 @@ def result_name(finished: FinishedLoad, label: str | None) -> str:
     return f"{label or finished.settings.target.backend}-{rate}qps{concurrency}-{model}-{_now()}.json"
 
 
-def percentile_key(percentile: float, name: str) -> str:
-    """``p99_ttft_ms``, ``p99.9_ttft_ms``."""
-    return f"p{percentile:g}_{name}_ms"
-
-
 def _setup(finished: FinishedLoad, label: str | None) -> dict[str, Any]:
     target, traffic = finished.settings.target, finished.settings.traffic
     return {
@@ -200,7 +195,7 @@ def _times_in_ms(finished: FinishedLoad) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for name, spread in finished.measured.spreads.items():
         found |= {f"mean_{name}_ms": spread.mean, f"median_{name}_ms": spread.median, f"std_{name}_ms": spread.std}
-        found |= {percentile_key(percentile, name): value for percentile, value in spread.percentiles.items()}
+        found |= {f"p{percentile:g}_{name}_ms": value for percentile, value in spread.percentiles.items()}
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,10 +38,6 @@ class Load:
     """Processor time of this process meanwhile."""
     send_lag_s: float
     """By how much the latest of the requests was late, other than for the limit of concurrency."""
-
-    def with_records(self, records: Sequence[RequestRecord]) -> Load:
-        """The same with other records."""
-        return replace(self, records=tuple(records))
 
 
 @dataclass(frozen=True, slots=True)
