@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +25,8 @@ from .serving.sweep import LoadPoint, SweepRow
 INK, GREY, RULE, EDGE = "#2f3640", "#9aa5b1", "#e6e9ed", "#b8c0ca"
 BLUE, GOLD, GREEN, RED = "#3b7dc4", "#e3a857", "#2a9d6f", "#c8553d"
 SERIES = (BLUE, GOLD, GREEN, RED, "#8d6cc0", "#4aa8b5", "#b07a4f", "#d07fa8", "#7f8c3a", "#5b6570")
-_DEMO_COLOURS = ("#9aa5b1", "#e3a857", "#7aa6d8", "#2a9d6f")
+_DEMO_COLOURS = (GREY, GOLD, "#7aa6d8", GREEN)
 """Of the ways, in their order."""
-_DEMO_INK = "#2f3640"
 _MOST_BARS = 42
 """In a line of the picture, gaps between groups counted."""
 _WASTED = "#f0cfc6"
@@ -88,38 +87,25 @@ def plot_summaries(summaries: Mapping[str, Mapping[str, Summary]], path: Path, t
 
     Args:
         summaries: kind of prompt → policy → summary.
+
+    Raises:
+        ConfigError: the file cannot be written.
     """
-    figure = Figure(figsize=(14, 7.2), dpi=150, facecolor="white", layout="constrained")
-    canvas = FigureCanvasAgg(figure)
+    figure = new_figure(14, 7.2, title + "\n")
     axes = figure.subplots(2, 2).flatten()
+    ways = list(next(iter(summaries.values())))
+    colours = {name_of(way): colour for way, colour in zip(ways, _DEMO_COLOURS, strict=True)}
     for ax, panel in zip(axes, _DEMO_PANELS, strict=True):
-        _draw_panel(ax, panel, summaries)
-    axes[1].axhline(1.0, color=_DEMO_INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+        shown = [way for way in ways if panel.with_plain or way != PLAIN]
+        heights = {name_of(way): [panel.quantity(kind[way]) for kind in summaries.values()] for way in shown}
+        _draw_groups(ax, heights, colours, panel.label)
+        tidy(ax, panel.title, "", panel.unit)
+        ax.set_xticks(range(len(summaries)), list(summaries), fontsize=10, color=INK)
+        ax.margins(y=0.14)
+    axes[1].axhline(1.0, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=10)
-    figure.suptitle(title + "\n", x=0.012, ha="left", fontsize=13, color=_DEMO_INK)
-    canvas.print_png(path)  # type: ignore[no-untyped-call]
-
-
-def _draw_panel(ax: Axes, panel: _Panel, summaries: Mapping[str, Mapping[str, Summary]]) -> None:
-    ways = list(next(iter(summaries.values())))
-    policies = [policy for policy in ways if panel.with_plain or policy != PLAIN]
-    width = 0.8 / len(policies)
-    colours = dict(zip(ways, _DEMO_COLOURS, strict=True))
-    for i, policy in enumerate(policies):
-        heights = [panel.quantity(of_kind[policy]) for of_kind in summaries.values()]
-        places = [x + (i - (len(policies) - 1) / 2) * width for x in range(len(summaries))]
-        bars = ax.bar(places, heights, 0.9 * width, color=colours[policy], label=name_of(policy), zorder=2)
-        ax.bar_label(bars, [panel.label.format(height) for height in heights], fontsize=7, padding=2, color=_DEMO_INK)
-    ax.set_title(panel.title, loc="left", fontsize=11.5, fontweight="bold", color=_DEMO_INK)
-    ax.set_ylabel(panel.unit, fontsize=9, color=_DEMO_INK)
-    ax.set_xticks(range(len(summaries)), list(summaries), fontsize=10, color=_DEMO_INK)
-    ax.tick_params(axis="y", labelsize=8.5, colors=_DEMO_INK, length=0)
-    ax.tick_params(axis="x", length=0)
-    ax.grid(axis="y", color="#e6e9ed", linewidth=0.8, zorder=0)
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.spines["bottom"].set_color("#b8c0ca")
-    ax.margins(y=0.14)
+    save_png(figure, path)
 
 
 def plot_categories(session: Session, path: Path, model: str, title: str) -> None:
@@ -135,8 +121,10 @@ def plot_categories(session: Session, path: Path, model: str, title: str) -> Non
     size = max(8.0, 1.5 + 0.28 * len(lines[0]) * (len(ways) + 1)), 1.4 + 3.0 * len(lines)
     figure = new_figure(*size, f"{model}: speed-up over plain decoding")
     panels = figure.subplots(len(lines), 1, sharey=True, squeeze=False)[:, 0]
+    colours = _series(ways)
     for ax, shown in zip(panels, lines, strict=True):
-        _draw_groups(ax, {name: [speedups[name][category] for category in shown] for name in ways})
+        _draw_groups(ax, {name: [speedups[name][category] for category in shown] for name in ways}, colours)
+        ax.axhline(1.0, color=EDGE, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
         tidy(ax, title if ax is panels[0] else "", "", "times")
         ax.set_xticks(range(len(shown)), shown, fontsize=9, color=INK)
         ax.set_xlim(-0.6, len(lines[0]) - 0.4)  # bars of all lines are as wide
@@ -147,14 +135,20 @@ def plot_categories(session: Session, path: Path, model: str, title: str) -> Non
     save_png(figure, path)
 
 
-def _draw_groups(ax: Axes, heights: Mapping[str, Sequence[float]]) -> None:
+def _draw_groups(
+    ax: Axes, heights: Mapping[str, Sequence[float]], colours: Mapping[str, str], label: str = "{:.2f}"
+) -> None:
     """A bar for every way in each group."""
     width = 0.8 / len(heights)
     for i, (name, of_way) in enumerate(heights.items()):
         places = [x + (i - (len(heights) - 1) / 2) * width for x in range(len(of_way))]
-        bars = ax.bar(places, of_way, 0.9 * width, color=SERIES[i % len(SERIES)], label=name, zorder=2)
-        ax.bar_label(bars, [f"{height:.2f}" for height in of_way], fontsize=6.5, padding=2, color=INK)
-    ax.axhline(1.0, color=EDGE, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+        bars = ax.bar(places, of_way, 0.9 * width, color=colours[name], label=name, zorder=2)
+        ax.bar_label(bars, [label.format(height) for height in of_way], fontsize=6.5, padding=2, color=INK)
+
+
+def _series(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each of the names, in their order."""
+    return {name: SERIES[i % len(SERIES)] for i, name in enumerate(dict.fromkeys(names))}
 
 
 def plot_iterations(result: TaskResult, sides: Sequence[str], path: Path) -> None:
@@ -292,7 +286,7 @@ def plot_sweep(rows: Sequence[SweepRow], path: Path, title: str) -> None:
 
 
 def _by_load(ax: Axes, rows: Sequence[SweepRow], points: Sequence[LoadPoint], value: Value) -> None:
-    for side, colour in _side_colours(rows).items():
+    for side, colour in _series(row.side for row in rows).items():
         known = [
             (points.index(row.point), found) for row in rows if row.side == side and (found := value(row)) is not None
         ]
@@ -303,7 +297,7 @@ def _by_load(ax: Axes, rows: Sequence[SweepRow], points: Sequence[LoadPoint], va
 
 def _against(ax: Axes, rows: Sequence[SweepRow]) -> None:
     """A point a load, which is written beside it."""
-    for side, colour in _side_colours(rows).items():
+    for side, colour in _series(row.side for row in rows).items():
         known = [row for row in rows if row.side == side and row.e2el_ms is not None]
         places = [(row.output_tokens_per_s, (row.e2el_ms or 0.0) / 1e3) for row in known]
         if not places:
@@ -312,11 +306,6 @@ def _against(ax: Axes, rows: Sequence[SweepRow]) -> None:
         for row, place in zip(known, places, strict=True):
             ax.annotate(row.point.label, place, xytext=(4, 4), textcoords="offset points", fontsize=7.5, color=INK)
     ax.set_xlim(left=0)
-
-
-def _side_colours(rows: Sequence[SweepRow]) -> dict[str, str]:
-    sides = dict.fromkeys(row.side for row in rows)
-    return {side: SERIES[i % len(SERIES)] for i, side in enumerate(sides)}
 
 
 def _load_axis(points: Sequence[LoadPoint]) -> str:
