@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count, groupby
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from dynaspec.api.backend import SteppedEngine, open_engine
@@ -24,7 +23,7 @@ from dynaspec.hosts.vllm.launch import BACKEND_KEY
 from dynaspec.observe.log_reader import Record, read_log
 
 from .datasets import FittedPrompts
-from .profiling import ACCEPTANCE_TOKENS, TIMED_STEPS, WARM_STEPS, Grid, Progress, acceptance_rates, prompt_room
+from .profiling import ACCEPTANCE_TOKENS, TIMED_STEPS, WARM_STEPS, Grid, Progress, as_profile, prompt_room
 
 _CLOSING_STEPS = 1
 """Of a run of equal steps: the last one may already draft for others than it verifies for."""
@@ -49,28 +48,8 @@ class LogMeasurements:
     """Drafts whose token there was accepted."""
 
     def profile(self, grid: Grid) -> Profile:
-        """The grid's part of it: medians.
-
-        Raises:
-            ConfigError: a batch size and length without a step, or no draft at all.
-        """
-        for size in grid.batch_sizes:
-            for k in grid.lengths:
-                if not self.step_ms.get((size, k)):
-                    raise ConfigError(
-                        f"{size} requests never decoded at once with drafts of {k} tokens; expected more KV cache or "
-                        "smaller batches"
-                    )
-        if not self.drafted:
-            raise ConfigError("nothing was drafted, so that acceptance is unknown; expected longer outputs")
-        return Profile(
-            batch_stats={
-                size: {k: round(median(self.step_ms[size, k]), 4) for k in grid.lengths} for size in grid.batch_sizes
-            },
-            acceptance_rate_per_pos=acceptance_rates(self.drafted, self.accepted, grid.longest),
-            max_num_speculative_tokens=grid.longest,
-            is_online=False,
-        )
+        """See ``as_profile``."""
+        return as_profile(grid, self.step_ms, self.drafted, self.accepted)
 
 
 def measured_in(paths: Iterable[Path]) -> LogMeasurements:

@@ -66,9 +66,13 @@ class Cells:
         """Milliseconds of the steps of one batch; None if it has not been measured."""
         return self._steps.get((turn, batch, k))
 
-    def all_step_ms(self, batch: int, k: int, turns: int) -> list[float]:
-        """Of the first ``turns`` batches of this size together."""
-        return [ms for turn in range(turns) for ms in self._steps[turn, batch, k]]
+    def times(self, grid: Grid) -> dict[tuple[int, int], list[float]]:
+        """(batch size, draft length) → milliseconds of the steps of all the grid's batches."""
+        return {
+            (size, k): [ms for turn in range(grid.batches) for ms in self._steps[turn, size, k]]
+            for size in grid.batch_sizes
+            for k in grid.lengths
+        }
 
     def acceptance(self, longest: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """(drafted, accepted) by position, of drafts of this length; None if not counted."""
@@ -182,7 +186,7 @@ def measure(
         counted = count_acceptance(engine, prompts, grid, params)
         cells.add_acceptance(grid.longest, *counted)
     progress("acceptance", 1, 1)
-    return as_profile(grid, cells, *counted)
+    return as_profile(grid, cells.times(grid), *counted)
 
 
 def time_steps(engine: Engine, batch: Sequence[tuple[int, ...]], k: int, params: SamplingParams) -> list[float]:
@@ -203,11 +207,14 @@ def time_steps(engine: Engine, batch: Sequence[tuple[int, ...]], k: int, params:
     finally:
         loop.close()
     if len(times) <= WARM_STEPS:
-        raise ConfigError(
-            f"{len(batch)} requests never decoded at once with drafts of {k} tokens; expected more KV cache or "
-            "smaller batches"
-        )
+        raise _never_at_once(len(batch), k)
     return times[WARM_STEPS:]
+
+
+def _never_at_once(size: int, k: int) -> ConfigError:
+    return ConfigError(
+        f"{size} requests never decoded at once with drafts of {k} tokens; expected more KV cache or smaller batches"
+    )
 
 
 def count_acceptance(
@@ -231,19 +238,27 @@ def acceptance_rates(drafted: Sequence[int], accepted: Sequence[int], longest: i
     return tuple(accumulate(rates[:longest], min))
 
 
-def as_profile(grid: Grid, cells: Cells, drafted: Sequence[int], accepted: Sequence[int]) -> Profile:
-    """Medians over all batches' steps.
+def as_profile(
+    grid: Grid, times: Mapping[tuple[int, int], Sequence[float]], drafted: Sequence[int], accepted: Sequence[int]
+) -> Profile:
+    """Medians of the grid's steps.
+
+    Args:
+        times: (batch size, draft length) → milliseconds.
+        drafted: drafts that have a token at each position.
+        accepted: drafts whose token there was accepted.
 
     Raises:
-        ConfigError: no draft was made, so that there is no acceptance to speak of.
+        ConfigError: a batch size and length without a step, or no draft at all.
     """
+    for size in grid.batch_sizes:
+        for k in grid.lengths:
+            if not times.get((size, k)):
+                raise _never_at_once(size, k)
     if not drafted:
         raise ConfigError("nothing was drafted, so that acceptance is unknown; expected longer outputs")
-    stats = {
-        size: {k: median(cells.all_step_ms(size, k, grid.batches)) for k in grid.lengths} for size in grid.batch_sizes
-    }
     return Profile(
-        batch_stats=stats,
+        batch_stats={size: {k: round(median(times[size, k]), 4) for k in grid.lengths} for size in grid.batch_sizes},
         acceptance_rate_per_pos=acceptance_rates(drafted, accepted, grid.longest),
         max_num_speculative_tokens=grid.longest,
         is_online=False,

@@ -42,7 +42,7 @@ def test_cells_outlive_an_interruption(tmp_path):
         file.write('{"turn": 0, "batch": 2, "k"')  # torn
     again = Cells(path, {"model": "m", "sizes": (1, 2)})
     assert len(again) == 3
-    assert again.all_step_ms(1, 0, 2) == [1.0, 3.0, 2.0]
+    assert (again.step_ms(0, 1, 0), again.step_ms(1, 1, 0)) == ([1.0, 3.0], [2.0])
     assert again.acceptance(2) == ((4, 4), (2, 1))
     assert again.step_ms(0, 2, 0) is None
     again.add_step_ms(0, 2, 0, [5.0])
@@ -68,10 +68,11 @@ def test_the_profile_has_medians_over_all_batches(tmp_path):
     for k in (0, 2):
         cells.add_step_ms(0, 4, k, [1.0 + k, 9.0, 2.0 + k])
         cells.add_step_ms(1, 4, k, [2.0 + k, 2.0 + k])
-    profile = as_profile(Grid((4,), (2,), 2), cells, (10, 10), (6, 3))
+    grid = Grid((4,), (2,), 2)
+    profile = as_profile(grid, cells.times(grid), (10, 10), (6, 3))
     assert profile == Profile({4: {0: 2.0, 2: 4.0}}, (0.6, 0.3), 2)
     with pytest.raises(ConfigError, match="nothing was drafted"):
-        as_profile(Grid((4,), (2,), 2), cells, (), ())
+        as_profile(grid, cells.times(grid), (), ())
 
 
 def test_the_report(tmp_path):
