@@ -35,7 +35,7 @@ from .states import (
     shard_path,
     write_shard,
 )
-from .trainer import BatchPlan, Bench, Gradients, HeadProgress, InProcess, PlanPosition, Trainer, TrainSettings, Workers
+from .trainer import BatchPlan, Gradients, HeadProgress, InProcess, PlanPosition, Trainer, TrainSettings, Workers
 
 CACHE_GB = 50.0
 STAGES = ("data", "states", "train", "export", "measure", "all")
@@ -328,7 +328,7 @@ class HeadPipeline:
         target_head = basis.output[head.get_buffer("ids").cpu()].to(self._device, self._dtype)
         if self._device.type == "cpu" and settings.workers > 1 and self._states_gb:
             return Workers(head, target_head, self._place.shards, settings.loss, settings.workers)
-        return InProcess(Bench(head, target_head, states, settings.loss))
+        return InProcess(head, target_head, states, settings.loss)
 
     def _write(self, head: TrainedHead, basis: Basis, progress: HeadProgress) -> None:
         settings = self._settings

@@ -149,8 +149,11 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-class Bench:
-    """A head with all that a micro-batch needs; gradients add up in its parameters' ``.grad``."""
+class InProcess:
+    """One process, the way to go on a GPU: a head with all that a micro-batch needs.
+
+    Gradients add up in its parameters' ``.grad``.
+    """
 
     def __init__(self, head: TrainedHead, target_head: Tensor, states: StateSource, settings: LossSettings) -> None:
         self._head, self._target_head, self._states, self._settings = head, target_head, states, settings
@@ -164,15 +167,8 @@ class Bench:
         torch.autograd.backward(loss)
         return sums
 
-
-class InProcess:
-    """One process; the way to go on a GPU."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-
     def compute(self, step: BatchStep, seed: int) -> Tensor:
-        return torch.stack([self._bench.run(job) for job in jobs(step, seed)]).sum(0)
+        return torch.stack([self.run(job) for job in jobs(step, seed)]).sum(0)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -262,7 +258,7 @@ def _work(
     torch.set_flush_denormal(True)
     for parameter, gradient in zip(head.parameters(), gradients, strict=True):
         parameter.grad = gradient
-    bench = Bench(head, target_head, Cache(cache), settings)
+    mine = InProcess(head, target_head, Cache(cache), settings)
     parent = os.getppid()
     while os.getppid() == parent:  # else the coordinator was killed
         try:
@@ -272,7 +268,7 @@ def _work(
         if job is None:
             return
         try:
-            done.put(bench.run(job).tolist())
+            done.put(mine.run(job).tolist())
         except Exception as error:
             done.put(f"{type(error).__name__}: {error}")
             raise
