@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynaspec.train.heads.kind import ReadsLastState
-
 from .basis import Basis
 from .export import drafted_tokens
 from .head import StateHead
+from .kind import Kind
 from .shape import DraftVocabulary, HeadShape
 
 
@@ -67,7 +66,7 @@ class MedusaHeads(StateHead):
 
 
 @dataclass(frozen=True, slots=True)
-class Medusa(ReadsLastState):
+class Medusa(Kind):
     """See ``kind.Kind``. So many ``heads``, each of so many ``layers``."""
 
     heads: int = 4

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynaspec.train.heads.kind import ReadsLastState
-
 from .basis import Basis
 from .head import StateHead
+from .kind import Kind
 from .shape import HeadShape
 
 EPS = 1e-6
@@ -84,7 +83,7 @@ class MlpHead(StateHead):
 
 
 @dataclass(frozen=True, slots=True)
-class MlpSpeculator(ReadsLastState):
+class MlpSpeculator(Kind):
     """See ``kind.Kind``. So many ``steps`` of width ``inner``."""
 
     steps: int = 4
