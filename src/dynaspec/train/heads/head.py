@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -59,18 +59,8 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same on ``device``."""
-        return Batch(
-            next_tokens=self.next_tokens.to(device),
-            positions=self.positions.to(device),
-            aux=self.aux.to(device),
-            chain_rows=self.chain_rows.to(device),
-            room=self.room.to(device),
-            labels=self.labels.to(device),
-            last=self.last.to(device),
-            mass=self.mass.to(device),
-            row_spans=self.row_spans,
-            chain_spans=self.chain_spans,
-        )
+        tensors = {f.name: x.to(device) for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
+        return replace(self, **tensors)  # type: ignore[arg-type]  # of tensors alone
 
 
 def chains_of(prompt: int, length: int) -> int:
