@@ -12,8 +12,7 @@ from __future__ import annotations
 import ast
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,14 +98,13 @@ def training_prompts(
     return prompts
 
 
-@contextmanager
-def open_engine(target: Path, longest: int, device: torch.device, at_once: int = 64) -> Iterator[LLM]:
+def open_engine(target: Path, longest: int, device: torch.device, at_once: int = 64) -> LLM:
     """dynaspec's engine with the checkpoint ``target``, for texts of up to ``longest`` tokens, ``at_once`` together.
 
     Raises:
         CheckpointError, ConfigError, CapacityError: what was given cannot work.
     """
-    llm = LLM(
+    return LLM(
         str(target),
         device=device.type,
         dtype="float32",
@@ -114,10 +112,6 @@ def open_engine(target: Path, longest: int, device: torch.device, at_once: int =
         max_num_seqs=at_once,
         enable_prefix_caching=False,
     )
-    try:
-        yield llm
-    finally:
-        llm.close()
 
 
 def continue_greedily(llm: LLM, prompts: Sequence[Tokens], new_tokens: int) -> list[Tokens]:

@@ -137,11 +137,8 @@ def open_writer(model: str, device: torch.device, longest: int, at_once: int, se
     Raises:
         CheckpointError, ConfigError, CapacityError: what was given cannot work.
     """
-    llm = LLM(model, device=device.type, max_model_len=longest, max_num_seqs=at_once, seed=seed)
-    try:
+    with LLM(model, device=device.type, max_model_len=longest, max_num_seqs=at_once, seed=seed) as llm:
         yield EngineWriter(llm)
-    finally:
-        llm.close()
 
 
 class Collector:
