@@ -14,6 +14,7 @@ from dynaspec.cli.bench_options import SpacedValues, json_object
 from dynaspec.cli.console import note, result_console, status
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from dynaspec.bench.offline import Session
@@ -38,7 +39,14 @@ def bench() -> None:
     """Measure speculation policies, and servers under load."""
 
 
+_ENGINE = (
+    *("dtype", "quantization", "device", "max_model_len"),
+    *("max_num_batched_tokens", "kv_cache_memory", "async_scheduling"),
+)
+
+
 @app.command()
+@o.with_fields(EngineConfig, "Engine", only=_ENGINE)
 def offline(
     *,
     model: o.Model,
@@ -73,13 +81,7 @@ def offline(
     seed: c.Seed = 0,
     ignore_eos: c.IgnoreEos = False,
     output_json: c.OutputJson = None,
-    dtype: o.Dtype = None,
-    quantization: o.Quantization = None,
-    device: o.Device = None,
-    max_model_len: o.MaxModelLen = None,
-    max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    kv_cache_memory: o.KvCacheMemory = None,
-    async_scheduling: o.AsyncScheduling = None,
+    **fields: Any,
 ) -> None:
     """Decode the same prompts under several policies, alternating, and compare speed and output.
 
@@ -96,16 +98,7 @@ def offline(
     from dynaspec.control.policies.short_names import parse_policies
 
     specs = parse_policies(policies or _DEFAULT_POLICIES.get(backend, _DEFAULT_POLICIES["dynaspec"]), draft_model)
-    engine = {"enable_prefix_caching": False, "max_num_seqs": batch_size} | o.given(
-        dtype=dtype,
-        quantization=quantization,
-        device=device,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_cache_memory=kv_cache_memory,
-        async_scheduling=async_scheduling,
-        **further,
-    )
+    engine = {"enable_prefix_caching": False, "max_num_seqs": batch_size} | o.given(**fields) | further
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos)
 
     if output_json is not None:

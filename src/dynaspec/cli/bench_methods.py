@@ -12,6 +12,7 @@ from dynaspec.cli import options as o
 from dynaspec.cli.console import note, result_console, status
 from dynaspec.cli.demo_model import known_heads
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from dynaspec.bench.methods import Ways
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 PICTURE = "methods.png"
 
 
+@o.with_fields(EngineConfig, "Engine", only=("dtype", "device", "max_model_len", "kv_cache_memory"))
 def methods(
     *,
     model: o.Model,
@@ -37,10 +39,7 @@ def methods(
     ignore_eos: c.IgnoreEos = False,
     output_json: c.OutputJson = None,
     output_dir: Annotated[Path | None, typer.Option(help="Folder for the picture of the speed-ups.")] = None,
-    dtype: o.Dtype = None,
-    device: o.Device = None,
-    max_model_len: o.MaxModelLen = None,
-    kv_cache_memory: o.KvCacheMemory = None,
+    **fields: Any,
 ) -> None:
     """Decode the same prompts plainly, with every method's drafts and under auto; compare output, speed, acceptance.
 
@@ -58,9 +57,7 @@ def methods(
             make_folder(folder)
     prompts = c.dataset_prompts(dataset, num_prompts)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos)
-    engine = {"enable_prefix_caching": False, "max_num_seqs": batch_size} | o.given(
-        dtype=dtype, device=device, max_model_len=max_model_len, kv_cache_memory=kv_cache_memory
-    )
+    engine = {"enable_prefix_caching": False, "max_num_seqs": batch_size} | o.given(**fields)
     with status(f"loading {model}") as tell:
         from dynaspec.bench.methods import compare_ways, host_of_ways
 

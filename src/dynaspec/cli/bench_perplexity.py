@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dynaspec.cli import options as o
 from dynaspec.cli.console import result_console, status
+from dynaspec.engine.config import EngineConfig
 
 
+@o.with_fields(EngineConfig, "Engine", only=("kv_cache_dtype", "device"))
 def perplexity(
     *,
     model: o.Model,
@@ -26,14 +28,13 @@ def perplexity(
         int, typer.Option(min=2, help="Tokens that are read at a time, each without those before.")
     ] = 512,
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of the text.")] = 8192,
-    kv_cache_dtype: o.KvCacheDtype = None,
-    device: o.Device = None,
+    **fields: Any,
 ) -> None:
     """Print the perplexity of a text under a model in several forms: what each costs in quality."""
     from dynaspec.bench.perplexity import measure, parse_forms, read_text, table_of
 
     names, content = parse_forms(forms), read_text(text)
-    engine = o.given(device=device, kv_cache_dtype=kv_cache_dtype)
+    engine = o.given(**fields)
     results = []
     with status(f"loading {model}") as tell:
         for name in names:

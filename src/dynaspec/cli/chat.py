@@ -86,6 +86,17 @@ _NO_SYSTEM = "No system message; the model's template may have one of its own."
 _HINT = "A line that ends in \\ goes on with the next. Ctrl-C stops an answer."
 
 
+_ENGINE = frozenset(
+    {
+        *("tokenizer", "revision", "trust_remote_code", "dtype", "quantization", "device", "max_model_len"),
+        *("kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "async_scheduling", "decision_log"),
+    }
+)
+
+
+@o.with_fields(EngineConfig, "Engine", only=_ENGINE)
+@o.with_options(o.SPECULATION)
+@o.with_options(o.among(o.SAMPLING, ("top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop")))
 def chat(
     checkpoint: Annotated[
         str | None,
@@ -104,71 +115,14 @@ def chat(
     temperature: Annotated[
         float, typer.Option(help="0 = greedy: the same answer every time.", rich_help_panel="Sampling")
     ] = 0.0,
-    top_p: o.TopP = None,
-    top_k: o.TopK = None,
-    min_p: o.MinP = None,
-    repetition_penalty: o.RepetitionPenalty = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", rich_help_panel="Sampling")] = 512,
-    seed: o.Seed = None,
-    stop: o.Stop = None,
-    speculative_config: o.SpeculativeJson = None,
-    method: o.Method = None,
-    draft_model: o.DraftModel = None,
-    policy: o.Policy = None,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    draft_confidence_threshold: o.DraftConfidenceThreshold = None,
-    tokenizer: o.Tokenizer = None,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = None,
-    dtype: o.Dtype = None,
-    quantization: o.Quantization = None,
-    device: o.Device = None,
-    max_model_len: o.MaxModelLen = None,
-    kv_cache_memory: o.KvCacheMemory = None,
-    kv_cache_dtype: o.KvCacheDtype = None,
-    enable_prefix_caching: o.EnablePrefixCaching = None,
-    async_scheduling: o.AsyncScheduling = None,
-    decision_log: o.DecisionLog = None,
+    **options: Any,
 ) -> None:
     """Talk to a model in the terminal. Piped in, every line is a question, and stdout carries the answers alone."""
-    params = SamplingParams(
-        temperature=temperature,
-        max_tokens=max_tokens,
-        **o.given(
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-            stop=stop or None,
-        ),
-    )
-    model, speculation = _models(
-        checkpoint,
-        plain,
-        o.given(
-            speculative_config=speculative_config,
-            method=method,
-            draft_model=draft_model,
-            policy=policy,
-            num_speculative_tokens=num_speculative_tokens,
-            draft_confidence_threshold=draft_confidence_threshold,
-        ),
-    )
-    engine = o.given(
-        tokenizer=tokenizer,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        dtype=dtype,
-        quantization=quantization,
-        device=device,
-        max_model_len=max_model_len,
-        kv_cache_memory=kv_cache_memory,
-        kv_cache_dtype=kv_cache_dtype,
-        enable_prefix_caching=enable_prefix_caching,
-        async_scheduling=async_scheduling,
-        decision_log=decision_log,
-    )
+    given = o.given(**options)
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, **o.among(given, o.SAMPLING))
+    model, speculation = _models(checkpoint, plain, o.among(given, o.SPECULATION))
+    engine = o.among(given, _ENGINE)
     with status(f"loading {Path(model).name}"):
         from dynaspec.api import LLM  # brings torch, which takes seconds to import
 
@@ -196,8 +150,7 @@ def _models(checkpoint: str | None, plain: bool, speculation: dict[str, Any]) ->
         return checkpoint or demo_target(), None
     options = with_demo_model(speculation) if checkpoint is None else {"model": checkpoint, **speculation}
     model = options.pop("model")
-    whole = options.pop("speculative_config", None)
-    return model, o.speculation(whole, **options) or SpeculativeConfig.parse(_LOOKUP)
+    return model, o.speculation(**options) or SpeculativeConfig.parse(_LOOKUP)
 
 
 class _Screen:

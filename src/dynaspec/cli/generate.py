@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -54,6 +54,14 @@ def _file(path: Path) -> list[str]:
     return [prompt.text for prompt in load_prompts(path)]
 
 
+_ENGINE = EngineConfig.model_fields.keys() - {
+    *("model", "seed", "stream_interval_s", "override_generation_config", "speculative_config")
+}
+
+
+@o.with_fields(EngineConfig, "Engine", only=_ENGINE)
+@o.with_options(o.SPECULATION)
+@o.with_options(o.SAMPLING)
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; - reads one from stdin.")] = None,
     *,
@@ -64,80 +72,15 @@ def generate(
     output: Annotated[str, typer.Option(help="text: the continuations; jsonl: one object a prompt.")] = "text",
     output_file: Annotated[Path | None, typer.Option(help="Write results here instead of stdout.")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Say on stderr what speculation did.")] = False,
-    temperature: o.Temperature = None,
-    top_p: o.TopP = None,
-    top_k: o.TopK = None,
-    min_p: o.MinP = None,
-    repetition_penalty: o.RepetitionPenalty = None,
-    max_tokens: o.MaxTokens = None,
-    seed: o.Seed = None,
-    stop: o.Stop = None,
-    ignore_eos: o.IgnoreEos = None,
-    n: o.Continuations = None,
-    speculative_config: o.SpeculativeJson = None,
-    method: o.Method = None,
-    draft_model: o.DraftModel = None,
-    policy: o.Policy = None,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    draft_confidence_threshold: o.DraftConfidenceThreshold = None,
-    tokenizer: o.Tokenizer = None,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = None,
-    dtype: o.Dtype = None,
-    quantization: o.Quantization = None,
-    device: o.Device = None,
-    max_model_len: o.MaxModelLen = None,
-    max_num_seqs: o.MaxNumSeqs = None,
-    max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    kv_cache_memory: o.KvCacheMemory = None,
-    kv_cache_dtype: o.KvCacheDtype = None,
-    enable_prefix_caching: o.EnablePrefixCaching = None,
-    async_scheduling: o.AsyncScheduling = None,
-    tensor_parallel_size: o.TensorParallelSize = None,
-    generation_config: o.GenerationConfig = None,
-    decision_log: o.DecisionLog = None,
+    **options: Any,
 ) -> None:
     """Continue prompts. Stdout carries the continuations, without the prompts, and nothing else."""
     texts = collect_prompts(prompts or (), prompt_file)
-    sampling = o.given(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        max_tokens=max_tokens,
-        seed=seed,
-        stop=stop or None,
-        ignore_eos=ignore_eos,
-        n=n,
-    )
+    given = o.given(**options)
+    sampling, engine = o.among(given, o.SAMPLING), o.among(given, _ENGINE)
     params = SamplingParams(**sampling)  # before the model is loaded, so that what is wrong is said at once
-    engine = o.given(
-        tokenizer=tokenizer,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        dtype=dtype,
-        quantization=quantization,
-        device=device,
-        max_model_len=max_model_len,
-        max_num_seqs=_needed_seqs(len(texts) * params.n) if max_num_seqs is None else max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_cache_memory=kv_cache_memory,
-        kv_cache_dtype=kv_cache_dtype,
-        enable_prefix_caching=enable_prefix_caching,
-        async_scheduling=async_scheduling,
-        tensor_parallel_size=tensor_parallel_size,
-        generation_config=generation_config,
-        decision_log=decision_log,
-    )
-    speculation = o.speculation(
-        speculative_config,
-        method=method,
-        draft_model=draft_model,
-        policy=policy,
-        num_speculative_tokens=num_speculative_tokens,
-        draft_confidence_threshold=draft_confidence_threshold,
-    )
+    engine.setdefault("max_num_seqs", _needed_seqs(len(texts) * params.n))
+    speculation = o.speculation(**o.among(given, o.SPECULATION))
     with _destination(output_file) as file, ExitStack() as stack:
         writer = make_writer(output, file, len(texts), params.n)
         with status(f"loading {model}"):

@@ -1,5 +1,5 @@
-"""Options that several commands share, and options made of a configuration's fields. What an engine option means is
-said once, by ``EngineConfig``'s fields."""
+"""Options that several commands share, by name, and options made of a configuration's fields. What an engine option
+means is said once, by ``EngineConfig``'s fields."""
 
 from __future__ import annotations
 
@@ -26,32 +26,51 @@ SIZES = frozenset({"kv_cache_memory", "max_request_bytes"})
 Command = Callable[..., None]
 
 
-def with_fields(config: type[BaseModel], panel: str, leave_out: Collection[str] = ()) -> Callable[[Command], Command]:
-    """Gives a command an option for every field; it gets them by name, None if not given.
-
-    The command takes them as ``**options``.
+def with_fields(
+    config: type[BaseModel], panel: str, *, only: Collection[str] | None = None, leave_out: Collection[str] = ()
+) -> Callable[[Command], Command]:
+    """Gives a command an option for every field; see ``with_options``.
 
     Args:
         panel: heading of the help for fields that have no ``group`` of their own.
+        only: the fields that are options; None = all.
         leave_out: fields that are no options.
     """
-    options = [_parameter(name, field, panel) for name, field in config.model_fields.items() if name not in leave_out]
+    fields = config.model_fields
+    names = [name for name in fields if name not in leave_out and (only is None or name in only)]
+    return with_options({name: _of_field(name, fields[name], panel) for name in names})
+
+
+def with_options(options: Mapping[str, Any]) -> Callable[[Command], Command]:
+    """Gives a command further options; it takes them as ``**options``, None if not given.
+
+    Args:
+        options: name → annotation.
+    """
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in options.items()
+    ]
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         kept = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        command.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]  # typer's
+        command.__signature__ = signature.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]  # typer's
         return command
 
     return decorate
 
 
-def _parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
+def _of_field(name: str, field: FieldInfo, panel: str) -> Any:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     kind = str if name in SIZES else _kind(field.annotation)
-    option = typer.Option(help=_help(field), rich_help_panel=str(extra.get("group", panel)))
-    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]  # made at run time
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    text = _with_default(field.description or "", field.default)
+    return _option(kind, text, str(extra.get("group", panel)))
+
+
+def _option(kind: Any, text: str, panel: str, *names: str) -> Any:
+    """An option that is None unless given."""
+    return Annotated[kind | None, typer.Option(*names, help=text, rich_help_panel=panel)]
 
 
 def _kind(annotation: Any) -> Any:
@@ -63,8 +82,7 @@ def _kind(annotation: Any) -> Any:
     return annotation if annotation in (bool, int, float) else str
 
 
-def _help(field: FieldInfo) -> str:
-    text, default = field.description or "", field.default
+def _with_default(text: str, default: object) -> str:
     said = default is None or default is False or default in ((), "") or "default:" in text.lower()
     return text if said else f"{text.removesuffix('.')}; default: {_shown(default)}."
 
@@ -77,86 +95,58 @@ def _shown(default: object) -> str:
     return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
-_SAMPLING_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
-
-
-def _engine(name: str) -> Any:
-    field = EngineConfig.model_fields[name]
-    return _option(field.description or "", field.default, "Engine")
-
-
-def _sampling(name: str, text: str) -> Any:
-    return _option(text, _SAMPLING_DEFAULTS[name], "Sampling")
-
-
-def _option(text: str, default: object, panel: str) -> Any:
-    """An option that is None unless given, with the default that then holds in its help."""
-    said = default is None or isinstance(default, bool)
-    help_text = text if said else f"{text.removesuffix('.')}; default: {default}."
-    return typer.Option(help=help_text, rich_help_panel=panel)
-
-
-def _speculation(text: str) -> Any:
-    return typer.Option(help=text, rich_help_panel="Speculation")
-
-
 Model = Annotated[str, typer.Option(help=EngineConfig.model_fields["model"].description)]
-Tokenizer = Annotated[str | None, _engine("tokenizer")]
-Revision = Annotated[str | None, _engine("revision")]
-TrustRemoteCode = Annotated[bool | None, _engine("trust_remote_code")]
-Dtype = Annotated[str | None, _engine("dtype")]
-Quantization = Annotated[str | None, _engine("quantization")]
-Device = Annotated[str | None, _engine("device")]
-MaxModelLen = Annotated[int | None, _engine("max_model_len")]
-MaxNumSeqs = Annotated[int | None, _engine("max_num_seqs")]
-MaxNumBatchedTokens = Annotated[int | None, _engine("max_num_batched_tokens")]
-KvCacheMemory = Annotated[str | None, _engine("kv_cache_memory")]
-KvCacheDtype = Annotated[str | None, _engine("kv_cache_dtype")]
-EnablePrefixCaching = Annotated[bool | None, _engine("enable_prefix_caching")]
-AsyncScheduling = Annotated[bool | None, _engine("async_scheduling")]
-GenerationConfig = Annotated[str | None, _engine("generation_config")]
-DecisionLog = Annotated[str | None, _engine("decision_log")]
-TensorParallelSize = Annotated[int | None, _engine("tensor_parallel_size")]
 
-Temperature = Annotated[float | None, _sampling("temperature", "0 = greedy.")]
-TopP = Annotated[float | None, _sampling("top_p", "Keep a token while the mass before it is below this.")]
-TopK = Annotated[int | None, _sampling("top_k", "Keep so many of the most probable tokens; 0 = all.")]
-MinP = Annotated[float | None, _sampling("min_p", "Keep tokens with so much of the largest probability.")]
-RepetitionPenalty = Annotated[float | None, _sampling("repetition_penalty", "Above 1: tokens seen are less likely.")]
-MaxTokens = Annotated[int | None, _sampling("max_tokens", "Most tokens of a continuation.")]
-Seed = Annotated[int | None, _sampling("seed", "Makes sampling repeatable, with and without speculation.")]
-Stop = Annotated[list[str] | None, _sampling("stop", "End before this string; may be given several times.")]
-IgnoreEos = Annotated[bool | None, _sampling("ignore_eos", "Go on after the end-of-sequence token.")]
-Continuations = Annotated[int | None, _sampling("n", "Continuations of each prompt.")]
+_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
+_SAMPLING: Mapping[str, tuple[Any, str]] = {
+    "temperature": (float, "0 = greedy."),
+    "top_p": (float, "Keep a token while the mass before it is below this."),
+    "top_k": (int, "Keep so many of the most probable tokens; 0 = all."),
+    "min_p": (float, "Keep tokens with so much of the largest probability."),
+    "repetition_penalty": (float, "Above 1: tokens seen are less likely."),
+    "max_tokens": (int, "Most tokens of a continuation."),
+    "seed": (int, "Makes sampling repeatable, with and without speculation."),
+    "stop": (list[str], "End before this string; may be given several times."),
+    "ignore_eos": (bool, "Go on after the end-of-sequence token."),
+    "n": (int, "Continuations of each prompt."),
+}
+SAMPLING: Mapping[str, Any] = {
+    name: _option(kind, _with_default(text, _DEFAULTS[name]), "Sampling") for name, (kind, text) in _SAMPLING.items()
+}
+"""Fields of ``SamplingParams`` that are options."""
 
-SpeculativeJson = Annotated[
-    str | None, _speculation("All of it as JSON, with vLLM's keys; excludes the options that follow.")
-]
-DraftModel = Annotated[
-    str | None,
-    typer.Option(
-        *("--draft-model", "--speculative-model"),
-        help="Checkpoint of the model or head that drafts.",
-        rich_help_panel="Speculation",
+DraftModel = _option(
+    str, "Checkpoint of the model or head that drafts.", "Speculation", "--draft-model", "--speculative-model"
+)
+SPECULATION: Mapping[str, Any] = {
+    "speculative_config": _option(
+        str, "All of it as JSON, with vLLM's keys; excludes the options that follow.", "Speculation"
     ),
-]
-Method = Annotated[str | None, _speculation(f"{', '.join(METHODS)}; default: what the other options imply.")]
-Policy = Annotated[
-    str | None, _speculation("auto, constant, heuristic, heuristic_transient, confidence or elastic; default: auto.")
-]
-NumSpeculativeTokens = Annotated[int | None, _speculation("Draft length; with a confidence threshold the longest one.")]
-DraftConfidenceThreshold = Annotated[
-    str | None, _speculation("Stop drafting after a token with less confidence (0 to 1), or auto.")
-]
+    "method": _option(str, f"{', '.join(METHODS)}; default: what the other options imply.", "Speculation"),
+    "draft_model": DraftModel,
+    "policy": _option(
+        str, "auto, constant, heuristic, heuristic_transient, confidence or elastic; default: auto.", "Speculation"
+    ),
+    "num_speculative_tokens": _option(int, "Draft length; with a confidence threshold the longest one.", "Speculation"),
+    "draft_confidence_threshold": _option(
+        str, "Stop drafting after a token with less confidence (0 to 1), or auto.", "Speculation"
+    ),
+}
+"""What ``speculation`` takes."""
 
 
 def given(**options: Any) -> dict[str, Any]:
     """The options that have been given; the others keep the default of whatever they are an option of."""
-    return {name: value for name, value in options.items() if value is not None}
+    return {name: value for name, value in options.items() if value is not None and value != []}
+
+
+def among(options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Those of the options that have these names."""
+    return {name: value for name, value in options.items() if name in names}
 
 
 def speculation(
-    speculative_config: str | Mapping[str, Any] | None, *, draft_model: str | None = None, **options: Any
+    speculative_config: str | Mapping[str, Any] | None = None, *, draft_model: str | None = None, **options: Any
 ) -> SpeculativeConfig | None:
     """The speculation asked for, as JSON or by single options; the environment decides what they leave open.
 

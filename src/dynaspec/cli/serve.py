@@ -15,7 +15,6 @@ from typer.core import TyperCommand
 from dynaspec.cli import options as o
 from dynaspec.cli.console import announce, note
 from dynaspec.cli.demo_model import DEMO_NAME, with_demo_model
-from dynaspec.cli.options import with_fields
 from dynaspec.cli.vllm_backend import backend_of
 from dynaspec.cli.vllm_flags import read_config_file, translate_arguments
 from dynaspec.contract.errors import ConfigError
@@ -23,9 +22,6 @@ from dynaspec.engine.config import EngineConfig
 from dynaspec.server.config import ServerConfig
 from dynaspec.server.logs import configure_logging
 
-_SPECULATION = frozenset(
-    {"speculative_config", "draft_model", "method", "policy", "num_speculative_tokens", "draft_confidence_threshold"}
-)
 _ENGINE = frozenset(EngineConfig.model_fields) - {"model", "speculative_config"}
 _SERVER = frozenset(ServerConfig.model_fields)
 
@@ -53,8 +49,9 @@ class ServeCommand(TyperCommand):
         return serve_on_vllm(ctx.args)
 
 
-@with_fields(ServerConfig, "Server")
-@with_fields(EngineConfig, "Engine", leave_out=("model", "speculative_config"))
+@o.with_fields(ServerConfig, "Server")
+@o.with_fields(EngineConfig, "Engine", only=_ENGINE)
+@o.with_options(o.SPECULATION)
 def serve(
     checkpoint: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Checkpoint folder, GGUF file or hub id of the target.")
@@ -74,30 +71,15 @@ def serve(
             "(--backend vllm --help=all shows them). Default: dynaspec."
         ),
     ] = None,
-    speculative_config: o.SpeculativeJson = None,
-    method: o.Method = None,
-    draft_model: o.DraftModel = None,
-    policy: o.Policy = None,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    draft_confidence_threshold: o.DraftConfidenceThreshold = None,
-    **fields: Any,
+    **options: Any,
 ) -> None:
     """Serve a model over HTTP with OpenAI's endpoints, until Ctrl-C or SIGTERM."""
-    given = o.given(
-        model=_one_model(checkpoint, model),
-        speculative_config=speculative_config,
-        method=method,
-        draft_model=draft_model,
-        policy=policy,
-        num_speculative_tokens=num_speculative_tokens,
-        draft_confidence_threshold=draft_confidence_threshold,
-        **{name: value or None if isinstance(value, list) else value for name, value in fields.items()},
-    )
+    given = o.given(model=_one_model(checkpoint, model), **options)
     in_file = (
-        {} if config is None else read_config_file(config, _SPECULATION | _ENGINE | _SERVER | {"model", "backend"})
+        {} if config is None else read_config_file(config, {*o.SPECULATION, *_ENGINE, *_SERVER, "model", "backend"})
     )
-    options = _with_demo(in_file | given) if demo else in_file | given
-    engine, server = _configure(options, _Source(config, in_file.keys() - given.keys()))
+    chosen = _with_demo(in_file | given) if demo else in_file | given
+    engine, server = _configure(chosen, _Source(config, in_file.keys() - given.keys()))
     if server.log_format == "text":
         note(f"loading {engine.model}")
     configure_logging(server)
@@ -133,15 +115,14 @@ def _configure(options: Mapping[str, Any], source: _Source) -> tuple[EngineConfi
     """
     if "model" not in options:
         raise ConfigError("no model was given; expected 'dynaspec serve MODEL', a key 'model' in --config, or --demo")
-    speculative = _only(options, _SPECULATION)
-    names, whole = tuple(speculative), speculative.pop("speculative_config", None)
-    speculation = source.told(lambda: o.speculation(whole, **speculative), about=names)
+    speculative = o.among(options, o.SPECULATION)
+    speculation = source.told(lambda: o.speculation(**speculative), about=tuple(speculative))
     engine = source.told(
         lambda: EngineConfig.build(
-            os.environ, model=options["model"], speculative_config=speculation, **_only(options, _ENGINE)
+            os.environ, model=options["model"], speculative_config=speculation, **o.among(options, _ENGINE)
         )
     )
-    return engine, source.told(lambda: ServerConfig.build(os.environ, **_only(options, _SERVER)))
+    return engine, source.told(lambda: ServerConfig.build(os.environ, **o.among(options, _SERVER)))
 
 
 def _one_model(argument: str | None, option: str | None) -> str | None:
@@ -154,10 +135,6 @@ def _with_demo(options: Mapping[str, Any]) -> dict[str, Any]:
     if "model" in options:
         raise ConfigError(f"--demo was given together with the model {options['model']!r}; expected one or the other")
     return {"served_model_name": [DEMO_NAME]} | with_demo_model(options)
-
-
-def _only(options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name in names}
 
 
 def _first_word(error: ConfigError) -> str:
