@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from dynaspec.cli import bench_options as o
 from dynaspec.cli.console import note, progress, result_console
-
-if TYPE_CHECKING:
-    from dynaspec.bench.serving.load import FinishedLoad
 
 _ALL_FAILED = 1
 """Exit code where no request succeeded."""
@@ -90,52 +85,25 @@ def serve(
     options = dict(locals())
     import asyncio
 
+    from dynaspec.bench.offline import make_folder, write_json
     from dynaspec.bench.serving.load import run_load_test
+    from dynaspec.bench.serving.report import as_document, as_report, details, result_name
     from dynaspec.cli.bench_settings import pairs, settings_of, target_of
 
-    settings = settings_of(options, target_of(options))
-    saving = _Saving(result_dir, result_filename, label, pairs("--metadata", metadata), save_detailed)
+    settings, remarks = settings_of(options, target_of(options)), pairs("--metadata", metadata)
     wanted = save_result or save_detailed
     if wanted:
-        saving.prepare()
+        make_folder(result_dir)
     with progress(hidden=disable_tqdm) as tell:
         finished = asyncio.run(run_load_test(settings, tell))
-    _show(finished)
+    result_console().print(as_report(finished))
     if wanted:
-        saving.save(finished)
+        document = as_document(finished, label=label, metadata=remarks)
+        path = result_dir / (result_filename or result_name(finished, label))
+        write_json(path, document | (details(finished) if save_detailed else {}))
+        note(f"written to {path}")
     if not finished.measured.completed:
         raise typer.Exit(_ALL_FAILED)
-
-
-def _show(finished: FinishedLoad) -> None:
-    from dynaspec.bench.serving.report import as_report
-
-    result_console().print(as_report(finished))
-
-
-@dataclass(frozen=True, slots=True)
-class _Saving:
-    """Where the result goes."""
-
-    folder: Path
-    name: str | None
-    label: str | None
-    metadata: Mapping[str, str]
-    detailed: bool
-
-    def prepare(self) -> None:
-        from dynaspec.bench.offline import make_folder
-
-        make_folder(self.folder)
-
-    def save(self, finished: FinishedLoad) -> None:
-        from dynaspec.bench.offline import write_json
-        from dynaspec.bench.serving.report import as_document, details, result_name
-
-        document = as_document(finished, label=self.label, metadata=self.metadata)
-        path = self.folder / (self.name or result_name(finished, self.label))
-        write_json(path, document | (details(finished) if self.detailed else {}))
-        note(f"written to {path}")
 
 
 def compare(

@@ -7,9 +7,9 @@ import os
 import re
 import shlex
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -85,33 +85,21 @@ def sweep(
     """
     options = dict(locals())
     from dynaspec.bench.offline import make_folder
+    from dynaspec.bench.serving.sweep import run_sweep
 
     make_folder(output_dir)
-    sweep = _prepare(options)
+    settings, sides, plan = _prepare(options)
     result = _Result(output_dir, {name: _plain(value) for name, value in options.items() if name != "api_key"})
     with progress(hidden=disable_tqdm) as tell:
-        cells = asyncio.run(_until_terminated(sweep.run(tell, result.add)))
+        cells = asyncio.run(_until_terminated(run_sweep(settings, sides, plan, tell, result.add)))
     result.show(model or base_url or "")
     if not any(cell.finished.measured.completed for cell in cells):
         raise typer.Exit(_ALL_FAILED)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sweep:
-    """What is to be run."""
+def _prepare(options: Mapping[str, Any]) -> tuple[LoadSettings, Mapping[str, Start], SweepPlan]:
+    """What is to be run.
 
-    settings: LoadSettings
-    sides: Mapping[str, Start]
-    plan: SweepPlan
-
-    async def run(self, tell: Callable[[str, int, int], None], on_cell: Callable[[Cell], None]) -> list[Cell]:
-        from dynaspec.bench.serving.sweep import run_sweep
-
-        return await run_sweep(self.settings, self.sides, self.plan, tell, on_cell)
-
-
-def _prepare(options: Mapping[str, Any]) -> _Sweep:
-    """
     Raises:
         ConfigError: options that contradict each other, or a value that cannot be.
     """
@@ -140,7 +128,7 @@ def _prepare(options: Mapping[str, Any]) -> _Sweep:
     loads = ("max_concurrency", "request_rate")
     settings = settings_of({name: value for name, value in options.items() if name not in loads}, target)
     sides = _launched(options, target) if base_url is None else _running(options, target)
-    return _Sweep(settings, sides, plan)
+    return settings, sides, plan
 
 
 def _running(options: Mapping[str, Any], target: Target) -> dict[str, Start]:
