@@ -18,8 +18,6 @@ from dynaspec.server.config import ServerConfig
 from dynaspec.server.logs import FIELDS
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dynaspec.server.state import ServerState
 
 
@@ -133,12 +131,10 @@ _FILE_WIDTH = 120
 """Columns of the tables where there is no terminal to fit them into."""
 
 
-def result_console() -> Console:
+def result_console(width: int = _FILE_WIDTH) -> Console:
     """A console on stdout, wide enough for the tables where it is no terminal."""
-    from rich.console import Console
-
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
+    return console if console.is_terminal else Console(highlight=False, width=width)
 
 
 @contextmanager

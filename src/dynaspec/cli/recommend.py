@@ -224,7 +224,6 @@ def recommend(
 
 
 def _show(found: Recommendation) -> None:
-    from dynaspec.cli.console import result_console
     from dynaspec.explain.recommend import as_table
 
     console = result_console()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dynaspec.cli.console import note, status
+from dynaspec.cli.console import note, result_console, status
 from dynaspec.contract.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -247,18 +247,13 @@ def _compare(job: _Job, cases: list[list[Case]]) -> list[SimulatedResult]:
 
 
 def _show(job: _Job, results: list[SimulatedResult], output_json: Path | None, plot: Path | None) -> None:
-    from rich.console import Console
-
     from dynaspec.simulate.comparison import as_table, document, write_json
 
     options = job.options
     size = f"{sum(len(trace) for trace in job.traces)} requests"
     fleet = f", {options['nodes']} nodes" if options["nodes"] > 1 else ""
     title = f"{job.costs.name}{fleet}: {size}, {options['arrivals']}, up to {job.seats} at a time"
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_FILE_WIDTH)
-    console.print(as_table(results, title))
+    result_console(_FILE_WIDTH).print(as_table(results, title))
     if output_json is not None:
         plain = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
         write_json(output_json, document(results, plain, job.costs.name))
