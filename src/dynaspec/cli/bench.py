@@ -10,7 +10,7 @@ import typer
 from dynaspec.cli import bench_methods, bench_perplexity, bench_serve, bench_sweep
 from dynaspec.cli import comparison_options as c
 from dynaspec.cli import options as o
-from dynaspec.cli.bench_options import SpacedValues, json_object
+from dynaspec.cli.bench_options import SpacedValues
 from dynaspec.cli.console import note, result_console, status
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
@@ -91,7 +91,7 @@ def offline(
         from dynaspec.hosts.vllm.launch import require_vllm
 
         require_vllm()
-    further = json_object("--engine-options", engine_options)
+    further = o.json_object("--engine-options", engine_options)
     if further and backend != "vllm":
         raise ConfigError(f"--engine-options is given but --backend is {backend!r}; expected none, or vllm")
     from dynaspec.bench.offline import make_folder

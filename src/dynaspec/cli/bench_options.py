@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
-
-from dynaspec.contract.errors import ConfigError
 
 _SPACED = ("--goodput", "--metadata", "--header")
 
@@ -37,21 +34,6 @@ def spread(args: Sequence[str]) -> list[str]:
             first = False
         result.append(arg)
     return result
-
-
-def json_object(option: str, text: str | None) -> dict[str, Any]:
-    """The value of an option that is a JSON object; empty where it is not given.
-
-    Raises:
-        ConfigError: no JSON object.
-    """
-    try:
-        value = json.loads(text) if text is not None else {}
-    except json.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{option} is {text!r}; expected a JSON object")
-    return value
 
 
 def _option(panel: str, text: str, *names: str, **more: Any) -> Any:

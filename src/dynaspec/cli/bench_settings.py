@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -10,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from dynaspec.bench.serving.server import LoadSettings, LoadWorkload, Reported, Target, Traffic, base_address
+from dynaspec.cli.options import json_object
 from dynaspec.contract.errors import ConfigError
 
 _SAMPLING = (
@@ -85,16 +85,7 @@ def fields_of(options: Mapping[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {name: options[name] for name in _SAMPLING if options.get(name) is not None}
     if options["ignore_eos"]:
         given["ignore_eos"] = True
-    text = options["extra_body"]
-    if text is None:
-        return given
-    try:
-        extra = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"--extra-body is {text!r}, which is not JSON ({error.msg})") from None
-    if not isinstance(extra, dict):
-        raise ConfigError(f"--extra-body is {text!r}; expected a JSON object")
-    return given | extra
+    return given | json_object("--extra-body", options["extra_body"])
 
 
 def pairs(option: str, given: Sequence[str] | None, sign: str = "=") -> dict[str, str]:

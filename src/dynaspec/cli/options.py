@@ -4,6 +4,7 @@ means is said once, by ``EngineConfig``'s fields."""
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import types
 from collections.abc import Callable, Collection, Mapping
@@ -143,6 +144,21 @@ def given(**options: Any) -> dict[str, Any]:
 def among(options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Those of the options that have these names."""
     return {name: value for name, value in options.items() if name in names}
+
+
+def json_object(option: str, text: str | None) -> dict[str, Any]:
+    """The value of an option that is a JSON object; empty where it is not given.
+
+    Raises:
+        ConfigError: no JSON object.
+    """
+    try:
+        value = json.loads(text) if text is not None else {}
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{option} is {text!r}, which is not JSON ({error.msg}); expected a JSON object") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option} is {text!r}; expected a JSON object")
+    return value
 
 
 def speculation(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from dynaspec.cli.bench_options import json_object
 from dynaspec.cli.console import note, status
+from dynaspec.cli.options import json_object
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 import dynaspec
 from dynaspec.cli.console import stderr_console
+from dynaspec.cli.options import json_object
 from dynaspec.cli.vllm_flags import read_pairs, settle
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.config import parse_bytes
@@ -150,7 +151,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
         may_differ="--model" in in_file,
         speculative_config=_speculation(given),
         decision_log=given.get("decision_log"),
-        additional_config=None if more is None else _object("additional-config", more),
+        additional_config=None if more is None else json_object("--additional-config", more),
         passed=[*rest[:leading], *first, *rest[leading:]],
         translated=_translated(given),
         secrets=frozenset(given.get("api_key", ())),
@@ -268,16 +269,6 @@ def _number(text: str) -> Any:
         return text
 
 
-def _object(name: str, text: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"--{name} is {text!r}; expected a JSON object")
-    return value
-
-
 def _with_dashes(argument: str) -> str:
     if not argument.startswith("--"):
         return argument
@@ -333,7 +324,11 @@ def handed_over(request: Request, seen: Any) -> list[str]:
         tensor_parallel_size=seen.tensor_parallel_size,
         pipeline_parallel_size=seen.pipeline_parallel_size,
     )
-    flags = [part for name, value in speculation.items() for part in _as_flag(name, value)]
+    flags = [
+        part
+        for name, value in speculation.items()
+        for part in (_flag(name), value if isinstance(value, str) else json.dumps(value))
+    ]
     return [*_model(request, seen.model_tag), *request.passed, *request.translated, *flags]
 
 
@@ -348,7 +343,3 @@ def _model(request: Request, passed: str | None) -> list[str]:
     if request.model not in (None, passed) and not request.may_differ:
         raise ConfigError(f"the model is {passed!r} and --model is {request.model!r}; expected one of the two")
     return []
-
-
-def _as_flag(name: str, value: object) -> list[str]:
-    return ["--" + name.replace("_", "-"), value if isinstance(value, str) else json.dumps(value)]
