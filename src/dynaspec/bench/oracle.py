@@ -27,6 +27,7 @@ from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
 from dynaspec.propose.pass_timing import CONTEXT, Runner
 
+from .console import Tell
 from .datasets import BenchPrompt, fit
 from .decoders import SharedModels, open_engine
 from .drive import Job, StepTrace, run_all
@@ -50,8 +51,6 @@ from .oracle_steps import (
 )
 from .profiling import time_steps
 from .provenance import provenance
-
-Progress = Callable[[str, int, int], None]
 
 LONGEST = 20
 """Longest draft that is timed, and that thresholds are judged by."""
@@ -169,7 +168,7 @@ def run_study(
     policies: Sequence[PolicySpec],
     max_tokens: int,
     rounds: int,
-    progress: Progress,
+    progress: Tell,
 ) -> Study:
     """Decodes, drafts and measures.
 
@@ -273,7 +272,7 @@ Decode = Callable[[Sequence[tuple[int, ...]]], SideRun]
 
 
 def _open(
-    model: str, draft_model: str, policies: Sequence[PolicySpec], stack: ExitStack, progress: Progress
+    model: str, draft_model: str, policies: Sequence[PolicySpec], stack: ExitStack, progress: Tell
 ) -> dict[str, Engine]:
     """One engine a policy, and one for all fixed lengths: requests ask it for shorter drafts than its own.
 
@@ -298,7 +297,7 @@ def _without_trees(spec: PolicySpec) -> PolicySpec:
 
 
 def _known_tasks(
-    plain: Engine, draft_model: str, prompts: Sequence[BenchPrompt], params: SamplingParams, progress: Progress
+    plain: Engine, draft_model: str, prompts: Sequence[BenchPrompt], params: SamplingParams, progress: Tell
 ) -> list[Task]:
     """The target's greedy texts, by kind of prompt, with drafts from all their positions.
 

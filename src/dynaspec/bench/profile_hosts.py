@@ -22,8 +22,9 @@ from dynaspec.control.profile import Profile
 from dynaspec.hosts.vllm.launch import BACKEND_KEY
 from dynaspec.observe.log_reader import Record, read_log
 
+from .console import Tell
 from .datasets import FittedPrompts
-from .profiling import ACCEPTANCE_TOKENS, TIMED_STEPS, WARM_STEPS, Grid, Progress, as_profile, prompt_room
+from .profiling import ACCEPTANCE_TOKENS, TIMED_STEPS, WARM_STEPS, Grid, as_profile, prompt_room
 
 _CLOSING_STEPS = 1
 """Of a run of equal steps: the last one may already draft for others than it verifies for."""
@@ -115,7 +116,7 @@ def on_vllm(
     options: Mapping[str, Any],
     folder: Path,
     fit: Fit,
-    progress: Progress,
+    progress: Tell,
 ) -> LogMeasurements:
     """
     Args:
@@ -145,7 +146,7 @@ def record(
     grid: Grid,
     prompts: Sequence[tuple[int, ...]],
     params: SamplingParams,
-    progress: Progress,
+    progress: Tell,
 ) -> None:
     """Decodes what a profile of the grid is to be read from.
 
@@ -197,7 +198,7 @@ def on_transformers(
     params: SamplingParams,
     folder: Path,
     fit: Fit,
-    progress: Progress,
+    progress: Tell,
 ) -> LogMeasurements:
     """One sequence at a time, and a log for every length.
 

@@ -25,10 +25,11 @@ from dynaspec.control.profile import Profile
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.propose.stopping import stop_mask
 
+from .console import Tell
 from .datasets import Dataset, FittedPrompts, fit, spread
 from .decoders import open_engine
 from .offline import make_folder
-from .profiling import Cells, Grid, Progress, check_prompts, measure, prompt_room
+from .profiling import Cells, Grid, check_prompts, measure, prompt_room
 
 CONFIDENT = 0.98
 """What an adversarial drafter says of each of its tokens."""
@@ -192,7 +193,7 @@ class ProfileSession:
     """None: there is nothing here to draw with."""
 
 
-def run_profile(settings: ProfileSettings, grid: Grid, progress: Progress, remark: Remark) -> ProfileSession:
+def run_profile(settings: ProfileSettings, grid: Grid, progress: Tell, remark: Remark) -> ProfileSession:
     """Measures what has not been measured, and writes profile and picture.
 
     Raises:
@@ -220,7 +221,7 @@ def _on_dynaspec(
     speculation: SpeculativeConfig,
     grid: Grid,
     params: SamplingParams,
-    progress: Progress,
+    progress: Tell,
     remark: Remark,
 ) -> Profile:
     progress("loading", 0, 1)
@@ -245,9 +246,7 @@ def _on_dynaspec(
         engine.close()
 
 
-def _on_host(
-    settings: ProfileSettings, grid: Grid, params: SamplingParams, progress: Progress, remark: Remark
-) -> Profile:
+def _on_host(settings: ProfileSettings, grid: Grid, params: SamplingParams, progress: Tell, remark: Remark) -> Profile:
     from . import profile_hosts as hosts
 
     check_prompts(grid, len(settings.dataset.prompts), oversample=settings.oversample)

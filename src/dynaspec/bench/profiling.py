@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -20,14 +20,13 @@ from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.profile import Profile
 from dynaspec.engine.engine import Engine
 
+from .console import Tell
 from .drive import ClosedLoop, Job, run_all
 
 WARM_STEPS, TIMED_STEPS = 2, 16
 """Of one batch, in steps in which all its requests decode."""
 ACCEPTANCE_TOKENS = 96
 """Of each continuation that acceptance is counted on."""
-Progress = Callable[[str, int, int], None]
-"""Told (stage, units done, units in all)."""
 
 
 class Cells:
@@ -156,7 +155,7 @@ def measure(
     prompts: Sequence[tuple[int, ...]],
     params: SamplingParams,
     cells: Cells,
-    progress: Progress,
+    progress: Tell,
     *,
     oversample: bool = True,
 ) -> Profile:

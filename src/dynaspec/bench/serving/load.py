@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dynaspec.bench.console import Tell
 from dynaspec.contract.errors import ConfigError
 from dynaspec.observe.counts import SpecCounts
 
@@ -33,8 +34,6 @@ from .workload import (
 
 _OTHERS = 64
 """Files that a process has open beside its connections."""
-Progress = Callable[[str, int, int], None]
-"""Told (stage, done, in all)."""
 Send = Callable[[int], Awaitable[RequestRecord]]
 """Sends request number i, and never raises for what the server does."""
 
@@ -127,7 +126,7 @@ class FinishedLoad:
     """What the server's counters of speculation grew by; None if it has none."""
 
 
-async def run_load_test(settings: LoadSettings, progress: Progress) -> FinishedLoad:
+async def run_load_test(settings: LoadSettings, progress: Tell) -> FinishedLoad:
     """Prepares the requests, waits for the server if asked to, warms it up, puts the load on it, and measures.
 
     Raises:
@@ -185,7 +184,7 @@ def _bodies(settings: LoadSettings, served: Served, requests: Sequence[RequestSp
     return [api.body(served.name, asked.prompt, asked.output_len) | further for asked in requests]
 
 
-async def _prepare(sender: _Sender, settings: LoadSettings, progress: Progress) -> None:
+async def _prepare(sender: _Sender, settings: LoadSettings, progress: Tell) -> None:
     """Tries the first request, if asked to, and sends it again to warm the server up."""
     if settings.target.ready_check_timeout_s > 0:
         tried = await sender.send(0, "try-")
@@ -198,13 +197,13 @@ async def _prepare(sender: _Sender, settings: LoadSettings, progress: Progress) 
     await put_load(lambda _: sender.send(0, "warm-up-"), [0.0] * count, settings.traffic.max_concurrency, done)
 
 
-async def _put(sender: _Sender, settings: LoadSettings, progress: Progress) -> Load:
+async def _put(sender: _Sender, settings: LoadSettings, progress: Tell) -> Load:
     traffic = settings.traffic
     times = arrival_times(sender.count, traffic.request_rate, traffic.burstiness, settings.workload.seed)
     return await put_load(sender.send, times, traffic.max_concurrency, _counting("requests", sender.count, progress))
 
 
-def _counting(stage: str, total: int, progress: Progress) -> Callable[[], None]:
+def _counting(stage: str, total: int, progress: Tell) -> Callable[[], None]:
     done = 0
     progress(stage, 0, total)
 

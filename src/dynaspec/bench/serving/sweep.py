@@ -19,7 +19,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from dynaspec.bench.console import as_markdown
+from dynaspec.bench.console import Tell, as_markdown
 from dynaspec.bench.provenance import provenance
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.policies.short_names import PolicySpec
@@ -35,7 +35,6 @@ _KEYS = "DYNASPEC_API_KEY"
 _POLL_S = 0.5
 _STOP_S = 60.0
 """What a server gets to finish after it was asked to stop."""
-Progress = Callable[[str, int, int], None]
 Start = Callable[[], AbstractAsyncContextManager[Target]]
 """Starts a server, or finds it running; gives where requests go."""
 _WARM_UP_ROUNDS = 2
@@ -183,7 +182,7 @@ async def run_sweep(
     settings: LoadSettings,
     sides: Mapping[str, Start],
     plan: SweepPlan,
-    progress: Progress,
+    progress: Tell,
     on_cell: Callable[[Cell], None],
 ) -> list[Cell]:
     """Measures every side at every load, in an order of the sides that moves on from round to round.
@@ -215,7 +214,7 @@ async def run_sweep(
 class _Bar:
     """Progress at one load, over all rounds and sides: in percent, as numbers of requests are known only on the way."""
 
-    def __init__(self, progress: Progress, point: LoadPoint, cells: int) -> None:
+    def __init__(self, progress: Tell, point: LoadPoint, cells: int) -> None:
         self._progress = progress
         self._stage = f"load {point.label}"
         self._cells = cells
@@ -239,7 +238,7 @@ class _Servers:
         sides: Mapping[str, Start],
         settings: LoadSettings,
         plan: SweepPlan,
-        progress: Progress,
+        progress: Tell,
         everything: AsyncExitStack,
     ) -> None:
         self._sides = sides
