@@ -24,7 +24,7 @@ from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.observe.counts import SpecCounts
 
 from .decoders import SharedModels, TimedRun, different, open_engine, run_once
-from .offline import SCHEMA
+from .offline import SCHEMA, rotated
 from .provenance import provenance
 
 _LOOKUP_LENGTH, _DRAFT_LENGTH = 5, 3
@@ -146,11 +146,9 @@ def measure_prompt(
         first: which policy begins; one that changes from prompt to prompt favours none.
     """
     tokens = as_tokens(next(iter(llms.values())).tokenizer, prompt)
-    names = list(llms)
-    runs: dict[str, list[TimedRun]] = {name: [] for name in names}
+    runs: dict[str, list[TimedRun]] = {name: [] for name in llms}
     for turn in range(first, first + rounds):
-        start = turn % len(names)
-        for name in (*names[start:], *names[:start]):
+        for name in rotated(list(llms), turn):
             runs[name].append(run_once(llms[name], [tokens], params))
     return PromptTimes(prompt, {name: tuple(several) for name, several in runs.items()})
 

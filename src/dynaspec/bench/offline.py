@@ -45,6 +45,12 @@ def shuffled(sides: Sequence[str], turn: int) -> list[str]:
     return [sides[i] for i in np.random.default_rng(turn).permutation(len(sides))]
 
 
+def rotated(sides: Sequence[str], turn: int) -> list[str]:
+    """The order of a round: it begins one further each time."""
+    first = turn % len(sides)
+    return [*sides[first:], *sides[:first]]
+
+
 def lower_bound(values: Sequence[float], *, level: float = 0.95, seed: int = 0) -> float:
     """One-sided lower confidence bound of the median: a percentile bootstrap (Efron, 1979).
 
@@ -152,31 +158,19 @@ def compare(decoders: Mapping[str, Decoder], workload: Workload, progress: Progr
     """
     if PLAIN not in decoders or workload.rounds < 1:
         raise ConfigError(f"{list(decoders)} in {workload.rounds} rounds; expected plain among them, and a round")
+    return results_of(all_rounds(decoders, workload, progress))
+
+
+def all_rounds(decoders: Mapping[str, Decoder], workload: Workload, progress: Progress) -> dict[str, list[TimedRun]]:
+    """Every policy's rounds, after a warm-up: what is loaded, compiled or learnt at first is not measured."""
     for name, decoder in decoders.items():
-        warm_up(name, decoder, workload, progress)
-    names = list(decoders)
-    runs: dict[str, list[TimedRun]] = {name: [] for name in names}
+        progress(f"{name}: warm-up")
+        run_once(decoder, workload.prompts[:1], workload.params)
+    runs: dict[str, list[TimedRun]] = {name: [] for name in decoders}
     for turn in range(workload.rounds):
-        first = turn % len(names)
-        for name in (*names[first:], *names[:first]):
+        for name in rotated(list(decoders), turn):
             progress(f"{name}: round {turn + 1} of {workload.rounds}")
             runs[name].append(run_once(decoders[name], workload.prompts, workload.params))
-    return results_of(runs)
-
-
-def warm_up(name: str, decoder: Decoder, workload: Workload, progress: Progress) -> None:
-    """Before the first round: what is loaded, compiled or learnt at first is not measured."""
-    progress(f"{name}: warm-up")
-    run_once(decoder, workload.prompts[:1], workload.params)
-
-
-def all_rounds(name: str, decoder: Decoder, workload: Workload, progress: Progress) -> list[TimedRun]:
-    """A policy's rounds on end, for engines that cannot be open at the same time."""
-    warm_up(name, decoder, workload, progress)
-    runs = []
-    for turn in range(workload.rounds):
-        progress(f"{name}: round {turn + 1} of {workload.rounds}")
-        runs.append(run_once(decoder, workload.prompts, workload.params))
     return runs
 
 
@@ -349,7 +343,7 @@ def run_comparison(
                 if host.alternating:
                     opened[spec.name] = decoder
                 else:
-                    runs[spec.name] = all_rounds(spec.name, decoder, work, progress)
+                    runs |= all_rounds({spec.name: decoder}, work, progress)
         if left_out and len(left_out) == len(specs) - 1:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
             raise ConfigError(f"nothing is left to compare with plain decoding ({reasons})")

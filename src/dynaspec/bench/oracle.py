@@ -31,7 +31,7 @@ from .console import Tell
 from .datasets import BenchPrompt, fit
 from .decoders import SharedModels, open_engine
 from .drive import Job, StepTrace, run_all
-from .offline import SCHEMA
+from .offline import SCHEMA, rotated
 from .oracle_steps import (
     Hindsight,
     Iteration,
@@ -394,8 +394,7 @@ def _round(
     """Every side once over every task, in an order that moves on; then the steps' costs."""
     runs: dict[str, dict[str, SideRun]] = {task.name: {} for task in tasks}
     for place, task in enumerate(tasks):
-        first = (turn + place) % len(sides)
-        for name in (*sides[first:], *sides[:first]):
+        for name in rotated(sides, turn + place):
             runs[task.name][name] = decode[name](task.prompts)
     times = _fixed_step_times([of_task[name] for of_task in runs.values() for name in sides if _is_fixed(name)])
     for prompt in [prompt for task in tasks for prompt in task.prompts[:_COST_PROMPTS]]:

@@ -20,6 +20,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dynaspec.bench.console import Tell, as_markdown
+from dynaspec.bench.offline import rotated
 from dynaspec.bench.provenance import provenance
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.policies.short_names import PolicySpec
@@ -279,12 +280,11 @@ class _Servers:
 def _order(sides: Sequence[str], plan: SweepPlan) -> Iterator[tuple[int, str, LoadPoint]]:
     """(round, side, load): sides in turn at every load, or all loads of a side where only one server is there."""
     for turn in range(plan.rounds):
-        first = turn % len(sides)
-        rotated = (*sides[first:], *sides[:first])
+        in_turn = rotated(sides, turn)
         if plan.one_at_a_time:
-            yield from ((turn, side, point) for side in rotated for point in plan.points)
+            yield from ((turn, side, point) for side in in_turn for point in plan.points)
         else:
-            yield from ((turn, side, point) for point in plan.points for side in rotated)
+            yield from ((turn, side, point) for point in plan.points for side in in_turn)
 
 
 def _at(settings: LoadSettings, target: Target, point: LoadPoint, turn: int, plan: SweepPlan) -> LoadSettings:
