@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -178,22 +178,13 @@ class Muon(Optimizer):
         self._products = products
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self) -> None:  # type: ignore[override]  # without a closure, which nobody here has
         """Update every matrix that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(parameter, group)
-        return loss
 
     def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         gradient = parameter.grad
