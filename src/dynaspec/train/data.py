@@ -6,7 +6,6 @@ training split; they are what evaluation reads.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import sysconfig
@@ -65,8 +64,6 @@ SKIPPED_FOLDERS = frozenset(
 )
 SKIPPED_FILES = frozenset({"html/entities.py", "msilib/schema.py", "msilib/sequence.py", "msilib/text.py"})
 SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
-HELD_OUT_SHARE = 0.03
-HELD_OUT_BYTES = (4_000, 60_000)  # code files outside this range make poor or overweight probes
 Tokens = npt.NDArray[np.uint16]
 
 
@@ -171,7 +168,7 @@ def problem_index(document: Document) -> int:
 
 
 def load_holdout() -> Holdout:
-    """Read the list that is committed beside this module."""
+    """Read the list that is committed beside this module: 3 % of each kind, by the order of the names' SHA-256."""
     raw = json.loads(resources.files(__package__).joinpath("holdout.json").read_text("utf-8"))
     return Holdout(code=frozenset(raw["code"]), maths=frozenset(raw["maths"]))
 
@@ -253,26 +250,6 @@ def load_corpus(library: Path, gsm8k: Path | None, holdout: Holdout | None = Non
     if gsm8k is not None:
         documents += read_maths(gsm8k)
     return split(documents, load_holdout() if holdout is None else holdout)
-
-
-def choose_holdout(documents: Sequence[Document], share: float = HELD_OUT_SHARE) -> Holdout:
-    """Pick ``share`` of each kind by the order of the SHA-256 of the names: no seed, no luck.
-
-    This made ``holdout.json``; the committed list is what counts from then on, so that another
-    interpreter version trains and evaluates on the same side of the split.
-    """
-    low, high = HELD_OUT_BYTES
-    code = [d for d in documents if d.kind == "code"]
-    maths = [d for d in documents if d.kind == "maths"]
-    sized = [d for d in code if low <= len(d.text) <= high]
-
-    def first(pool: Sequence[Document], count: int) -> list[Document]:
-        return sorted(pool, key=lambda d: hashlib.sha256(d.name.encode()).digest())[:count]
-
-    return Holdout(
-        code=frozenset(d.name for d in first(sized, round(share * len(code)))),
-        maths=frozenset(problem_index(d) for d in first(maths, round(share * len(maths)))),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from dynaspec.train.data import (
     Pool,
     RowSampler,
     TokenSet,
-    choose_holdout,
     load_corpus,
     load_holdout,
     load_tokenizer,
@@ -141,15 +140,12 @@ def test_tests_and_tables_are_left_out(library):
     assert names == {f"m{i}.py" for i in range(12)} | {"sched.py", "chunk.py"}
 
 
-def test_choice_depends_on_names_alone():
-    documents = [Document(f"p/{i}.py", "code", "x" * 5000) for i in range(100)]
+def test_what_is_held_out_is_named():
+    documents = [Document(f"p/{i}.py", "code", "x") for i in range(100)]
     documents += [Document(f"gsm8k/{i}", "maths", "y") for i in range(100)]
-    chosen = choose_holdout(documents)
-    assert (len(chosen.code), len(chosen.maths)) == (3, 3)
-    assert choose_holdout(documents[::-1]) == chosen
-    corpus = split(documents, chosen)
-    assert len(corpus.train) == 194
-    assert len(corpus.held_out) == 6
+    corpus = split(documents, Holdout(frozenset({"p/1.py", "p/30.py"}), frozenset({7})))
+    assert len(corpus.train) == 197
+    assert [document.name for document in corpus.held_out] == ["p/1.py", "p/30.py", "gsm8k/7"]
 
 
 def test_nothing_held_out_without_names(library):
