@@ -133,8 +133,8 @@ def lm(
     from dynaspec.train.distill import DistillSettings
     from dynaspec.train.model import read_shape
     from dynaspec.train.pipeline import Pipeline
-    from dynaspec.train.run import progress
-    from dynaspec.train.settings import LmSettings, Places, parse_stage
+    from dynaspec.train.run import parse_stage, progress
+    from dynaspec.train.settings import STAGES, LmSettings, Places
 
     disable_progress_bar()  # of files that load in a moment
     try:
@@ -177,7 +177,7 @@ def lm(
             prompts_per_kind=prompts_per_kind,
             note=note,
         )
-        Pipeline(settings, progress, typer.echo).run(parse_stage(stage))
+        Pipeline(settings, progress, typer.echo).run(parse_stage(stage, STAGES))
     except DynaspecError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error

@@ -180,10 +180,10 @@ def _train(
 
     from dynaspec.cli.train import parse_rates
     from dynaspec.train.heads.loss import LossSettings
-    from dynaspec.train.heads.pipeline import DataSettings, HeadPipeline, HeadSettings, parse_stage
+    from dynaspec.train.heads.pipeline import STAGES, DataSettings, HeadPipeline, HeadSettings
     from dynaspec.train.heads.trainer import TrainSettings
     from dynaspec.train.optimizer import RateSchedule
-    from dynaspec.train.run import progress
+    from dynaspec.train.run import parse_stage, progress
 
     disable_progress_bar()
     if not (conversations or prompts or self_written):
@@ -217,7 +217,7 @@ def _train(
             extend=extend,
             note=note,
         )
-        HeadPipeline(settings, progress, typer.echo).run(parse_stage(stage))
+        HeadPipeline(settings, progress, typer.echo).run(parse_stage(stage, STAGES))
     except DynaspecError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error

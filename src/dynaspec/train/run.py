@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from rich.console import Console
@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from dynaspec.contract.errors import ConfigError
 
+S = TypeVar("S", bound=str)
 STANDSTILL = 5.0  # a step this many times longer than usual was a pause, not work
 PLAIN_SECONDS = 15.0
 
@@ -114,6 +115,18 @@ def choose_device(name: str) -> torch.device:
     if name == "cpu":
         torch.set_flush_denormal(True)  # tiny momenta would otherwise take the slow path
     return torch.device(name)
+
+
+def parse_stage(text: str, stages: tuple[S, ...]) -> S:
+    """The stage called ``text``.
+
+    Raises:
+        ConfigError: there is no such stage.
+    """
+    for stage in stages:
+        if stage == text:
+            return stage
+    raise ConfigError(f"stage: got {text!r}, expected one of {', '.join(stages)}")
 
 
 def precision(device: torch.device) -> AbstractContextManager[object]:

@@ -136,15 +136,3 @@ class LmSettings:
     def schedule(self) -> RateSchedule:
         """The target's learning-rate schedule."""
         return RateSchedule(self.warmup_steps, self.decay_share)
-
-
-def parse_stage(text: str) -> Stage:
-    """``text`` as a stage.
-
-    Raises:
-        ConfigError: there is no such stage.
-    """
-    for stage in STAGES:
-        if stage == text:
-            return stage
-    raise ConfigError(f"stage: got {text!r}, expected one of {', '.join(STAGES)}")

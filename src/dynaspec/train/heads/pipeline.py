@@ -84,17 +84,6 @@ class HeadSettings:
     note: str = ""
 
 
-def parse_stage(text: str) -> str:
-    """One of ``STAGES``.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if text not in STAGES:
-        raise ConfigError(f"stage: got {text!r}, expected one of {', '.join(STAGES)}")
-    return text
-
-
 def training_facts(
     settings: HeadSettings,
     basis: Basis,
