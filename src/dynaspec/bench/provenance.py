@@ -68,7 +68,6 @@ def machine() -> dict[str, Any]:
 
 
 def threads() -> dict[str, int]:
-    """How many threads computation may use."""
     return {"torch": torch.get_num_threads(), "usable_cpus": usable_cores()}
 
 

@@ -148,7 +148,6 @@ class Holdout:
     maths: frozenset[int]
 
     def contains(self, document: Document) -> bool:
-        """Whether ``document`` is held out."""
         if document.kind == "code":
             return document.name in self.code
         return problem_index(document) in self.maths

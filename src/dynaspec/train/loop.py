@@ -104,7 +104,6 @@ class Loop:
         return True
 
     def save(self, path: Path) -> None:
-        """Write the whole state to ``path``, atomically."""
         state = {
             "model": self._model.state_dict(),
             "optimizers": self._optimizers.state_dict(),

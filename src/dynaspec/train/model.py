@@ -58,7 +58,6 @@ class Shape:
             raise ConfigError(f"kv_heads: got {self.kv_heads}, expected a divisor of the {self.heads} heads")
 
     def config(self) -> LlamaConfig:
-        """The Transformers configuration of this shape."""
         return LlamaConfig(
             vocab_size=self.vocab,
             hidden_size=self.hidden,

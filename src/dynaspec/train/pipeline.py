@@ -109,7 +109,6 @@ class Pipeline:
         )
 
     def train_target(self) -> None:
-        """Train the target on next tokens."""
         settings = self._settings
         stable = self._places.target.stable
         if settings.extend and not stable.is_file():

@@ -78,7 +78,6 @@ class FrozenTarget:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
         return self._device
 
     @property

@@ -109,7 +109,6 @@ class EngineWriter:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The target's."""
         return self._llm.tokenizer
 
     def write(

@@ -243,7 +243,6 @@ class DecoderHead(TrainedHead):
 
     @property
     def layer(self) -> Layer:
-        """The only decoder layer."""
         layer = self.layers[0]
         assert isinstance(layer, Layer)
         return layer

@@ -58,7 +58,6 @@ class Batch:
         return len(self.chain_rows)
 
     def to(self, device: torch.device) -> Batch:
-        """The same on ``device``."""
         tensors = {f.name: x.to(device) for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
         return replace(self, **tensors)  # type: ignore[arg-type]  # of tensors alone
 

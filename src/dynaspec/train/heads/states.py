@@ -99,11 +99,9 @@ class Shard:
         return len(self.spans.prompts)
 
     def chains(self, index: int) -> int:
-        """Chains in a conversation."""
         return int(self.spans.chains[index + 1] - self.spans.chains[index])
 
     def example(self, index: int) -> Example:
-        """A conversation with its states."""
         spans = self.spans
         tokens, rows, chains = (
             slice(int(ends[index]), int(ends[index + 1])) for ends in (spans.tokens, spans.rows, spans.chains)
@@ -119,7 +117,6 @@ class Shard:
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """File of shard ``number``."""
     return folder / f"states-{number:05d}.safetensors"
 
 
@@ -161,7 +158,6 @@ class TextShard:
         return len(self._tokens)
 
     def chains(self, index: int) -> int:
-        """See :class:`Counted`."""
         return chains_of(self._prompts[index], len(self._tokens[index]))
 
     def text(self, index: int) -> tuple[Tensor, int]:
@@ -181,7 +177,6 @@ class StatesOnDemand:
         self.refresh()
 
     def refresh(self) -> int:
-        """See :class:`StateSource`."""
         conversations = list(read_conversations(self._place.conversations))
         new = trained_on(conversations[self._read :], self._longest, set(held_out_prompts(self._place)))
         self._read = len(conversations)
@@ -190,7 +185,6 @@ class StatesOnDemand:
         return len(self.shards)
 
     def batch(self, refs: Sequence[Ref]) -> Batch:
-        """See :class:`StateSource`."""
         texts = [self.shards[shard].text(i) for shard, i in refs]
         chains = [self.shards[shard].chains(i) for shard, i in refs]
         layers, vocabulary = self._basis.shape.aux_layers, self._basis.vocabulary
@@ -212,13 +206,11 @@ class Cache:
         self.refresh()
 
     def refresh(self) -> int:
-        """Take in shards that have appeared; returns how many there are."""
         while (path := shard_path(self._folder, len(self.shards))).is_file():
             self.shards.append(Shard(path))
         return len(self.shards)
 
     def batch(self, refs: Sequence[Ref]) -> Batch:
-        """See :class:`StateSource`."""
         if max(shard for shard, _ in refs) >= len(self.shards):  # another process has seen more of them
             self.refresh()
         return join([self.shards[shard].example(i) for shard, i in refs])

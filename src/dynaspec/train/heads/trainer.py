@@ -213,7 +213,6 @@ class Workers:
         return sums
 
     def close(self) -> None:
-        """End the workers."""
         for _ in self._processes:
             self._jobs.put(None)
         for process in self._processes:
@@ -363,7 +362,6 @@ class Trainer:
         return True
 
     def save(self, path: Path) -> None:
-        """Write the whole state to ``path``, atomically."""
         state = {
             "head": self._head.state_dict(),
             "optimizers": self._optimizers.state_dict(),
