@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 
 from dynaspec.bench.decoders import SharedModels, Wrap, open_engine
 from dynaspec.bench.drive import ClosedLoop, StepTrace, warm_prompts
 from dynaspec.bench.offline import lower_bound
 from dynaspec.bench.plots import GREEN, RED, new_figure, save_png, tidy
-from dynaspec.bench.profile_session import Adversarial
+from dynaspec.bench.profile_session import Wrapped
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.proposer import Proposer
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, Proposer
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.contract.step import LOGIT_RANGE, SpecPlan
 from dynaspec.control.policies.short_names import PLAIN, PolicySpec, parse_policy
 from dynaspec.engine.engine import Engine
 from dynaspec.engine.tokenizer import Tokenizer
+from dynaspec.propose.stopping import stop_mask
 from load_sweep import endless
 
 Progress = Callable[[str, int, int], None]
 
+CONFIDENT = 0.98
+"""What an adversarial drafter says of each of its tokens."""
 STEPS = 400
 MOST_COST = 0.03
 """Of plain decoding's speed."""
@@ -39,6 +45,59 @@ _RECOVERY_WINDOW = 30
 _REQUEST_TOKENS = 128
 _TURN = 20
 """Steps of one side before the other goes on."""
+
+
+class Adversarial(Wrapped):
+    """A real drafter's cost, for nothing: its tokens are replaced by random ones, of which it claims to be sure.
+
+    It drafts as long as a drafter does that is so sure of itself: a stop rule sees what it claims. For greedy decoding,
+    as the distributions that drafts were drawn from are dropped.
+    """
+
+    def __init__(self, inner: Proposer, vocab_size: int, *, seed: int = 0) -> None:
+        super().__init__(inner)
+        self.active = True
+        """False: the drafter is as good as it ever was."""
+        self._vocab_size = vocab_size
+        self._random = np.random.default_rng(seed)
+
+    def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
+        if not self.active:
+            return self.inner.propose(batch, plan)
+        granted = np.array(plan.depth, dtype=np.int64)
+        lens = lengths_when_sure(plan, CONFIDENT)
+        drafts = self.inner.propose(batch, replace(plan.with_depth(tuple(lens.tolist())), stop=None))
+        drafted = np.arange(drafts.tokens.shape[1]) < drafts.lens[:, None]
+        # Never the token that the drafter means, which may well be right.
+        other = self._random.integers(1, self._vocab_size, drafts.tokens.shape)
+        drafts.tokens = np.where(drafted, (drafts.tokens + other) % self._vocab_size, 0)
+        if drafts.confidence is not None:
+            drafts.confidence = np.where(drafted, np.float32(CONFIDENT), drafts.confidence)
+        drafts.early_exit = (lens < granted) & (drafts.lens == lens)
+        drafts.q = None
+        return drafts
+
+
+def lengths_when_sure(plan: SpecPlan, confidence: float) -> Ints:
+    """[B] how far a plan lets a drafter go that says ``confidence`` of each of its tokens."""
+    depth = np.array(plan.depth, dtype=np.int64)
+    drafting = np.flatnonzero(depth)
+    if depth.max(initial=0) <= 1:
+        return depth  # a rule is asked after a token
+    rule = None if plan.stop is None else plan.stop.select(drafting.tolist())
+    mask = stop_mask(rule, depth[drafting], torch.device("cpu"))
+    signal = confidence
+    if rule is not None and rule.signal == "survival":
+        signal = min(math.log(confidence / (1.0 - confidence)), LOGIT_RANGE)
+    running = np.arange(drafting.size)
+    for done in range(1, int(depth.max()) + 1):
+        mask.update(done, running, torch.full((running.size,), signal))
+        running = mask.running(done)
+        if not running.size:
+            break
+    lengths = depth.copy()
+    lengths[drafting] = mask.lengths()
+    return lengths
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,15 +14,14 @@ import torch
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS
-from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, Offers, Proposer, ProposerNeeds, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, Offers, Proposer, ProposerNeeds, TargetStep
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.contract.step import LOGIT_RANGE, ProposerTraits, SpecPlan
+from dynaspec.contract.step import ProposerTraits, SpecPlan
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.keys import either
 from dynaspec.control.policies.short_names import PolicySpec
 from dynaspec.control.profile import Profile
 from dynaspec.engine.tokenizer import Tokenizer
-from dynaspec.propose.stopping import stop_mask
 
 from .console import Tell
 from .datasets import Dataset, FittedPrompts, fit, spread
@@ -31,8 +29,6 @@ from .decoders import open_engine
 from .offline import make_folder
 from .profiling import Cells, Grid, check_prompts, measure, prompt_room
 
-CONFIDENT = 0.98
-"""What an adversarial drafter says of each of its tokens."""
 _FILLER = 1
 """Token that fills drafts up."""
 FILE = "dynamic_speculative_config.json"
@@ -77,37 +73,6 @@ class Wrapped:
         self.inner.evict(lane)
 
 
-class Adversarial(Wrapped):
-    """A real drafter's cost, for nothing: its tokens are replaced by random ones, of which it claims to be sure.
-
-    It drafts as long as a drafter does that is so sure of itself: a stop rule sees what it claims. For greedy decoding,
-    as the distributions that drafts were drawn from are dropped.
-    """
-
-    def __init__(self, inner: Proposer, vocab_size: int, *, seed: int = 0) -> None:
-        super().__init__(inner)
-        self.active = True
-        """False: the drafter is as good as it ever was."""
-        self._vocab_size = vocab_size
-        self._random = np.random.default_rng(seed)
-
-    def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
-        if not self.active:
-            return self.inner.propose(batch, plan)
-        granted = np.array(plan.depth, dtype=np.int64)
-        lens = lengths_when_sure(plan, CONFIDENT)
-        drafts = self.inner.propose(batch, replace(plan.with_depth(tuple(lens.tolist())), stop=None))
-        drafted = np.arange(drafts.tokens.shape[1]) < drafts.lens[:, None]
-        # Never the token that the drafter means, which may well be right.
-        other = self._random.integers(1, self._vocab_size, drafts.tokens.shape)
-        drafts.tokens = np.where(drafted, (drafts.tokens + other) % self._vocab_size, 0)
-        if drafts.confidence is not None:
-            drafts.confidence = np.where(drafted, np.float32(CONFIDENT), drafts.confidence)
-        drafts.early_exit = (lens < granted) & (drafts.lens == lens)
-        drafts.q = None
-        return drafts
-
-
 class Padded(Wrapped):
     """Drafts as many tokens as were granted: what a lookup does not find is filled with a token.
 
@@ -127,28 +92,6 @@ class Padded(Wrapped):
         return replace(
             drafts, tokens=tokens, lens=lens, confidence=None, signal=None, repeat_bonus=None, early_exit=no_exit
         )
-
-
-def lengths_when_sure(plan: SpecPlan, confidence: float) -> Ints:
-    """[B] how far a plan lets a drafter go that says ``confidence`` of each of its tokens."""
-    depth = np.array(plan.depth, dtype=np.int64)
-    drafting = np.flatnonzero(depth)
-    if depth.max(initial=0) <= 1:
-        return depth  # a rule is asked after a token
-    rule = None if plan.stop is None else plan.stop.select(drafting.tolist())
-    mask = stop_mask(rule, depth[drafting], torch.device("cpu"))
-    signal = confidence
-    if rule is not None and rule.signal == "survival":
-        signal = min(math.log(confidence / (1.0 - confidence)), LOGIT_RANGE)
-    running = np.arange(drafting.size)
-    for done in range(1, int(depth.max()) + 1):
-        mask.update(done, running, torch.full((running.size,), signal))
-        running = mask.running(done)
-        if not running.size:
-            break
-    lengths = depth.copy()
-    lengths[drafting] = mask.lengths()
-    return lengths
 
 
 @dataclass(frozen=True, slots=True)
