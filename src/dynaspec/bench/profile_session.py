@@ -25,7 +25,7 @@ from dynaspec.engine.tokenizer import Tokenizer
 
 from .console import Tell
 from .datasets import Dataset, FittedPrompts, fit, spread
-from .decoders import open_engine
+from .decoders import BACKENDS, open_engine
 from .offline import make_folder
 from .profiling import Cells, Grid, check_prompts, measure, prompt_room
 
@@ -38,7 +38,6 @@ _PROMPTS = 64
 _LONGEST_PROMPT = 512
 """Tokens; longer prompts are cut from the left, so that a run takes minutes at most."""
 _SEED = 0
-BACKENDS = ("dynaspec", "vllm", "transformers")
 Remark = Callable[[str], None]
 """Told what a user should know."""
 

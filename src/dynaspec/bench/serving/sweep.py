@@ -27,7 +27,6 @@ from dynaspec.control.policies.short_names import PolicySpec
 
 from .load import FinishedLoad, run_load_test
 from .report import SCHEMA, figures, remarks
-from .results import Spread
 from .server import LoadSettings, ServerError, Target, connect
 
 HOST = "127.0.0.1"
@@ -274,7 +273,8 @@ class _Servers:
             seed=self._settings.workload.seed + self._plan.rounds * len(self._plan.points),
         )
         traffic = replace(self._settings.traffic, max_concurrency=busiest.max_concurrency, request_rate=math.inf)
-        await run_load_test(replace(self._settings, target=target, workload=workload, traffic=traffic), _silent)
+        settings = replace(self._settings, target=target, workload=workload, traffic=traffic)
+        await run_load_test(settings, lambda stage, done, total: None)
 
 
 def _order(sides: Sequence[str], plan: SweepPlan) -> Iterator[tuple[int, str, LoadPoint]]:
@@ -297,10 +297,6 @@ def _at(settings: LoadSettings, target: Target, point: LoadPoint, turn: int, pla
         workload=replace(workload, num_prompts=max(workload.num_prompts, least), seed=workload.seed + drawn),
         traffic=replace(settings.traffic, max_concurrency=point.max_concurrency, request_rate=point.request_rate),
     )
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    """Progress of a warm-up: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,10 +351,10 @@ def _row(side: str, point: LoadPoint, first: str, cells: Sequence[Cell]) -> Swee
         point=point,
         output_tokens_per_s=median(map(_speed, runs)),
         over_first=_median(ratios),
-        ttft_ms=middle(lambda run: _spread(run, "ttft").median),
-        tpot_ms=middle(lambda run: _spread(run, "tpot").median),
-        e2el_ms=middle(lambda run: _spread(run, "e2el").median),
-        tail_e2el_ms=middle(lambda run: _spread(run, "e2el").percentiles[tail_of(cells)]),
+        ttft_ms=middle(lambda run: run.measured.spreads["ttft"].median),
+        tpot_ms=middle(lambda run: run.measured.spreads["tpot"].median),
+        e2el_ms=middle(lambda run: run.measured.spreads["e2el"].median),
+        tail_e2el_ms=middle(lambda run: run.measured.spreads["e2el"].percentiles[tail_of(cells)]),
         goodput=middle(lambda run: None if run.measured.good is None else run.measured.per_second(run.measured.good)),
         acceptance_length=middle(lambda run: run.counters.mean_acceptance_length if run.counters else None),
         acceptance_rate=middle(lambda run: run.counters.draft_acceptance_rate if run.counters else None),
@@ -372,10 +368,6 @@ def _of(cells: Sequence[Cell], side: str, point: LoadPoint) -> list[Cell]:
 
 def _speed(run: FinishedLoad) -> float:
     return run.measured.per_second(run.measured.output_tokens)
-
-
-def _spread(run: FinishedLoad, name: str) -> Spread:
-    return run.measured.spreads[name]
 
 
 def _median(values: Iterable[float | None]) -> float | None:
