@@ -148,7 +148,7 @@ async def test_a_body_that_does_not_fit_is_a_bad_request(client, body):
 )
 async def test_what_an_endpoint_raises_is_an_error_object(client, caplog, raised, status, kind):
     with mock.patch.object(
-        type(client.state.admission), "draining", new_callable=mock.PropertyMock, side_effect=raised
+        type(client.state.admission), "draining", new_callable=mock.PropertyMock, create=True, side_effect=raised
     ):
         response = await client.get("/ready")
     assert response.status_code == status
