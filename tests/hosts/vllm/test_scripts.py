@@ -21,6 +21,7 @@ ARGUMENTS = {
     "structured_outputs": [],
     "spec_decode": ["--method", "ngram"],
     "metrics": [],
+    "engine_args": ["--max-model-len", "256"],
 }
 
 
