@@ -75,7 +75,7 @@ def _exp_single(x: np.float32) -> np.float32:
 
 
 @inlined
-def _exponential(bits: np.uint64) -> float:
+def exponential(bits: np.uint64) -> float:
     """−log(u) for u = (52 random bits + ½) / 2⁵²: exact steps down to 2⁻⁵³ near 0, never 0 and never infinite."""
     u = (np.float64(np.int64(bits >> np.uint64(12))) + 0.5) * 2.0**-52
     pattern = np.float64(u).view(np.int64)
@@ -311,7 +311,7 @@ def race(weights: Float32, keys: UInt64, out: Int64) -> None:
             support[size], rates[size] = i, row[i]
             size += row[i] > 0.0
         for n in range(size):
-            times[n] = _exponential(nth(key, support[n])) / rates[n]
+            times[n] = exponential(nth(key, support[n])) / rates[n]
         first = np.int64(_INF_BITS)  # bits of non-negative doubles order as the doubles do
         for n in range(size):
             first = min(first, bits[n])

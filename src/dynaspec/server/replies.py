@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ from .reports import Reports, UsageCounter, report
 from .tools import Parsed, ToolParser, ToolUse
 
 
-class Replies:
+class Replies(ABC):
     """Builds the answer to one request, in either of its forms.
 
     Args:
@@ -73,26 +74,26 @@ class Replies:
         """Tokens so far."""
         return self._usage.total()
 
+    @abstractmethod
     def whole(self, outputs: Sequence[RequestOutput]) -> BaseModel:
         """The answer, from each prompt's final output."""
-        raise NotImplementedError
 
     def opening(self) -> Iterator[BaseModel]:
         """What a stream begins with."""
         return iter(())
 
+    @abstractmethod
     def chunks(self, prompt: int, output: RequestOutput) -> Iterator[BaseModel]:
         """What an output of a prompt adds: one for each choice that has grown or ended."""
-        raise NotImplementedError
 
     def closing(self) -> Iterator[BaseModel]:
         """What comes after the last output: the usage, if it was asked for."""
         if self._usage_last:
             yield self._chunk([], usage=self.usage(), metrics=self._reports.metrics())
 
+    @abstractmethod
     def _chunk(self, choices: list[Any], **more: Any) -> BaseModel:
         """An event of the stream."""
-        raise NotImplementedError
 
     def _grown(self, choice: BaseModel, **more: Any) -> BaseModel:
         """The event in which a choice has grown."""

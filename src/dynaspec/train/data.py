@@ -167,7 +167,11 @@ def problem_index(document: Document) -> int:
 
 
 def load_holdout() -> Holdout:
-    """Read the list that is committed beside this module: 3 % of each kind, by the order of the names' SHA-256."""
+    """Read the list that is committed beside this module.
+
+    It was chosen by the order of the names' SHA-256: as many as 3 % of each kind, of code among the files of 4,000 to
+    60,000 characters.
+    """
     raw = json.loads(resources.files(__package__).joinpath("holdout.json").read_text("utf-8"))
     return Holdout(code=frozenset(raw["code"]), maths=frozenset(raw["maths"]))
 

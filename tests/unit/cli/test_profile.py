@@ -160,7 +160,11 @@ def test_without_matplotlib(profile, quick, monkeypatch):
     [
         (("--backend", "sglang"), "--backend is 'sglang'; expected dynaspec, vllm or transformers"),
         (("--backend", "vllm"), "'vllm', which is not installed"),
-        (("--engine-options", "{"), "--engine-options is '{', which is not JSON"),
+        (
+            ("--engine-options", "{"),
+            "--engine-options is '{', which is not JSON (Expecting property name enclosed in double quotes); "
+            "expected a JSON object",
+        ),
         (("--engine-options", '{"a": 1}'), "--engine-options is given but --backend is 'dynaspec'"),
         (("--backend", "transformers", "--batch-size-list", "1,3"), "expected --batch-size-list 1"),
         (("--backend", "transformers", "--tp", 2), "--tp is 2; expected 1"),

@@ -9,7 +9,7 @@ from scipy import stats
 
 from dynaspec.compiled import kernel
 from dynaspec.sampling import accelerator, cpu
-from dynaspec.sampling.cpu import _exponential
+from dynaspec.sampling.cpu import exponential
 from dynaspec.sampling.rng import GOLDEN, Purpose, UInt64, nth, request_key, row_keys, uniforms
 
 
@@ -29,7 +29,7 @@ def exponentials(keys: UInt64, count: int) -> cpu.Float64:
     out = np.empty((keys.size, count), np.float64)
     for r in range(keys.size):
         for i in range(count):
-            out[r, i] = _exponential(nth(keys[r], i))
+            out[r, i] = exponential(nth(keys[r], i))
     return out
 
 

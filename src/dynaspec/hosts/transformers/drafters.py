@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,7 +47,7 @@ class Draft:
         return Draft(self.sequence[:, : self.sequence.shape[1] - self.length + length], length, kept)
 
 
-class Drafter:
+class Drafter(ABC):
     """What the step asks of whoever drafts. Texts are [1, L] token ids of the target."""
 
     def lag(self, length: int) -> int:
@@ -57,11 +58,11 @@ class Drafter:
         """For lookups: what they have found for the text, a batch of one. Others: None."""
         return None
 
+    @abstractmethod
     def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
         """At most ``depth`` ≥ 1 tokens."""
-        raise NotImplementedError
 
-    def settle(self, length: int, drafted: int, accepted: int) -> None:
+    def settle(self, length: int, drafted: int, accepted: int) -> None:  # noqa: B027  # lookups keep nothing
         """Of the draft behind a text of ``length``, so many tokens were accepted."""
 
 
@@ -141,13 +142,13 @@ class Lookup(Drafter):
         self._found = found.astype(np.int64)
         return Offers(np.array([[match, found.size]]), self._found[None])
 
+    @abstractmethod
     def look_up(self, text: torch.Tensor, row: npt.NDArray[np.int32]) -> tuple[int, npt.NDArray[np.integer]]:
         """How many tokens at the text's end were found again, and what follows them there.
 
         Args:
             row: [L] the text.
         """
-        raise NotImplementedError
 
     def draft(self, text: torch.Tensor, depth: int, rule: StopRule | None) -> Draft:
         found = torch.from_numpy(self._found[:depth]).to(text.device)[None]

@@ -16,7 +16,8 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
 VECTORS = 48
-"""Query vectors of a unit, at most: their results and a block's keys and values stay in the core's cache."""
+"""Query vectors of a unit, at most, if so many fill tiles: their results and a block's keys and values stay in the
+core's cache."""
 SHARES = 4
 """Pieces for every thread, if the work can be split so far: so that all end at about the same time."""
 
@@ -55,7 +56,7 @@ def plan_work(
     sequences = context_lens.size
     group = heads // kv_heads
     full = TILE // gcd(TILE, group)  # rows whose vectors leave no place in a tile empty
-    most_rows = VECTORS // group // full * full or max(1, VECTORS // group)
+    most_rows = max(full, VECTORS // group // full * full)
     total, largest, longest = 0, 0, 0
     chains = np.empty(sequences, np.bool_)
     for s in range(sequences):

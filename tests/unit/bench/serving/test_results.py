@@ -121,8 +121,10 @@ def test_difference(namespace):
     before = read_counters(page(namespace, 9, 30, (8, 4)))
     after = read_counters(page(namespace, 19, 60, (16, 10, 2)))
     assert (before.drafts, before.draft_tokens, before.accepted) == (10, 30, 12), "all engines together"
+    assert before.accepted_per_pos == (8, 4)
     during = after - before
     assert (during.drafts, during.draft_tokens, during.accepted) == (10, 30, 16)
+    assert during.accepted_per_pos == (8, 6, 2)
     assert during.draft_acceptance_rate == pytest.approx(16 / 30)
     assert during.mean_acceptance_length == pytest.approx(2.6)
     assert during.rate_per_position == pytest.approx((0.8, 0.6, 0.2))
