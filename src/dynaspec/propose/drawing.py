@@ -154,7 +154,7 @@ class DraftColumns:
 
 
 def ahead_on_device(lead: torch.Tensor, confidence: torch.Tensor) -> torch.Tensor:
-    """``match.ahead`` of every row [r], cut to ``LOGIT_RANGE``, without the host."""
+    """``ngram.ahead`` of every row [r], cut to ``LOGIT_RANGE``, without the host."""
     over_all = confidence.logit().clamp(-LOGIT_RANGE, LOGIT_RANGE)
     return 0.5 * (lead.clamp(max=LOGIT_RANGE) + over_all)
 

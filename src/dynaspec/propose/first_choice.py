@@ -37,7 +37,7 @@ class Choices(NamedTuple):
     """[V] the target's ids of the tokens that logits are about; empty = all, in their order."""
     lanes: Int64
     lengths: Int64
-    """[B] of the texts; see ``match.gather_signal``."""
+    """[B] of the texts; see ``ngram.gather_signal``."""
     requests: Int64
     """[A] places in the batch."""
     tokens: Int64

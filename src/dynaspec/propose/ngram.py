@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.compiled import njit
+from dynaspec.compiled import copy_row, njit
 from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, Offers, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 
@@ -67,7 +67,7 @@ def longest_matches(
     for r in range(lanes.size):
         n, start = longest_match(tokens[lanes[r]], lengths[r], min_n, max_n, wanted)
         out[r, 0], out[r, 1] = n, min(lengths[r] - start, wanted)
-        following[r, : out[r, 1]] = tokens[lanes[r], start : start + out[r, 1]]
+        copy_row(tokens[lanes[r], start : start + out[r, 1]], following[r])
     return out, following
 
 

@@ -205,7 +205,7 @@ class _OnDevice:
 
 
 class _SurvivalOnDevice:
-    """``_Survival``, without the host."""
+    """``_SurvivalOnHost``, without the host."""
 
     def __init__(self, rule: StopRule, rows: int, device: torch.device) -> None:
         self._rule = rule

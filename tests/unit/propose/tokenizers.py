@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class Bytes:
-    """A token a byte; satisfies ``shared_vocabulary.TextTokenizer``."""
+    """A token a byte; satisfies ``own_vocabulary.TextTokenizer``."""
 
     def __init__(self, beginning: tuple[int, ...] = ()) -> None:
         self.beginning = beginning
