@@ -20,8 +20,7 @@ from dynaspec.contract.step import Limits
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
 from dynaspec.kv.arena import Arena, blocks_within
-from dynaspec.kv.pool import BlockPool
-from dynaspec.kv.tables import BlockTables
+from dynaspec.kv.blocks import BlockPool, BlockTables
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model

@@ -21,8 +21,8 @@ import torch
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, Offers, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan, TreeRule
+from dynaspec.kv.blocks import BlockTables
 from dynaspec.kv.rows import RaggedRows, ragged_rows
-from dynaspec.kv.tables import BlockTables
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.sampling.state import SamplerState
 

@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints
-from dynaspec.kv.pool import BlockPool
-from dynaspec.kv.tables import BlockTables
+from dynaspec.kv.blocks import BlockPool, BlockTables
 
 from .router import Part
 from .watermark import Watermarks

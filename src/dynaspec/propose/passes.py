@@ -16,7 +16,7 @@ import torch
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints
 from dynaspec.contract.step import StopRule
-from dynaspec.kv.tables import BlockTables
+from dynaspec.kv.blocks import BlockTables
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.model.state_heads.base import StateHeads
 from dynaspec.sampling import ops

@@ -18,7 +18,7 @@ from dynaspec.contract.proposer import Proposer
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.resolve import DEFAULT_LOOKBEHIND, UPPER_BOUND_POLICIES
 from dynaspec.kv.arena import Arena
-from dynaspec.kv.tables import BlockTables
+from dynaspec.kv.blocks import BlockTables
 from dynaspec.model.attention.base import Shape
 from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig

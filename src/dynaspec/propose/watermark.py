@@ -25,8 +25,8 @@ import numpy.typing as npt
 from dynaspec.compiled import copy_row, kernel
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints
 from dynaspec.contract.step import DraftView
+from dynaspec.kv.blocks import BlockTables
 from dynaspec.kv.rows import RaggedRows, fill_rows, tokens_at
-from dynaspec.kv.tables import BlockTables
 
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

@@ -14,7 +14,7 @@ import numpy as np
 
 from dynaspec.contract.errors import RequestError
 from dynaspec.contract.step import SpecPlan
-from dynaspec.kv.tables import BlockTables
+from dynaspec.kv.blocks import BlockTables
 
 from .batch import Admission, Chunk, Committed, StepBatch, StepResult
 from .lanes import Lanes

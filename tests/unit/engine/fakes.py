@@ -23,8 +23,7 @@ from dynaspec.engine.loop import Loop, OverlappedLoop, SerialLoop
 from dynaspec.engine.step import Step
 from dynaspec.engine.target import TargetVerifier
 from dynaspec.kv.arena import Arena
-from dynaspec.kv.pool import BlockPool
-from dynaspec.kv.tables import BlockTables
+from dynaspec.kv.blocks import BlockPool, BlockTables
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.model.config import DecoderConfig
 from dynaspec.model.taps import Taps

@@ -9,8 +9,7 @@ import numpy as np
 
 from dynaspec.contract.proposer import Ints, Offers
 from dynaspec.contract.step import SpecPlan, StopRule
-from dynaspec.kv.pool import BlockPool
-from dynaspec.kv.tables import BlockTables
+from dynaspec.kv.blocks import BlockPool, BlockTables
 
 BLOCK = 16
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dynaspec.kv.tables import BlockTables
+from dynaspec.kv.blocks import BlockTables
 from dynaspec.propose.watermark import Watermarks
 from unit.propose.batches import block_tables
 

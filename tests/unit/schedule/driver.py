@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dynaspec.contract.step import SpecPlan, TreeRule
-from dynaspec.kv.pool import BlockPool
-from dynaspec.kv.tables import BlockTables
+from dynaspec.kv.blocks import BlockPool, BlockTables
 from dynaspec.sampling.grammar import DeadEnd
 from dynaspec.schedule.batch import Committed, StepBatch, StepResult
 from dynaspec.schedule.lanes import Lanes

@@ -13,8 +13,7 @@ from dynaspec.contract.step import Limits, ProposerTraits
 from dynaspec.control.registry import build_controller
 from dynaspec.hosts.vllm.settings import DrafterSettings, told_in
 from dynaspec.kv.arena import Arena, blocks_within
-from dynaspec.kv.pool import BlockPool
-from dynaspec.kv.tables import BlockTables
+from dynaspec.kv.blocks import BlockPool, BlockTables
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
 from dynaspec.observe.decision_log import header_of, logged

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.proposer import Drafts, Ints, NewText, Offers
 from dynaspec.contract.step import DraftView, Limits, Needs, SpecPlan, StepView
-from dynaspec.kv.tables import BlockTables
+from dynaspec.kv.blocks import BlockTables
 from dynaspec.observe.decision_log import DecisionLog
 from dynaspec.propose.guard import TargetPassTimer
 from dynaspec.propose.offers import view_columns

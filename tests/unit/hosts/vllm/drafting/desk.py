@@ -19,8 +19,7 @@ from dynaspec.hosts.vllm.drafting.build import limits_of
 from dynaspec.hosts.vllm.drafting.drafting import Drafting
 from dynaspec.hosts.vllm.drafting.texts import Texts
 from dynaspec.kv.arena import Arena
-from dynaspec.kv.pool import BlockPool
-from dynaspec.kv.tables import BlockTables
+from dynaspec.kv.blocks import BlockPool, BlockTables
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.loader import load_model

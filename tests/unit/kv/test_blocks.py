@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from dynaspec.contract.errors import IntegrityError
-from dynaspec.kv.pool import BlockPool
-from dynaspec.kv.tables import BlockTables
+from dynaspec.kv.blocks import BlockPool, BlockTables
 
 SIZE = 4
 

@@ -7,8 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynaspec.kv.pool import BlockPool
-from dynaspec.kv.tables import BlockTables
+from dynaspec.kv.blocks import BlockPool, BlockTables
 
 SIZE, LANES, BLOCKS, LONGEST = 2, 3, 9, 12
 

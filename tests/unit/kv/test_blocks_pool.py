@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from dynaspec.contract.errors import IntegrityError
-from dynaspec.kv.pool import BlockPool
+from dynaspec.kv.blocks import BlockPool
 
 
 def take(pool: BlockPool, count: int) -> list[int]:
