@@ -174,11 +174,12 @@ def eager_pass(subject: Subject, batch: ForwardBatch, kv: list[KV]) -> Callable[
 def graphed_pass(subject: Subject, batch: ForwardBatch, kv: list[KV]) -> Callable[[], object]:
     """The same pass from a CUDA graph; each run plans on the host and uploads, as in an engine."""
     attention: Any = subject.attention
-    decoder = subject.decoder
+    decoder: Any = subject.decoder
     meta = attention.prepare(batch)
 
     def run() -> torch.Tensor:
-        return decoder.logits(decoder.run(batch.tokens, meta, kv))
+        logits: torch.Tensor = decoder.logits(decoder.run(batch.tokens, meta, kv))
+        return logits
 
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())

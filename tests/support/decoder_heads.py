@@ -17,8 +17,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from dynaspec.model.base import Model
+from dynaspec.model.decoder_heads import load_head
 from dynaspec.model.decoder_heads.head import Head
-from dynaspec.model.decoder_heads.loader import load_head
 from dynaspec.model.loader import load_model
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 

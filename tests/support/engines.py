@@ -22,7 +22,7 @@ from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.engine.build import build_engine
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
-from dynaspec.model.decoder_heads.loader import load_head
+from dynaspec.model.decoder_heads import load_head
 from dynaspec.model.loader import load_model
 
 _LAST_STATE_ALONE = ("medusa", "mlp_speculator")

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from .attention.base import KV, Shape
 from .batch import ForwardBatch
 from .compiled import CompiledDecoder
 from .config import DecoderConfig
@@ -38,16 +39,11 @@ class Model(Protocol):
         """[R, hidden] after the final norm → [R, vocabulary], before any capping."""
         ...
 
-    def kv_shapes(self, num_blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def kv_shapes(self, num_blocks: int) -> tuple[Shape, Shape]:
         """Shapes of the key and of the value cache of one layer; their dtype is the model's, or bfloat16."""
         ...
 
-    def forward(
-        self,
-        batch: ForwardBatch,
-        kv: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        taps: Taps | None = None,
-    ) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None = None) -> torch.Tensor:
         """Runs all rows of the batch and writes their KV.
 
         Args:
@@ -64,14 +60,12 @@ class Model(Protocol):
         """Hidden states [r, hidden] → logits [r, vocabulary], float32."""
         ...
 
-    def move_kv(
-        self, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], source: torch.Tensor, target: torch.Tensor
-    ) -> None:
+    def move_kv(self, kv: Sequence[KV], source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies the KV of all layers from the slots ``source`` [n] to ``target`` [n], int64 on the model's device; all
         is read before anything is written."""
         ...
 
-    def repeat(self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], passes: int) -> None:
+    def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
         """The same pass, with its logits, so many times, as those of a draft follow each other: to see what they take.
 
         Args:

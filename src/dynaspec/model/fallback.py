@@ -21,8 +21,8 @@ from torch import nn
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
 
-from .attention.base import KV, AttentionBackend, AttentionMeta, AttentionSpec, Shape
-from .attention.select import attention_backend
+from .attention import attention_backend
+from .attention.base import KV, AttentionBackend, AttentionMeta, AttentionSpec, Shape, bytes_per_block
 from .batch import BLOCK_SIZE, ForwardBatch
 from .compiled import CompiledDecoder
 from .config import DecoderConfig
@@ -59,8 +59,7 @@ class FallbackModel:
         self.product_dtype = product_dtype
         self._attention = attention
         self._running: _Pass | None = None
-        elements = sum(torch.Size(shape).numel() for shape in attention.kv_shape(1))
-        self.kv_bytes_per_block = config.num_layers * elements * self.dtype.itemsize
+        self.kv_bytes_per_block = bytes_per_block(attention, config.num_layers, self.dtype)
         self.compiled: CompiledDecoder | None = None
         self._inner = inner
         self._head = _head_of(inner)
@@ -127,23 +126,13 @@ class FallbackModel:
     @property
     def head(self) -> Linear:
         """See ``Model``."""
-        return _Logits(self)
+        return self.logits
 
     def keep_tap(self, state: int, hidden: torch.Tensor) -> None:
         """Keeps a hidden state [1, R, hidden], if the pass wants it."""
         running = self._running
         if running is not None and running.taps is not None:
             running.taps.keep(state, hidden[0], running.meta.slots)
-
-
-class _Logits:
-    """A model's logits as a linear layer."""
-
-    def __init__(self, model: FallbackModel) -> None:
-        self._model = model
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._model.logits(x)
 
 
 class _PackedModule(nn.Module):

@@ -13,6 +13,8 @@ from dynaspec.model.weights import Checkpoint
 
 PICKLED = "pytorch_model.bin"
 """Where a head's tensors are if there are no *.safetensors."""
+_BARE = ("lm_head.", "d2t", "t2d")
+"""What the names of a decoder head's tensors begin with that are never under ``model.``."""
 
 
 class HeadTensors:
@@ -115,6 +117,24 @@ def open_tensors(directory: Path, what: str, files: Sequence[str] = ()) -> HeadT
     checkpoint = Checkpoint(directory, None if name is None else [name])
     read = {one: _reader(checkpoint, one) for one in checkpoint.names}
     return HeadTensors(checkpoint.where, what, read)
+
+
+def decoder_head_tensors(directory: Path, under: str = "") -> HeadTensors:
+    """A decoder head's tensors under the names of ``speculators``, whichever project has written them.
+
+    Args:
+        under: beginning of the names, as they are stored, of the tensors to read; others may be there.
+
+    Raises:
+        CheckpointError: no weights, or a file that cannot be read.
+    """
+    return open_tensors(directory, "a head with its config").only(under).renamed(_own_name)
+
+
+def _own_name(name: str) -> str:
+    if not name.startswith(_BARE):
+        name = name.removeprefix("model.")
+    return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
 
 
 def _reader(checkpoint: Checkpoint, name: str) -> Callable[[], torch.Tensor]:

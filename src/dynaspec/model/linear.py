@@ -11,7 +11,7 @@ import torch.nn.functional as F
 class Linear(Protocol):
     """x [m, in] → [m, out]."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
 
 
 class PlainLinear:

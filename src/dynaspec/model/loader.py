@@ -12,12 +12,12 @@ import torch
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
 
+from .attention import attention_backend
 from .attention.base import AttentionSpec
-from .attention.select import attention_backend
 from .base import Model
 from .compressed_tensors import METHOD, CompressedCheckpoint, check_readable
 from .config import DecoderConfig
-from .decoder import Decoder
+from .decoder import Decoder, OpsDecoder
 from .families import FAMILIES, Family
 from .families.common import UnsupportedVariantError, special_tokens
 from .generation_config import read_generation_config
@@ -25,7 +25,6 @@ from .layer import Weights
 from .ops import ops_for
 from .quantization import Quantization, check_not_quantised, check_quantization, quantised_with
 from .reader import Reader
-from .stack import OpsStack
 from .weights import Checkpoint, TensorSource, find_checkpoint, read_json
 
 logger = logging.getLogger(__name__)
@@ -172,16 +171,12 @@ def assemble(
     spec = AttentionSpec(config.num_heads, config.num_kv_heads, config.head_dim, scale, config.attention_softcap)
     attention = attention_backend(spec, device, dtype)
     if device.type == "cpu" and dtype == torch.float32:
-        from .cpu_ops import CpuOps  # these compile their kernels when imported
-        from .cpu_stack import CompiledPasses, CpuStack
+        from .cpu_decoder import CpuDecoder, compile_decoder  # it compiles its kernels when it is imported
 
-        cpu_stack = CpuStack(config, weights.layers, spec, torch.get_num_threads())
         ends = weights.embedding, weights.head, weights.final_norm, weights.position_embedding
-        passes = CompiledPasses(cpu_stack.compiled(config, *ends))
-        return Decoder(config, weights, attention, cpu_stack, CpuOps(), device, dtype, product_dtype, passes)
-    ops = ops_for(device)
-    stack = OpsStack(config, weights.layers, attention, ops, device)
-    return Decoder(config, weights, attention, stack, ops, device, dtype, product_dtype)
+        compiled = compile_decoder(config, weights.layers, spec, *ends)
+        return CpuDecoder(config, weights, attention, product_dtype, compiled)
+    return OpsDecoder(config, weights, attention, ops_for(device), device, dtype, product_dtype)
 
 
 def _device(name: str) -> torch.device:

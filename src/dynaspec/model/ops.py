@@ -44,8 +44,8 @@ class RopeTable:
         return [RopeTable.build(rope, config.max_position, device) for rope in ropes if rope is not None]
 
 
-class RowOps(Protocol):
-    """What a decoder does beside its layers. Shapes: x, delta [R, width], contiguous."""
+class Ops(Protocol):
+    """What a decoder does beside its products and its attention. Shapes: x, delta [R, width], contiguous."""
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Adds ``delta`` to ``x`` in place; returns the norm of the sum."""
@@ -54,10 +54,6 @@ class RowOps(Protocol):
     def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         """cap · tanh(x / cap) of x [R, width]; may overwrite its input."""
         ...
-
-
-class Ops(RowOps, Protocol):
-    """What its layers do too."""
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         """The norm of every row of x [R, width]."""

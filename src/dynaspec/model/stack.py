@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import torch
 
@@ -13,28 +12,8 @@ from .layer import Layer
 from .ops import Ops, RopeTable
 
 
-class LayerStack(Protocol):
-    """All layers of a decoder."""
-
-    def run(self, x: torch.Tensor, delta: torch.Tensor, layers: range, kv: Sequence[KV], meta: Any) -> torch.Tensor:
-        """Runs some layers that follow each other.
-
-        Args:
-            x: [R, hidden] the residual stream, in and out.
-            delta: [R, hidden] what the layer before wants to add to ``x``, which is done together with the next norm;
-                zeros before the first layer. Its memory may be used for the result.
-            layers: which.
-            kv: key and value cache of every layer.
-            meta: from ``prepare`` of the attention backend.
-
-        Returns:
-            [R, hidden] what the last of them wants to add.
-        """
-        ...
-
-
 class OpsStack:
-    """Layers of single operations: any device and dtype."""
+    """All layers of a decoder, of single operations: any device and dtype."""
 
     def __init__(
         self,
@@ -54,7 +33,19 @@ class OpsStack:
     def run(
         self, x: torch.Tensor, delta: torch.Tensor, layers: range, kv: Sequence[KV], meta: AttentionMeta
     ) -> torch.Tensor:
-        """See ``LayerStack``."""
+        """Runs some layers that follow each other.
+
+        Args:
+            x: [R, hidden] the residual stream, in and out.
+            delta: [R, hidden] what the layer before wants to add to ``x``, which is done together with the next norm;
+                zeros before the first layer. Its memory may be used for the result.
+            layers: which.
+            kv: key and value cache of every layer.
+            meta: from ``prepare`` of the attention backend.
+
+        Returns:
+            [R, hidden] what the last of them wants to add.
+        """
         for index in layers:
             delta = self._layer(self._layers[index], x, delta, kv[index], meta)
         return delta
@@ -66,7 +57,7 @@ class OpsStack:
         return self.after_norm(layer, x, self._ops.add_norm(x, delta, layer.attention_norm), kv, meta)
 
     def after_norm(self, layer: Layer, x: torch.Tensor, h: torch.Tensor, kv: KV, meta: AttentionMeta) -> torch.Tensor:
-        """One layer from its attention's normed input ``h`` [R, in] on; ``x`` as in ``LayerStack.run``."""
+        """One layer from its attention's normed input ``h`` [R, in] on; ``x`` as in ``run``."""
         attended = self._attend(layer, h, kv, meta)
         if layer.mlp_norm is None:
             return attended + self._mlp(layer, h)

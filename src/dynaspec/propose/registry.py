@@ -23,8 +23,8 @@ from dynaspec.model.attention.base import Shape
 from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
 from dynaspec.model.decoder import Decoder
+from dynaspec.model.decoder_heads import load_head
 from dynaspec.model.decoder_heads.head import Head
-from dynaspec.model.decoder_heads.loader import load_head
 from dynaspec.model.quantization import Quantization
 from dynaspec.model.state_heads.base import StateHeads
 from dynaspec.model.state_heads.medusa import load_medusa

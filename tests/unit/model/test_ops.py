@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from dynaspec.model.config import MlpKind, RopeConfig
-from dynaspec.model.cpu_ops import CpuOps
 from dynaspec.model.kernels import elementwise, rope
 from dynaspec.model.kernels import norm as norms
 from dynaspec.model.ops import Norm, Ops, RopeTable, TorchOps
@@ -25,8 +24,21 @@ WIDTHS = [16, 48, 52, 7]
 KINDS: list[MlpKind] = ["gated_silu", "gated_gelu_tanh", "relu", "gelu", "gelu_tanh"]
 
 
-class KernelOps(CpuOps):
-    """The kernels that compiled layers call, one at a time."""
+class KernelOps:
+    """The kernels that compiled passes call, one at a time."""
+
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> torch.Tensor:
+        out = torch.empty_like(x)
+        flat, added, target = (tensor.numpy().reshape(-1) for tensor in (x, delta, out))
+        if norm.bias is None:
+            norms.add_rms_norm(flat, added, norm.weight.numpy(), norm.eps, target)
+        else:
+            norms.add_layer_norm(flat, added, norm.weight.numpy(), norm.bias.numpy(), norm.eps, target)
+        return out
+
+    def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        elementwise.softcap(x.numpy().reshape(-1), cap)
+        return x
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         out = torch.empty_like(x)

@@ -39,7 +39,7 @@ def logits(model: Model, *sizes: int) -> torch.Tensor:
 
 def weights_of(model: Model) -> Weights:
     assert isinstance(model, Decoder)
-    return model._weights
+    return model.weights
 
 
 def packed(model: Model) -> list[PackedLinear]:

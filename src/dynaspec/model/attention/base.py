@@ -96,3 +96,8 @@ class AttentionBackend(Protocol):
             [R, num_heads · head_dim], contiguous.
         """
         ...
+
+
+def bytes_per_block(attention: AttentionBackend, layers: int, dtype: torch.dtype) -> int:
+    """Bytes of one KV block over so many layers, in a dtype."""
+    return layers * sum(torch.Size(shape).numel() for shape in attention.kv_shape(1)) * dtype.itemsize

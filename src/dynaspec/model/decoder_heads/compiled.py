@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
 from dynaspec.model.attention.base import AttentionSpec
 from dynaspec.model.compiled import CompiledDecoder, Int64
-from dynaspec.model.cpu_stack import CpuStack, matrix_row, norm_row
+from dynaspec.model.cpu_decoder import compile_decoder, matrix_row, norm_row
 from dynaspec.model.kernels.layers import MATRIX
 from dynaspec.model.linear import Linear
 
@@ -35,7 +34,7 @@ class CompiledHead(NamedTuple):
 
 def compile_head(config: HeadConfig, weights: HeadWeights, spec: AttentionSpec) -> CompiledHead:
     """The head that these weights are of, for compiled code."""
-    stack = CpuStack(config.decoder, weights.layers, spec, torch.get_num_threads())
+    ends = weights.embedding, weights.head, weights.final_norm
     entrance = [
         *_matrix(weights.fusion),
         *_matrix(weights.projection),
@@ -45,7 +44,7 @@ def compile_head(config: HeadConfig, weights: HeadWeights, spec: AttentionSpec) 
         *(number for norm in weights.state_norms for number in norm_row(norm)),
     ]
     return CompiledHead(
-        stack.compiled(config.decoder, weights.embedding, weights.head, weights.final_norm),
+        compile_decoder(config.decoder, weights.layers, spec, *ends),
         np.array(entrance, np.int64),
         config.target_hidden,
         config.hidden_first,

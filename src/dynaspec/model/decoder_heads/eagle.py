@@ -14,7 +14,7 @@ from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
 from dynaspec.model.families.llama import projections
-from dynaspec.model.head_tensors import PICKLED
+from dynaspec.model.head_tensors import PICKLED, decoder_head_tensors
 from dynaspec.model.layer import Layer
 from dynaspec.model.quantization import Quantization
 from dynaspec.model.reader import Reader
@@ -22,7 +22,6 @@ from dynaspec.model.weights import find_checkpoint, read_json
 
 from .config import HeadConfig, check_target, llama_decoder
 from .head import Head, HeadWeights
-from .tensors import decoder_head_tensors
 
 _VLLMS = "EagleLlamaForCausalLM"
 """The architecture that heads converted for vLLM name."""

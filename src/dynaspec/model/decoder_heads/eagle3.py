@@ -18,7 +18,7 @@ from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
 from dynaspec.model.families.llama import projections
-from dynaspec.model.head_tensors import PICKLED, HeadTensors
+from dynaspec.model.head_tensors import PICKLED, HeadTensors, decoder_head_tensors
 from dynaspec.model.layer import Layer
 from dynaspec.model.linear import Linear
 from dynaspec.model.quantization import Quantization, check_not_quantised, is_plain
@@ -27,7 +27,6 @@ from dynaspec.model.weights import find_checkpoint, read_json
 
 from .config import HeadConfig, check_target, llama_decoder
 from .head import Head, HeadWeights
-from .tensors import decoder_head_tensors
 
 _FIXED = {
     "use_input_layernorm_in_first_layer": True,

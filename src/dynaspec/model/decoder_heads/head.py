@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from dynaspec.model.attention.base import KV, AttentionSpec, Shape
-from dynaspec.model.attention.select import attention_backend
+from dynaspec.model.attention import attention_backend
+from dynaspec.model.attention.base import KV, AttentionSpec, Shape, bytes_per_block
 from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.model.compiled import CacheAddresses
@@ -85,8 +85,7 @@ class Head:
             from .compiled import compile_head  # it compiles its kernels when it is imported
 
             self.compiled = compile_head(config, weights, spec)
-        elements = sum(torch.Size(shape).numel() for shape in self._attention.kv_shape(1))
-        self.kv_bytes_per_block = decoder.num_layers * elements * self.dtype.itemsize
+        self.kv_bytes_per_block = bytes_per_block(self._attention, decoder.num_layers, self.dtype)
 
     def kv_shapes(self, num_blocks: int) -> tuple[Shape, Shape]:
         """See ``Model``."""

@@ -17,6 +17,7 @@ from dynaspec.model.config import DecoderConfig
 from dynaspec.model.families import qwen2, qwen3
 from dynaspec.model.families.common import UnsupportedVariantError
 from dynaspec.model.families.llama import projections
+from dynaspec.model.head_tensors import decoder_head_tensors
 from dynaspec.model.layer import Layer
 from dynaspec.model.quantization import Quantization
 from dynaspec.model.reader import Reader
@@ -24,7 +25,6 @@ from dynaspec.model.weights import PREDICTION_LAYERS, find_checkpoint, read_json
 
 from .config import HeadConfig, check_target
 from .head import Head, HeadWeights
-from .tensors import decoder_head_tensors
 
 _EXPECTED = "expected a MiMoForCausalLM, or a checkpoint of `speculators` for 'mtp' with a dense 'qwen3' layer"
 _PREFIX = "mtp_layers.0"

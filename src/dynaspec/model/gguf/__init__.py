@@ -1,2 +1,2 @@
-"""GGUF files as checkpoints: ``file`` reads the format, ``names`` and ``config`` translate to what the families know,
-``checkpoint`` hands out tensors, ``dequantise`` makes numbers of quantised ones."""
+"""GGUF files as checkpoints: ``file`` reads the format, ``config`` translates keys to what the families know,
+``checkpoint`` hands out tensors."""

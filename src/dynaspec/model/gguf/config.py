@@ -10,9 +10,8 @@ import torch
 
 from dynaspec.contract.errors import CheckpointError
 
-from .dequantise import numbers, stored_dtype
+from .checkpoint import ARCHITECTURES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from .file import GgufFile
-from .names import ARCHITECTURES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 
 _MODELS = {
     "llama": ("llama", "LlamaForCausalLM"),
@@ -52,7 +51,7 @@ def config_of(file: GgufFile) -> SimpleNamespace:
 
 def _dtype(file: GgufFile) -> torch.dtype:
     """The dtype that comes closest to what is stored."""
-    stored = {stored_dtype(tensor.kind) or torch.bfloat16 for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    stored = {tensor.dtype or torch.bfloat16 for tensor in file.tensors.values() if len(tensor.shape) > 1}
     return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in stored), torch.float32)
 
 
@@ -234,10 +233,9 @@ class _Fields:
     def _factors(self, name: str) -> list[float]:
         """What each frequency is divided by."""
         tensor = self._file.tensors.get(name)
-        if tensor is None or stored_dtype(tensor.kind) != torch.float32:
+        if tensor is None or tensor.dtype != torch.float32:
             raise CheckpointError(f"{self._file.path} has no {name} in F32; expected the rotation's factors")
-        data = self._file.data(tensor)
-        factors: list[float] = numbers(data, tensor.kind, tensor.shape, torch.float32).flatten().tolist()
+        factors: list[float] = self._file.numbers(tensor, torch.float32).flatten().tolist()
         if not all(np.isfinite(factors)) or min(factors) <= 0:
             raise CheckpointError(f"{self._file.path} has factors in {name} that are not above 0; expected such")
         return factors

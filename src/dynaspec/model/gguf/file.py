@@ -1,4 +1,7 @@
-"""The GGUF format: a header of keys and values, a table of tensors, and their data, mapped into memory."""
+"""The GGUF format: a header of keys and values, a table of tensors, and their data, mapped into memory.
+
+Also the numbers that the data stand for, where they are quantised.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+import torch
+from gguf import GGML_QUANT_SIZES, GGUFValueType, dequantize
+from gguf import GGMLQuantizationType as Kind
 
 from dynaspec.contract.errors import CheckpointError
 
@@ -37,6 +42,18 @@ _SCALARS = {
     GGUFValueType.FLOAT64: "d",
 }
 
+_PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
+_QUANTISED = (
+    *(Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1),
+    *(Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
+    *(Kind.IQ4_NL, Kind.IQ4_XS),
+)
+KINDS = (*_PLAIN, *_QUANTISED)
+"""What is read."""
+_CHUNK = 1 << 15
+"""Numbers that are worked on at a time: the package's arithmetic takes several times their memory, which stays in the
+cache, and PyTorch rounds so few without waking its threads. A pass over whole tensors takes three times as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
@@ -45,11 +62,16 @@ class StoredTensor:
     name: str
     shape: tuple[int, ...]
     """Rows first, as PyTorch has it; the file has it the other way round."""
-    kind: GGMLQuantizationType
+    kind: Kind
     start: int
     """First byte, from the beginning of the file."""
     size: int
     """Bytes."""
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype that it has as it is; None: it is quantised."""
+        return _PLAIN.get(self.kind)
 
 
 class GgufFile:
@@ -115,6 +137,24 @@ class GgufFile:
     def data(self, tensor: StoredTensor) -> npt.NDArray[np.uint8]:
         """[size] the tensor's bytes, which are the file's own."""
         return np.frombuffer(self._map, np.uint8, tensor.size, tensor.start)
+
+    def numbers(self, tensor: StoredTensor, quantised: torch.dtype) -> torch.Tensor:
+        """A tensor's numbers, in memory of their own.
+
+        Args:
+            tensor: of a kind in ``KINDS``.
+            quantised: what quantised numbers become, rounded to nearest; others keep their dtype.
+        """
+        data, kind = self.data(tensor), tensor.kind
+        if tensor.dtype is not None:
+            return torch.from_numpy(data.copy()).view(tensor.dtype).view(tensor.shape)
+        out = torch.empty(tensor.shape, dtype=quantised).view(-1)
+        block, size = GGML_QUANT_SIZES[kind]
+        step = _CHUNK // block
+        for first in range(0, data.size // size, step):
+            found = torch.from_numpy(dequantize(data[first * size : (first + step) * size], kind))
+            out[first * block : first * block + found.numel()] = found
+        return out.view(tensor.shape)
 
     def _alignment(self) -> int:
         found = self.get("general.alignment", int)
@@ -185,7 +225,7 @@ class _HeaderReader:
     def _placed(self, name: str, shape: tuple[int, ...], number: int, start: int) -> StoredTensor:
         """A row of the tensor table, checked."""
         try:
-            kind = GGMLQuantizationType(number)
+            kind = Kind(number)
         except ValueError as error:
             raise CheckpointError(
                 f"{self._path} has the tensor {name} in quantisation {number}, which the package gguf does not know"

@@ -189,7 +189,7 @@ def _output(
 
 
 def _compile(weights: MedusaWeights) -> CompiledMedusa:
-    from dynaspec.model.cpu_stack import matrix_row
+    from dynaspec.model.cpu_decoder import matrix_row
     from dynaspec.model.kernels.layers import MATRIX
     from dynaspec.model.kernels.team import team_size
 

@@ -197,7 +197,7 @@ def _read_weights(
 
 
 def _compile(config: MlpConfig, weights: MlpWeights) -> CompiledMlp:
-    from dynaspec.model.cpu_stack import matrix_row, norm_row
+    from dynaspec.model.cpu_decoder import matrix_row, norm_row
     from dynaspec.model.kernels.team import team_size
 
     rows = zip(weights.projections, weights.norms, weights.outputs, strict=True)

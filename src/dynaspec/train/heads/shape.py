@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
 from dynaspec.model.decoder_heads.eagle3 import read_config
-from dynaspec.model.decoder_heads.tensors import decoder_head_tensors
+from dynaspec.model.head_tensors import decoder_head_tensors
 from dynaspec.model.weights import find_checkpoint, read_json
 
 

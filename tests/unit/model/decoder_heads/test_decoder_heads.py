@@ -21,8 +21,8 @@ from dynaspec.kv.arena import Arena
 from dynaspec.model.attention.reference import ReferenceAttention
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.decoder_heads import load_head
 from dynaspec.model.decoder_heads.eagle3 import load_eagle3, read_config
-from dynaspec.model.decoder_heads.loader import load_head
 from dynaspec.model.loader import load_model
 from dynaspec.model.ops import TorchOps
 from dynaspec.model.stack import OpsStack

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
 from dynaspec.model.base import Model
-from dynaspec.model.decoder_heads.loader import load_head
+from dynaspec.model.decoder_heads import load_head
 from dynaspec.model.kernels import gemm
 from dynaspec.model.linear import Linear
 from dynaspec.model.loader import load_model

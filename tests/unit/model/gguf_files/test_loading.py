@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
 from dynaspec.model.decoder import Decoder
-from dynaspec.model.gguf.dequantise import KINDS
+from dynaspec.model.gguf.file import KINDS
 from dynaspec.model.gguf.transformers import transformers_model
 from dynaspec.model.kernels import gemm
 from dynaspec.model.loader import load_model
@@ -142,7 +142,7 @@ def test_a_mixture_of_quantisations_is_packed_where_none_of_them_is_wider_than_b
         theirs = files.random_model("LlamaConfig")
         model = load_model(str(files.write(tmp_path / "model.gguf", theirs, kind)))
         assert isinstance(model, Decoder)
-        qkv: Any = model._weights.layers[0].qkv
+        qkv: Any = model.weights.layers[0].qkv
         assert qkv.form == form
 
 

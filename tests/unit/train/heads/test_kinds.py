@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from dynaspec import LLM, SamplingParams
 from dynaspec.cli.train import app
 from dynaspec.model.base import Model
-from dynaspec.model.decoder_heads.loader import load_head
+from dynaspec.model.decoder_heads import load_head
 from dynaspec.model.loader import load_model
 from dynaspec.model.state_heads.base import StateHeads
 from dynaspec.model.state_heads.medusa import load_medusa
