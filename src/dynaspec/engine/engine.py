@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dynaspec.contract.controller import Controller, Explains
 from dynaspec.contract.errors import DynaspecError, RequestError
 from dynaspec.contract.outputs import RequestOutput
@@ -21,19 +19,11 @@ from dynaspec.schedule.request import Request
 from dynaspec.schedule.scheduler import Scheduler
 
 from .config import EngineConfig
-from .intake import Group, Intake, Prompt
+from .intake import Intake, Prompt
 from .loop import Loop
 from .outputs import OutputBuilder
 from .sampling_defaults import NEUTRAL, SamplingDefaults
 from .tokenizer import Tokenizer
-
-
-@dataclass(slots=True)
-class _Live:
-    """A group that is not finished."""
-
-    group: Group
-    outputs: OutputBuilder
 
 
 class Engine:
@@ -65,7 +55,8 @@ class Engine:
         self._stats = stats
         self._requests = RequestMeter()
         self._decision_log = decision_log
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, OutputBuilder] = {}
+        """By its id, each group that is not finished."""
         self._closed = False
         self._group_of: dict[str, str] = {}
         """Id of a continuation → id of its group."""
@@ -143,7 +134,7 @@ class Engine:
             self._scheduler.add(request)
             self._requests.arrived(request)
             self._group_of[request.id] = request_id
-        self._live[request_id] = _Live(group, OutputBuilder(group, self.tokenizer))
+        self._live[request_id] = OutputBuilder(group, self.tokenizer)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request; its output so far, or None if it is not running."""
@@ -167,7 +158,7 @@ class Engine:
             if live.group.finished:
                 outputs.append(self._retire(live))
             elif live.group.params.output_kind is not RequestOutputKind.FINAL_ONLY:
-                outputs.append(live.outputs.build())
+                outputs.append(live.build())
         return outputs
 
     def log_stats(self, now: float) -> None:
@@ -196,11 +187,11 @@ class Engine:
         if self._decision_log is not None:
             self._decision_log.close()
 
-    def _retire(self, live: _Live) -> RequestOutput:
+    def _retire(self, live: OutputBuilder) -> RequestOutput:
         del self._live[live.group.id]
         for request in live.group.requests:
             del self._group_of[request.id]
-        return live.outputs.build()
+        return live.build()
 
 
 def _live_request(request: Request) -> LiveRequest:

@@ -14,8 +14,7 @@ from dynaspec.sampling.grammar import Grammar, GrammarCompiler
 from dynaspec.sampling.rules import Rules, check_first_token
 from dynaspec.schedule.request import Request
 
-from .detokenize import Detokenizer
-from .tokenizer import Tokenizer
+from .tokenizer import Detokenizer, Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, object]
 """Text, token ids, or a mapping with ``prompt`` or ``prompt_token_ids``, and ``cache_salt`` if need be."""

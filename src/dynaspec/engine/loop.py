@@ -7,8 +7,7 @@ from typing import Protocol
 
 from dynaspec.schedule.request import Request
 
-from .acts import ExecutedStep, ScheduledStep
-from .step import Step
+from .step import ExecutedStep, ScheduledStep, Step
 
 
 class Loop(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from dynaspec.contract.tree import MAX_NODES
 from dynaspec.propose.offers import came_true, view_columns
 from dynaspec.schedule.batch import Committed, StepBatch, StepResult
 
-from .acts import ExecutedStep
+if TYPE_CHECKING:
+    from .step import ExecutedStep
 
 
 def build_view(

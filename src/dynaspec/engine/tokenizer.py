@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: prompts and chats in, text out."""
+"""A checkpoint's tokenizer: prompts and chats in, text out, also token by token."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaspec.contract.errors import CheckpointError, RequestError
+from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.model.weights import is_gguf
 
 _SINGLE_BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -94,6 +95,9 @@ _NO_LIMIT = 10**30
 """Transformers' word for it. Prompts are measured by the engine, which knows how much it can take."""
 _LONGEST_REASON = 300
 """Characters of a template's complaint that an error repeats."""
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_CONTEXT = 6
+"""Prompt tokens decoded along, since the first token's text may depend on what stands before it."""
 
 
 class Tokenizer:
@@ -179,7 +183,7 @@ class Tokenizer:
     def token_bytes(self, token: int) -> bytes | None:
         """What a token adds to the text, which may be a part of a character; None if that depends on others."""
         text = self.decode([token], skip_special_tokens=False)
-        if "\N{REPLACEMENT CHARACTER}" not in text:
+        if _REPLACEMENT not in text:
             return text.encode()
         return bytes_of_token(self.spell(token))
 
@@ -274,3 +278,63 @@ def check_messages(messages: Sequence[Message]) -> None:
     for message in messages:
         if not isinstance(message, Mapping) or "role" not in message or not {"content", "tool_calls"} & set(message):
             raise RequestError(f"a chat message is {message!r}; expected a mapping with 'role' and 'content'")
+
+
+class Detokenizer:
+    """Text of one request, grown token by token, and the stop strings in it.
+
+    It decodes a sliding window, so that the cost of a token does not grow with the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt: Sequence[int]) -> None:
+        self.text = ""
+        self._tokenizer = tokenizer
+        self._params = params
+        self._window: list[int] = list(prompt[-_CONTEXT:])
+        self._shown = self._decode(self._window).rstrip(_REPLACEMENT)
+        """Text of the window that has been emitted, or belongs to the prompt; half a character does not."""
+        self._longest_stop = max(map(len, params.stop_strings), default=0)
+
+    def push(self, token: int, *, may_stop: bool = True) -> str | None:
+        """Adds a token; cuts the text at a stop string that it completes, if it may, and returns the string."""
+        self._window.append(token)
+        decoded = self._decode(self._window)
+        if decoded.endswith(_REPLACEMENT):  # in the middle of a character
+            return None
+        added = decoded[len(self._shown) :]
+        self._slide(decoded)
+        self.text += added
+        return self._cut(len(added)) if may_stop and self._longest_stop else None
+
+    def finish(self) -> None:
+        """Emits what was held back because a character was incomplete."""
+        decoded = self._decode(self._window)
+        self.text += decoded[len(self._shown) :]
+        self._shown = decoded
+
+    def stable_length(self) -> int:
+        """Characters that no later stop string can take back."""
+        hold = self._longest_stop - 1 if self._longest_stop and not self._params.include_stop_str_in_output else 0
+        return max(0, len(self.text) - hold)
+
+    def _slide(self, decoded: str) -> None:
+        self._shown = decoded
+        if len(self._window) > 4 * _CONTEXT:
+            shorter = self._window[-_CONTEXT:]
+            text = self._decode(shorter)
+            if decoded.endswith(text) and _REPLACEMENT not in text:
+                self._window, self._shown = shorter, text
+
+    def _cut(self, added: int) -> str | None:
+        before = len(self.text) - added
+        hits = [(self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._params.stop_strings]
+        at, stop = min(((at, stop) for at, stop in hits if at >= 0), default=(-1, ""))
+        if at < 0:
+            return None
+        end = at + len(stop) if self._params.include_stop_str_in_output else at
+        self.text = self.text[:end]
+        self._window, self._shown = [], ""
+        return stop
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=self._params.skip_special_tokens)

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from dynaspec.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.engine.detokenize import Detokenizer
-from dynaspec.engine.tokenizer import Tokenizer
+from dynaspec.engine.tokenizer import Detokenizer, Tokenizer
 
 from .protocol.reports import TokenSource, WrittenToken
 

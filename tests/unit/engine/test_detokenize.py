@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.engine.detokenize import Detokenizer
+from dynaspec.engine.tokenizer import Detokenizer
 from unit.engine.texts import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
