@@ -273,20 +273,17 @@ class SamplerState:
         if logits.shape[1] < self.vocab_size:
             raise IntegrityError(f"logits are {logits.shape[1]} wide; expected at least {self.vocab_size}")
         scores = logits.clone(memory_format=torch.contiguous_format)
-        if combined & Needs.ALLOWED:
-            self._apply_allowed(scores, rows, np.flatnonzero(needs & Needs.ALLOWED))
-        if combined & Needs.GRAMMAR:
-            self._apply_grammar(scores, rows, np.flatnonzero(needs & Needs.GRAMMAR))
-        if combined & Needs.BAD_WORDS:
-            self._apply_bad_words(scores, rows, np.flatnonzero(needs & Needs.BAD_WORDS))
-        if combined & Needs.MIN_TOKENS:
-            self._apply_min_tokens(scores, rows, np.flatnonzero(needs & Needs.MIN_TOKENS))
-        if combined & Needs.BIAS:
-            self._apply_bias(scores, rows, np.flatnonzero(needs & Needs.BIAS))
-        if combined & Needs.PENALTIES:
-            self._apply_penalties(scores, rows, np.flatnonzero(needs & Needs.PENALTIES))
-        if combined & Needs.TRUNCATION:
-            self._truncate(scores, rows, np.flatnonzero(needs & Needs.TRUNCATION))
+        for need, apply in (
+            (Needs.ALLOWED, self._apply_allowed),
+            (Needs.GRAMMAR, self._apply_grammar),
+            (Needs.BAD_WORDS, self._apply_bad_words),
+            (Needs.MIN_TOKENS, self._apply_min_tokens),
+            (Needs.BIAS, self._apply_bias),
+            (Needs.PENALTIES, self._apply_penalties),
+            (Needs.TRUNCATION, self._truncate),
+        ):
+            if combined & need:
+                apply(scores, rows, np.flatnonzero(needs & need))
         return scores
 
     def without_token(self, scores: torch.Tensor, rows: Rows) -> npt.NDArray[np.bool_]:

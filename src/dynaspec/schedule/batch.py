@@ -23,13 +23,13 @@ class StepResult:
     """[B] draft tokens tested."""
     accepted: Ints
     """[B] draft tokens accepted."""
-    tokens: npt.NDArray[np.int64]
+    tokens: Ints
     """[B, most accepted + 1] accepted tokens, then the target's own."""
     chunk_tokens: list[int | None]
     """For each chunk, the token its last row gave; None where the chunk does not complete its request."""
     refused: npt.NDArray[np.bool_] | None = None
     """[B] a grammar refused the first draft token that was not accepted; None = nowhere."""
-    verdict: npt.NDArray[np.int64] | None = None
+    verdict: Ints | None = None
     """[B, N] of the nodes of trees: 1 = accepted; −1 = not, but child of the root or of an accepted one; 0 = never
     reached. None for chains."""
     whole: npt.NDArray[np.bool_] | None = None

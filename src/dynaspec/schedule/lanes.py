@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .request import Request
+from dynaspec.contract.proposer import Ints
 
-Ints = npt.NDArray[np.int64]
+from .request import Request
 
 
 class Lanes:
