@@ -9,7 +9,7 @@ import os
 import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -25,6 +25,7 @@ SIZES = frozenset({"kv_cache_memory", "max_request_bytes"})
 """Numbers that may be written as 512M."""
 
 Command = Callable[..., None]
+N = TypeVar("N", int, float)
 
 
 def with_fields(
@@ -159,6 +160,21 @@ def json_object(option: str, text: str | None) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{option} is {text!r}; expected a JSON object")
     return value
+
+
+def numbers(option: str, text: str, kind: type[N], count: int) -> list[N]:
+    """The value of an option that is so many positive numbers.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    try:
+        found = [kind(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if len(found) != count or min(found) <= 0:
+        raise ConfigError(f"{option}: got {text!r}, expected {count} positive numbers separated by commas")
+    return found
 
 
 def speculation(

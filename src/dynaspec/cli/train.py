@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dynaspec.cli.options import numbers
 from dynaspec.cli.train_heads import eagle, eagle3, head_command, medusa, mlp_speculator
-from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.contract.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynaspec.train.model import Shape
-    from dynaspec.train.optimizer import Budget, Rates
-
-N = TypeVar("N", int, float)
+    from dynaspec.train.optimizer import Budget
 
 TARGET_ONLY = (
     "target_steps",
@@ -132,55 +131,50 @@ def lm(
     from dynaspec.train.data import standard_library
     from dynaspec.train.distill import DistillSettings
     from dynaspec.train.model import read_shape
+    from dynaspec.train.optimizer import Rates
     from dynaspec.train.pipeline import Pipeline
-    from dynaspec.train.run import parse_stage, progress
-    from dynaspec.train.settings import STAGES, LmSettings, Places
+    from dynaspec.train.run import progress
+    from dynaspec.train.settings import LmSettings, Places
 
     disable_progress_bar()  # of files that load in a moment
-    try:
-        if target is None:
-            places = Places(work, out)
-            target_shape = _shape("target_size", target_size, 4096 if vocab is None else vocab)
-        else:
-            _refuse_target_only(ctx)
-            target_shape = read_shape(target)
-            places = Places.for_given(work, out, target)
-        settings = LmSettings(
-            places=places,
-            library=corpus or standard_library(),
-            gsm8k=gsm8k,
-            target=target_shape,
-            draft=_shape(
-                "draft_size", draft_size, target_shape.vocab if vocab is None else vocab, target_shape.positions
-            ),
-            seq_len=seq_len,
-            batch_rows=batch_rows,
-            seed=seed,
-            target_budget=_budget(target_steps, target_minutes, target_until, default_minutes=105),
-            draft_budget=_budget(draft_steps, draft_minutes, draft_until, default_minutes=18),
-            target_rates=parse_rates("target_lr", target_lr),
-            draft_rates=parse_rates("draft_lr", draft_lr),
-            decay_share=decay_share,
-            distill=DistillSettings(
-                kl_weight=kl_weight,
-                prompts=prompts,
-                prompt_tokens=prompt_tokens,
-                new_tokens=new_tokens,
-                generated_share=generated_share,
-                corpus_rows=corpus_rows,
-                teacher_temperature=teacher_temperature,
-            ),
-            device=device,
-            compile=compile_model,
-            resume=resume,
-            extend=extend,
-            prompts_per_kind=prompts_per_kind,
-            note=note,
-        )
-        Pipeline(settings, progress, typer.echo).run(parse_stage(stage, STAGES))
-    except DynaspecError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+    if target is None:
+        places = Places(work, out)
+        target_shape = _shape("target_size", target_size, 4096 if vocab is None else vocab)
+    else:
+        _refuse_target_only(ctx)
+        target_shape = read_shape(target)
+        places = Places.for_given(work, out, target)
+    settings = LmSettings(
+        places=places,
+        library=corpus or standard_library(),
+        gsm8k=gsm8k,
+        target=target_shape,
+        draft=_shape("draft_size", draft_size, target_shape.vocab if vocab is None else vocab, target_shape.positions),
+        seq_len=seq_len,
+        batch_rows=batch_rows,
+        seed=seed,
+        target_budget=_budget(target_steps, target_minutes, target_until, default_minutes=105),
+        draft_budget=_budget(draft_steps, draft_minutes, draft_until, default_minutes=18),
+        target_rates=Rates(*numbers("target_lr", target_lr, float, 2)),
+        draft_rates=Rates(*numbers("draft_lr", draft_lr, float, 2)),
+        decay_share=decay_share,
+        distill=DistillSettings(
+            kl_weight=kl_weight,
+            prompts=prompts,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            generated_share=generated_share,
+            corpus_rows=corpus_rows,
+            teacher_temperature=teacher_temperature,
+        ),
+        device=device,
+        compile=compile_model,
+        resume=resume,
+        extend=extend,
+        prompts_per_kind=prompts_per_kind,
+        note=note,
+    )
+    Pipeline(settings, progress, typer.echo).run(stage)
 
 
 def _refuse_target_only(ctx: typer.Context) -> None:
@@ -213,27 +207,5 @@ def _budget(steps: int | None, minutes: float | None, until: str | None, default
 def _shape(option: str, text: str, vocab: int, positions: int = 2048) -> Shape:
     from dynaspec.train.model import Shape
 
-    hidden, layers, heads, kv_heads, intermediate = _numbers(option, text, int, 5)
+    hidden, layers, heads, kv_heads, intermediate = numbers(option, text, int, 5)
     return Shape(hidden, layers, heads, kv_heads, intermediate, vocab=vocab, positions=positions)
-
-
-def parse_rates(option: str, text: str) -> Rates:
-    """``matrix,other``, the peak rates of both optimizers.
-
-    Raises:
-        ConfigError: these are no two positive numbers.
-    """
-    from dynaspec.train.optimizer import Rates
-
-    matrix, other = _numbers(option, text, float, 2)
-    return Rates(matrix_lr=matrix, other_lr=other)
-
-
-def _numbers(option: str, text: str, kind: type[N], count: int) -> list[N]:
-    try:
-        numbers = [kind(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if len(numbers) != count or min(numbers) <= 0:
-        raise ConfigError(f"{option}: got {text!r}, expected {count} positive numbers separated by commas")
-    return numbers

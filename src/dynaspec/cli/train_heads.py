@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dynaspec.contract.errors import DynaspecError
+from dynaspec.cli.options import numbers
 from dynaspec.cores import usable_cores
 
 if TYPE_CHECKING:
@@ -178,46 +177,42 @@ def _train(
 ) -> None:
     from transformers.utils.logging import disable_progress_bar
 
-    from dynaspec.cli.train import parse_rates
     from dynaspec.train.heads.loss import LossSettings
-    from dynaspec.train.heads.pipeline import STAGES, DataSettings, HeadPipeline, HeadSettings
+    from dynaspec.train.heads.pipeline import DataSettings, HeadPipeline, HeadSettings
     from dynaspec.train.heads.trainer import TrainSettings
-    from dynaspec.train.optimizer import RateSchedule
-    from dynaspec.train.run import parse_stage, progress
+    from dynaspec.train.optimizer import Rates, RateSchedule
+    from dynaspec.train.run import progress
 
     disable_progress_bar()
     if not (conversations or prompts or self_written):
         self_written = SELF_WRITTEN
-    try:
-        settings = HeadSettings(
-            kind=make(),
-            model=model,
-            out=out,
-            work=work,
-            verifier=verifier or model,
-            data=DataSettings(tuple(conversations or ()), tuple(prompts or ()), self_written, new_tokens, at_once),
-            train=TrainSettings(
-                tokens=tokens,
-                schedule=RateSchedule(warmup_steps, decay_share),
-                batch_tokens=batch_tokens,
-                micro_tokens=micro_tokens,
-                evaluate_tokens=evaluate_tokens,
-                seed=seed,
-            ),
-            loss=LossSettings(depths, depth_decay, chain_share, temperature, noise),
-            rates=replace(parse_rates("lr", lr), weight_decay=weight_decay),
-            draft_vocab=draft_vocab,
-            measure=measure,
-            held_out=held_out,
-            longest=longest,
-            states_gb=states_gb,
-            workers=workers or usable_cores(),
-            device=device,
-            resume=resume,
-            extend=extend,
-            note=note,
-        )
-        HeadPipeline(settings, progress, typer.echo).run(parse_stage(stage, STAGES))
-    except DynaspecError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+    matrix_lr, other_lr = numbers("lr", lr, float, 2)
+    settings = HeadSettings(
+        kind=make(),
+        model=model,
+        out=out,
+        work=work,
+        verifier=verifier or model,
+        data=DataSettings(tuple(conversations or ()), tuple(prompts or ()), self_written, new_tokens, at_once),
+        train=TrainSettings(
+            tokens=tokens,
+            schedule=RateSchedule(warmup_steps, decay_share),
+            batch_tokens=batch_tokens,
+            micro_tokens=micro_tokens,
+            evaluate_tokens=evaluate_tokens,
+            seed=seed,
+        ),
+        loss=LossSettings(depths, depth_decay, chain_share, temperature, noise),
+        rates=Rates(matrix_lr, other_lr, weight_decay),
+        draft_vocab=draft_vocab,
+        measure=measure,
+        held_out=held_out,
+        longest=longest,
+        states_gb=states_gb,
+        workers=workers or usable_cores(),
+        device=device,
+        resume=resume,
+        extend=extend,
+        note=note,
+    )
+    HeadPipeline(settings, progress, typer.echo).run(stage)

@@ -1,8 +1,11 @@
-"""Models in the layout of Llama: new ones, a target that exists already, and the loss of the next token."""
+"""Models in the layout of Llama: new ones, the loss of the next token, and their folders in the Hugging Face layout."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +13,24 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
 from dynaspec.model.weights import read_json
 
-from .data import END_OF_TEXT_ID
+from .data import END_OF_TEXT_ID, copy_tokenizer, load_tokenizer
 from .run import precision
 
 EXPECTED = "expected a folder with a Llama model in the Hugging Face layout"
 FILES = ("config.json", "*.safetensors", "tokenizer.json")
+GENERATION = {
+    "bos_token_id": END_OF_TEXT_ID,
+    "eos_token_id": END_OF_TEXT_ID,
+    "pad_token_id": END_OF_TEXT_ID,
+    "do_sample": False,
+}
 Backbone = Callable[..., Any]
 
 
@@ -74,10 +84,6 @@ class Shape:
             eos_token_id=END_OF_TEXT_ID,
             pad_token_id=None,
         )
-
-
-TARGET = Shape(hidden=512, layers=8, heads=8, kv_heads=2, intermediate=1408)
-DRAFT = Shape(hidden=192, layers=2, heads=3, kv_heads=1, intermediate=512)
 
 
 def build(shape: Shape, seed: int) -> LlamaForCausalLM:
@@ -168,3 +174,81 @@ class NextToken:
         scores = logits(self._model, batch[:, :-1], self._backbone)
         loss: Tensor = F.cross_entropy(scores, batch[:, 1:].flatten())
         return loss
+
+
+def export(model: LlamaForCausalLM, tokenizer_folder: Path, folder: Path) -> None:
+    """Write ``model`` in bfloat16 with its tokenizer to ``folder``, replacing what is there.
+
+    Raises:
+        CheckpointError: what was written does not load, or gives other logits.
+    """
+    staged = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(staged, ignore_errors=True)
+    try:
+        round_weights(model).to(torch.bfloat16).save_pretrained(staged)
+        (staged / "model.safetensors").chmod(0o644)  # it is written for its owner alone
+        _add_old_names(staged / "config.json", model.config.rope_parameters["rope_theta"])
+        (staged / "generation_config.json").write_text(json.dumps(GENERATION, indent=2) + "\n", "utf-8")
+        copy_tokenizer(tokenizer_folder, staged)
+        if (folder / "README.md").is_file():
+            shutil.copy2(folder / "README.md", staged / "README.md")
+        check(staged, round_weights(model), load_tokenizer(tokenizer_folder))
+        _put_in_place(staged, folder)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def round_weights(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """A float32 copy with the bfloat16 values that an export holds: the model people will run."""
+    copy = LlamaForCausalLM(model.config)
+    copy.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        # Weights alone: casting the module would round its rotary frequencies too.
+        for parameter in copy.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16))
+    return copy.eval()
+
+
+def check(folder: Path, model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
+    """Load ``folder`` as a user would and compare it with ``model`` and ``tokenizer``.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    text = "def größe(x):\n    return 12 * x  # \u2603\n"
+    ids = AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False, return_tensors="pt").input_ids
+    if ids[0].tolist() != tokenizer.encode(text, add_special_tokens=False).ids:
+        raise CheckpointError(f"export: the tokenizer in {str(folder)!r} differs from training's")
+    with torch.no_grad():
+        difference = float((loaded(ids).logits - model(ids).logits).abs().max())
+    if difference > 1e-4:
+        raise CheckpointError(
+            f"export: logits of {str(folder)!r} differ by {difference:.3g} from the model's, expected none"
+        )
+
+
+def load_exported(folder: Path, device: torch.device) -> LlamaForCausalLM:
+    """An exported model, or a given target, in float32 on ``device``.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if not any(folder.glob("*.safetensors")):
+        raise CheckpointError(f"export: {str(folder)!r} holds no model, expected what the stage 'export' writes")
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+
+
+def _add_old_names(path: Path, rope_theta: float) -> None:
+    # Readers older than Transformers 5 look for these at the top level.
+    settings = json.loads(path.read_text("utf-8"))
+    settings |= {"rope_theta": rope_theta, "torch_dtype": "bfloat16"}
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+def _put_in_place(staged: Path, folder: Path) -> None:
+    retired = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    if folder.exists():
+        os.replace(folder, retired)
+    os.replace(staged, folder)
+    shutil.rmtree(retired, ignore_errors=True)

@@ -48,9 +48,9 @@ class RateSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When a run ends: after ``max_steps`` steps, ``max_seconds`` of training or at ``until``.
+    """When a run ends: after ``max_steps`` steps, ``max_tokens`` tokens, ``max_seconds`` of training or at ``until``.
 
-    ``until`` is a Unix time. Progress is the largest of the three readings. Against the clock it is
+    ``until`` is a Unix time. Progress is the largest of the readings. Against the clock it is
     trained / (trained + left), where time during which the process stood still is not *trained* but
     does shorten what is *left*: a pause makes the rest of the schedule quicker, never later.
     """
@@ -58,10 +58,11 @@ class Budget:
     max_steps: int | None = None
     max_seconds: float | None = None
     until: float | None = None
+    max_tokens: int | None = None
     now: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
-        if self.max_steps is None and self.max_seconds is None and self.until is None:
+        if (self.max_steps, self.max_seconds, self.until, self.max_tokens) == (None,) * 4:
             raise ConfigError("budget: got none, expected a number of steps, minutes or a time of day")
 
     def part(self, share: float) -> Budget:
@@ -70,6 +71,7 @@ class Budget:
         return replace(
             self,
             max_steps=None if self.max_steps is None else max(1, round(share * self.max_steps)),
+            max_tokens=None if self.max_tokens is None else max(1, round(share * self.max_tokens)),
             max_seconds=None if self.max_seconds is None else share * self.max_seconds,
             until=until,
         )
@@ -79,14 +81,17 @@ class Budget:
         return replace(
             self,
             max_steps=None if self.max_steps is None else max(1, self.max_steps - round(share * self.max_steps)),
+            max_tokens=None if self.max_tokens is None else max(1, self.max_tokens - round(share * self.max_tokens)),
             max_seconds=None if self.max_seconds is None else (1.0 - share) * self.max_seconds,
         )
 
-    def progress(self, step: int, trained_seconds: float) -> float:
+    def progress(self, step: int, trained_seconds: float, tokens: int = 0) -> float:
         """Share of the run that is over before step ``step``; 1 or more: stop."""
         shares = [0.0]
         if self.max_steps is not None:
             shares.append(step / self.max_steps if self.max_steps else 1.0)
+        if self.max_tokens is not None:
+            shares.append(tokens / self.max_tokens)
         if self.max_seconds is not None:
             shares.append(trained_seconds / self.max_seconds if self.max_seconds else 1.0)
         if self.until is not None:
@@ -94,11 +99,13 @@ class Budget:
             shares.append(1.0 if left <= 0 else trained_seconds / (trained_seconds + left))
         return max(shares)
 
-    def seconds_left(self, step: int, trained_seconds: float) -> float:
+    def seconds_left(self, step: int, trained_seconds: float, tokens: int = 0) -> float:
         """Seconds until the run ends, at the speed seen so far (infinite before the first step)."""
         lefts = [float("inf")]
         if self.max_steps is not None and step > 0:
             lefts.append((self.max_steps - step) * trained_seconds / step)
+        if self.max_tokens is not None and tokens > 0:
+            lefts.append((self.max_tokens - tokens) * trained_seconds / tokens)
         if self.max_seconds is not None:
             lefts.append(self.max_seconds - trained_seconds)
         if self.until is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,15 +32,11 @@ from .data import (
 )
 from .distill import Distillation, Teacher, write_continuations
 from .evaluate import Loss, behaviour, held_out_loss, held_out_prompts
-from .export import export, load_exported
-from .loop import Loop, LoopSettings
-from .model import NextToken, Shape, build
+from .loop import RowLoop
+from .model import NextToken, Shape, build, export, load_exported
 from .optimizer import Budget, Optimizers, Rates, RateSchedule
-from .run import Checkpoints, Listener, choose_device, write_text_atomically
-from .settings import LmSettings, Stage
-
-Watch = Callable[[str], AbstractContextManager[Listener]]
-Say = Callable[[str], None]
+from .run import Checkpoints, Say, Watch, choose_device, read_checkpoint, run_stages, write_text_atomically
+from .settings import LmSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,33 +53,29 @@ class TrainingRun:
 class Pipeline:
     """Runs stages with one set of settings; holds no state that is not on disk."""
 
-    def __init__(self, settings: LmSettings, watch: Watch | None = None, say: Say | None = None) -> None:
-        """``watch`` opens a progress display with a title; ``say`` takes one line of news."""
+    def __init__(self, settings: LmSettings, watch: Watch, say: Say) -> None:
         self._settings = settings
         self._places = settings.places
         self._device = choose_device(settings.device)
-        self._watch: Watch = watch or (lambda title: nullcontext(lambda report: None))
-        self._say: Say = say or (lambda line: None)
+        self._watch, self._say = watch, say
 
-    def run(self, stage: Stage) -> None:
-        """Do ``stage``, or everything in order; a target that is given is not trained.
+    def run(self, stage: str) -> None:
+        """Do ``stage``, or for ``all`` everything in order; a target that is given is not trained.
 
         Raises:
-            ConfigError: ``stage`` is to train it.
+            ConfigError: ``stage`` is to train it, or there is no such stage.
         """
-        stages: dict[Stage, Callable[[], None]] = {
+        stages = {
             "prepare": self.prepare,
             "target": self.train_target,
             "draft": self.train_draft,
             "export": self.export,
             "evaluate": self.evaluate,
         }
-        if self._places.given is not None:
-            if stage == "target":
-                raise ConfigError("stage: got 'target' for a target that is given, expected a stage of the drafter")
-            del stages["target"]
-        for step in stages.values() if stage == "all" else (stages[stage],):
-            step()
+        given = self._places.given is not None
+        if given and stage == "target":
+            raise ConfigError("stage: got 'target' for a target that is given, expected a stage of the drafter")
+        run_stages(stage, stages, usual=stages.keys() - ({"target"} if given else set()))
 
     def _corpus(self) -> Corpus:
         return load_corpus(self._settings.library, self._settings.gsm8k)
@@ -247,11 +238,11 @@ class Pipeline:
             export(model, places.tokenizer, places.teacher)
 
     def _restore(self, model: LlamaForCausalLM, checkpoints: Checkpoints) -> None:
-        if not checkpoints.latest.is_file():
+        state = read_checkpoint(checkpoints.latest)
+        if state is None:
             raise CheckpointError(
                 f"checkpoint: {str(checkpoints.latest)!r} does not exist, expected an earlier stage's"
             )
-        state = torch.load(checkpoints.latest, map_location="cpu", weights_only=True)
         model.load_state_dict(state["model"])
 
     def _fit(
@@ -270,12 +261,13 @@ class Pipeline:
             "seq_len": settings.seq_len,
             "corpus_tokens": len(self._train_tokens().tokens),
         }
-        loop = Loop(
+        loop = RowLoop(
             model,
             Optimizers(model, run.rates),
             sampler,
             loss,
-            LoopSettings(settings.batch_rows, run.schedule, settings.save_seconds),
+            settings.batch_rows,
+            run.schedule,
             checkpoints,
             identity,
             self._device,

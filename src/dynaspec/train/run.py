@@ -1,4 +1,4 @@
-"""What every training run needs: device, precision, files that appear whole, checkpoints, and how a stage goes."""
+"""What every training run needs: device, precision, files that appear whole, checkpoints, stages and how they go."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from rich.console import Console
@@ -18,7 +18,6 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from dynaspec.contract.errors import ConfigError
 
-S = TypeVar("S", bound=str)
 STANDSTILL = 5.0  # a step this many times longer than usual was a pause, not work
 PLAIN_SECONDS = 15.0
 
@@ -69,16 +68,19 @@ def write_checkpoint(path: Path, identity: Mapping[str, Any], state: Mapping[str
     write_atomically(path, lambda temporary: torch.save(whole, temporary))
 
 
-def read_checkpoint(path: Path, identity: Mapping[str, Any], device: torch.device | str) -> dict[str, Any] | None:
-    """What :func:`write_checkpoint` wrote; None if there is no such file.
+def read_checkpoint(path: Path, identity: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """What :func:`write_checkpoint` wrote, in main memory; None if there is no such file.
+
+    Args:
+        identity: the run that it has to belong to; None = any.
 
     Raises:
         ConfigError: the checkpoint belongs to another run.
     """
     if not path.is_file():
         return None
-    state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-    for key, value in identity.items():
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    for key, value in (identity or {}).items():
         if state["identity"].get(key) != value:
             raise ConfigError(
                 f"resume: {str(path)!r} was trained with {key} = {state['identity'].get(key)!r}, "
@@ -91,12 +93,12 @@ class WorkClock:
     """Seconds of work: a step that takes far longer than usual was paused, and counts as a usual one."""
 
     def __init__(self) -> None:
-        self.usual = math.inf
+        self._usual = math.inf
 
     def worked(self, seconds: float) -> float:
         """How much of the ``seconds`` that a step took was work."""
-        worked = seconds if seconds < STANDSTILL * self.usual else self.usual
-        self.usual = worked if self.usual == math.inf else 0.9 * self.usual + 0.1 * worked
+        worked = seconds if seconds < STANDSTILL * self._usual else self._usual
+        self._usual = worked if self._usual == math.inf else 0.9 * self._usual + 0.1 * worked
         return worked
 
 
@@ -117,16 +119,17 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def parse_stage(text: str, stages: tuple[S, ...]) -> S:
-    """The stage called ``text``.
+def run_stages(wanted: str, stages: Mapping[str, Callable[[], None]], usual: Collection[str]) -> None:
+    """Runs the stage ``wanted``, or for ``all`` the ``usual`` ones in the order of ``stages``.
 
     Raises:
         ConfigError: there is no such stage.
     """
-    for stage in stages:
-        if stage == text:
-            return stage
-    raise ConfigError(f"stage: got {text!r}, expected one of {', '.join(stages)}")
+    if wanted not in (*stages, "all"):
+        raise ConfigError(f"stage: got {wanted!r}, expected one of {', '.join(stages)}, all")
+    for name, run in stages.items():
+        if wanted == name or (wanted == "all" and name in usual):
+            run()
 
 
 def precision(device: torch.device) -> AbstractContextManager[object]:
@@ -154,6 +157,12 @@ class Listener(Protocol):
     """Hears how a stage goes."""
 
     def __call__(self, report: Report) -> None: ...
+
+
+Watch = Callable[[str], AbstractContextManager[Listener]]
+"""Opens a display of how the stage with this title goes."""
+Say = Callable[[str], None]
+"""Takes one line of news."""
 
 
 def time_left(seconds: float) -> str:

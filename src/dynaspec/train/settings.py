@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 from dynaspec.contract.errors import ConfigError
 
-from .data import standard_library
 from .distill import DistillSettings
-from .model import DRAFT, TARGET, Shape, fingerprint
+from .model import Shape, fingerprint
 from .optimizer import Budget, Rates, RateSchedule
 from .run import Checkpoints
-
-Stage = Literal["prepare", "target", "draft", "export", "evaluate", "all"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +82,26 @@ class LmSettings:
     """A pair of models, the text it learns from, and how long it may take."""
 
     places: Places
-    library: Path = field(default_factory=standard_library)
-    gsm8k: Path | None = None
-    target: Shape = TARGET  # of the given target, if there is one
-    draft: Shape = DRAFT
-    seq_len: int = 512
-    batch_rows: int = 8
-    seed: int = 1234
-    target_budget: Budget = field(default_factory=lambda: Budget(max_seconds=105 * 60))
-    draft_budget: Budget = field(default_factory=lambda: Budget(max_seconds=18 * 60))
-    target_rates: Rates = field(default_factory=lambda: Rates(matrix_lr=0.01, other_lr=4e-3))
-    draft_rates: Rates = field(default_factory=lambda: Rates(matrix_lr=0.015, other_lr=1e-2))
+    library: Path
+    gsm8k: Path | None
+    target: Shape  # of the given target, if there is one
+    draft: Shape
+    seq_len: int
+    batch_rows: int
+    seed: int
+    target_budget: Budget
+    draft_budget: Budget
+    target_rates: Rates
+    draft_rates: Rates
+    decay_share: float
+    distill: DistillSettings
+    device: str
+    compile: bool
+    resume: bool
+    extend: bool
+    prompts_per_kind: int
+    note: str  # for the model cards: what the figures alone do not say
     warmup_steps: int = 30
-    decay_share: float = 0.25
-    distill: DistillSettings = field(default_factory=DistillSettings)
-    save_seconds: float = 150.0
-    device: str = "auto"
-    compile: bool = False
-    resume: bool = True
-    extend: bool = False
-    prompts_per_kind: int = 50
-    note: str = ""  # for the model cards: what the figures alone do not say
 
     def __post_init__(self) -> None:
         if self.target.vocab != self.draft.vocab:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 
 import pytest
 import torch
 
 from dynaspec.cli.main import main
 from support.checkpoints import Pair, save_pair
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
+from support.commands import Result
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from dynaspec.train.data import Document, TokenSet, encode, save_tokenizer, train_tokenizer
-from dynaspec.train.export import export
-from dynaspec.train.model import Shape, build
+from dynaspec.train.model import Shape, build, export
 
 TINY = Shape(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=48, head_dim=16, vocab=300, positions=128)
 

@@ -4,16 +4,13 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from dynaspec.cli.train import app
 from dynaspec.train.data import TokenSet, load_tokenizer
-
-RUNNER = CliRunner()
+from support.commands import run_command
 
 
 def lm(*arguments: object):
-    return RUNNER.invoke(app, ["lm", *map(str, arguments)])
+    return run_command("train", "lm", *arguments)
 
 
 @pytest.fixture
@@ -26,7 +23,7 @@ def options(library, gsm8k, tmp_path):
 
 def test_all_stages_make_a_measured_pair(options, tmp_path):
     result = lm(*options)
-    assert result.exit_code == 0, result.output
+    assert result.code == 0, result.err
     evaluation = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert evaluation["prompts"] == {"code": 2, "maths": 2}
     assert set(evaluation["held_out_loss"]["draft"]) == {"code", "maths", "all"}
@@ -46,12 +43,12 @@ def test_all_stages_make_a_measured_pair(options, tmp_path):
     assert "def f100" not in seen  # sched.py is held out
 
     again = lm(*options, "--stage", "target")
-    assert "target: resumed at step 4" in again.output
+    assert "target: resumed at step 4" in again.out
     refused = lm(*options, "--stage", "target", "--extend")
-    assert "stable.pt' does not exist, expected a run that reached its decay" in refused.stderr
-    assert lm(*options, "--stage", "target", "--no-resume", "--decay-share", 0.5).exit_code == 0
+    assert "stable.pt' does not exist, expected a run that reached its decay" in refused.err
+    assert lm(*options, "--stage", "target", "--no-resume", "--decay-share", 0.5).code == 0
     longer = lm(*options, "--stage", "target", "--extend", "--target-steps", 6)
-    assert "target: resumed at step 3" in longer.output
+    assert "target: resumed at step 3" in longer.out
     assert torch.load(work / "target" / "latest.pt", weights_only=True)["progress"]["step"] == 6
 
 
@@ -72,17 +69,17 @@ def test_all_stages_make_a_measured_pair(options, tmp_path):
 )
 def test_errors_say_got_and_expected(options, arguments, message):
     result = lm(*options, *arguments)
-    assert result.exit_code == 2
-    assert f"error: {message}" in result.stderr
-    assert "Traceback" not in result.output
+    assert result.code == 2
+    assert f"error: {message}" in result.err
+    assert "Traceback" not in result.out + result.err
 
 
 def test_a_stage_names_what_it_misses(options):
     for stage, missing in (("target", "train.npz"), ("evaluate", "holds no model")):
         result = lm(*options, "--stage", stage)
-        assert result.exit_code == 2
-        assert missing in result.stderr
-    assert lm(*options, "--stage", "prepare").exit_code == 0
+        assert result.code == 2
+        assert missing in result.err
+    assert lm(*options, "--stage", "prepare").code == 0
     result = lm(*options, "--stage", "draft")
-    assert result.exit_code == 2
-    assert "expected an earlier stage's" in result.stderr
+    assert result.code == 2
+    assert "expected an earlier stage's" in result.err

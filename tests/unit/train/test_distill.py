@@ -15,7 +15,7 @@ from dynaspec.train.distill import (
     open_engine,
     write_continuations,
 )
-from dynaspec.train.export import load_exported
+from dynaspec.train.model import load_exported
 from dynaspec.train.optimizer import Budget
 from unit.train.conftest import save_checkpoint
 

@@ -14,8 +14,7 @@ from dynaspec.train.evaluate import (
     held_out_loss,
     parses,
 )
-from dynaspec.train.export import load_exported
-from dynaspec.train.model import NextToken, build
+from dynaspec.train.model import NextToken, build, load_exported
 
 from .conftest import TINY, save_checkpoint
 

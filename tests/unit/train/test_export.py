@@ -7,10 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from dynaspec.contract.errors import CheckpointError
-from dynaspec.train import export as export_module
+from dynaspec.train import model as model_module
 from dynaspec.train.data import save_tokenizer
-from dynaspec.train.export import export, load_exported, round_weights
-from dynaspec.train.model import build
+from dynaspec.train.model import build, export, load_exported, round_weights
 
 from .conftest import TINY
 
@@ -60,7 +59,7 @@ def test_a_faulty_export_leaves_the_old_one(exported, monkeypatch):
     def fail(*_):
         raise CheckpointError("logits differ")
 
-    monkeypatch.setattr(export_module, "check", fail)
+    monkeypatch.setattr(model_module, "check", fail)
     with pytest.raises(CheckpointError):
         export(build(TINY, seed=5), folder / "tokenizer", folder / "out" / "target")
     assert (folder / "out" / "target" / "model.safetensors").read_bytes() == before

@@ -8,18 +8,16 @@ import shutil
 import pytest
 import torch
 import torch.nn.functional as F
-from typer.testing import CliRunner
 
 from dynaspec import LLM, SamplingParams
-from dynaspec.cli.train import app
 from dynaspec.contract.errors import CheckpointError, ConfigError
 from dynaspec.train.data import TokenSet, load_tokenizer, train_tokenizer
 from dynaspec.train.distill import Distillation, Teacher, coarse_divergence
 from dynaspec.train.facts import OF_A_RUN
 from dynaspec.train.model import NextToken, build, fingerprint, read_shape
+from support.commands import run_command
 from unit.train.conftest import TINY, save_checkpoint, source
 
-RUNNER = CliRunner()
 TRAINED = {"provenance": {"device": "cpu (abacus)", "threads": 7}, "note": "Trained with beads.", "seed": 3,
            "seq_len": 99, "batch_rows": 5,
            "data": {"train_documents": {"code": 41}, "held_out_documents": {"code": 2}, "train_tokens": 1234,
@@ -27,7 +25,7 @@ TRAINED = {"provenance": {"device": "cpu (abacus)", "threads": 7}, "note": "Trai
 
 
 def lm(*arguments: object):
-    return RUNNER.invoke(app, ["lm", *map(str, arguments)])
+    return run_command("train", "lm", *arguments)
 
 
 @pytest.fixture
@@ -71,7 +69,7 @@ def files(folder):
 def test_a_drafter_alone_is_trained(options, given, tmp_path):
     kept, before = describe(given), files(given)
     result = lm(*options)
-    assert result.exit_code == 0, result.output
+    assert result.code == 0, result.err
     assert files(given) == before
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == {"draft", "training.json", "evaluation.json"}
@@ -108,7 +106,7 @@ def test_the_target_beside_the_drafter_keeps_its_facts(options, given, tmp_path)
     kept, before = describe(given), files(given)
     for _ in range(2):  # the second time they come from what the first has written
         result = lm(*options, "--out", given.parent)
-        assert result.exit_code == 0, result.output
+        assert result.code == 0, result.err
         training = json.loads((given.parent / "training.json").read_text())
         assert training["target"] == {**TRAINED, **kept}
         assert all(training[name] != TRAINED[name] for name in OF_A_RUN)
@@ -137,7 +135,7 @@ def test_what_is_not_known_of_a_target_is_not_said(told, options, given, tmp_pat
         path.write_text(json.dumps(facts))
     for stage in ("prepare", "draft", "export"):
         result = lm(*options, "--stage", stage, "--out", given.parent)
-        assert result.exit_code == 0, result.output
+        assert result.code == 0, result.err
     target = json.loads((given.parent / "training.json").read_text())["target"]
     assert target.keys() == {"shape", "parameters"}
     assert target["parameters"] == count
@@ -146,14 +144,14 @@ def test_what_is_not_known_of_a_target_is_not_said(told, options, given, tmp_pat
 
 
 def test_what_was_made_for_one_target_does_not_serve_another(options, given, tokenizer, tmp_path):
-    assert lm(*options, "--stage", "prepare").exit_code == 0
-    assert lm(*options, "--stage", "draft").exit_code == 0
+    assert lm(*options, "--stage", "prepare").code == 0
+    assert lm(*options, "--stage", "draft").code == 0
     other = save_checkpoint(tmp_path / "other", tokenizer, seed=4)
     result = lm(*options, "--stage", "draft", "--target", other)
-    assert result.exit_code == 2
-    assert "train.npz' does not exist, expected what the stage 'prepare' writes" in result.stderr
+    assert result.code == 2
+    assert "train.npz' does not exist, expected what the stage 'prepare' writes" in result.err
     again = lm(*options, "--stage", "draft")
-    assert "drafter, distillation: resumed at step 2" in again.output
+    assert "drafter, distillation: resumed at step 2" in again.out
 
 
 @pytest.mark.parametrize(
@@ -172,25 +170,25 @@ def test_what_was_made_for_one_target_does_not_serve_another(options, given, tok
 )
 def test_what_does_not_go_with_a_target_is_refused(options, arguments, message):
     result = lm(*options, *arguments)
-    assert result.exit_code == 2
-    assert f"error: {message}" in result.stderr
-    assert "Traceback" not in result.output
+    assert result.code == 2
+    assert f"error: {message}" in result.err
+    assert "Traceback" not in result.out + result.err
 
 
 def test_the_drafter_does_not_replace_its_target(options, given):
     draft = given.rename(given.parent / "draft")
     result = lm(*options, "--target", draft, "--out", draft.parent)
-    assert result.exit_code == 2
-    assert "which the drafter would replace, expected another folder" in result.stderr
+    assert result.code == 2
+    assert "which the drafter would replace, expected another folder" in result.err
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_folder_without_a_model_is_named(missing, options, given):
     (given / missing).unlink()
     result = lm(*options)
-    assert result.exit_code == 2
-    assert "models/target', which holds no " in result.stderr
-    assert "expected a folder with a Llama model in the Hugging Face layout" in result.stderr
+    assert result.code == 2
+    assert "models/target', which holds no " in result.err
+    assert "expected a folder with a Llama model in the Hugging Face layout" in result.err
 
 
 def test_targets_that_cannot_be_drafted_for_are_named(given, tmp_path):

@@ -57,6 +57,14 @@ def test_time_of_day_counts_what_is_left():
     assert budget.progress(6, 251.0) == 1.0
 
 
+def test_budget_of_tokens():
+    budget = Budget(max_tokens=400)
+    assert budget.progress(2, 1e9, 100) == 0.25
+    assert budget.seconds_left(2, 10.0, 100) == 30.0
+    assert budget.seconds_left(0, 0.0) == float("inf")
+    assert (budget.part(0.25).max_tokens, budget.after(0.25).max_tokens) == (100, 300)
+
+
 def test_a_budget_divides():
     whole = Budget(max_steps=100, max_seconds=200.0, until=1100.0, now=lambda: 1000.0)
     part, rest = whole.part(0.25), whole.after(0.25)

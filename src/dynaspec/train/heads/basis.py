@@ -221,14 +221,19 @@ def save_basis(folder: Path, basis: Basis) -> None:
     write_text_atomically(folder / "basis.json", json.dumps(basis.shape.as_facts(), indent=1) + "\n")
 
 
-def load_basis(folder: Path) -> Basis | None:
-    """What :func:`save_basis` wrote; None if it has not.
+def has_basis(folder: Path) -> bool:
+    """Whether :func:`save_basis` has written one."""
+    return (folder / "basis.json").is_file()
+
+
+def load_basis(folder: Path) -> Basis:
+    """What :func:`save_basis` wrote.
 
     Raises:
-        ConfigError: another version of this program wrote it.
+        ConfigError: it has not, or another version of this program wrote it.
     """
-    if not (folder / "basis.json").is_file():
-        return None
+    if not has_basis(folder):
+        raise ConfigError("basis: got none in the work folder, expected the states stage to come first")
     facts = json.loads((folder / "basis.json").read_text("utf-8"))
     shape = HeadShape(**{**facts, "aux_layers": tuple(facts["aux_layers"])})
     tensors = load_file(folder / "basis.safetensors")

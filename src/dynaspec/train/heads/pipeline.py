@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,20 @@ import torch
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.train.facts import provenance
-from dynaspec.train.optimizer import Optimizers, Rates
-from dynaspec.train.run import Checkpoints, Listener, choose_device
+from dynaspec.train.optimizer import Budget, Optimizers, Rates
+from dynaspec.train.run import Checkpoints, Say, Watch, choose_device, read_checkpoint, run_stages
 
-from .basis import Basis, FrozenTarget, choose_vocabulary, first_id, load_basis, make_basis, read_config, save_basis
+from .basis import (
+    Basis,
+    FrozenTarget,
+    choose_vocabulary,
+    first_id,
+    has_basis,
+    load_basis,
+    make_basis,
+    read_config,
+    save_basis,
+)
 from .conversations import Collector, Conversation, append_conversations, open_writer, read_conversations
 from .export import card, export_head, read_facts, read_weights, write_facts
 from .head import TrainedHead
@@ -35,10 +43,9 @@ from .states import (
     shard_path,
     write_shard,
 )
-from .trainer import BatchPlan, Gradients, HeadProgress, InProcess, PlanPosition, Trainer, TrainSettings, Workers
+from .trainer import BatchPlan, Gradients, HeadLoop, HeadProgress, InProcess, PlanPosition, TrainSettings, Workers
 
 CACHE_GB = 50.0
-STAGES = ("data", "states", "train", "export", "measure", "all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +55,11 @@ class DataSettings:
     ``self_written`` of the latter; answers of up to ``new_tokens``, ``at_once`` together.
     """
 
-    conversations: tuple[Path, ...] = ()
-    prompts: tuple[Path, ...] = ()
-    self_written: int = 0
-    new_tokens: int = 256
-    at_once: int = 64
+    conversations: tuple[Path, ...]
+    prompts: tuple[Path, ...]
+    self_written: int
+    new_tokens: int
+    at_once: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +76,19 @@ class HeadSettings:
     work: Path
     train: TrainSettings
     verifier: str
-    data: DataSettings = field(default_factory=DataSettings)
-    loss: LossSettings = field(default_factory=LossSettings)
-    rates: Rates = field(default_factory=lambda: Rates(matrix_lr=0.02, other_lr=3e-4, weight_decay=0.5))
-    draft_vocab: int = 8192
-    measure: Path | None = None
-    held_out: int = 48
-    longest: int = 2048
-    states_gb: float | None = None
-    workers: int = 1
-    device: str = "auto"
-    resume: bool = True
-    extend: bool = False
-    note: str = ""
+    data: DataSettings
+    loss: LossSettings
+    rates: Rates
+    draft_vocab: int
+    measure: Path | None
+    held_out: int
+    longest: int
+    states_gb: float | None
+    workers: int
+    device: str
+    resume: bool
+    extend: bool
+    note: str
 
 
 def training_facts(
@@ -94,7 +101,7 @@ def training_facts(
 ) -> dict[str, Any]:
     """Data, settings, and how training went."""
     conversations = list(read_conversations(place.conversations))
-    held_out = list(read_conversations(place.folder / "held-out.jsonl"))
+    held_out = list(read_conversations(place.held_out_conversations))
     train = settings.train
     return {
         "provenance": provenance(device),
@@ -129,19 +136,14 @@ def training_facts(
 class HeadPipeline:
     """Runs the stages of ``settings``; each reads what the one before has left in the work folder."""
 
-    def __init__(
-        self,
-        settings: HeadSettings,
-        progress: Callable[[str], AbstractContextManager[Listener]],
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, settings: HeadSettings, watch: Watch, say: Say) -> None:
         """
         Raises:
             ConfigError: the device is unknown or missing, or there is no file of prompts to measure on.
         """
         if settings.measure is not None and not settings.measure.is_file():  # else it would be said after the training
             raise ConfigError(f"measure: got {str(settings.measure)!r}, expected a file of prompts")
-        self._settings, self._progress, self._say = settings, progress, say
+        self._settings, self._watch, self._say = settings, watch, say
         self._device = choose_device(settings.device)
         quick = self._device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
         self._dtype = torch.bfloat16 if quick else torch.float32
@@ -157,7 +159,6 @@ class HeadPipeline:
         Raises:
             ConfigError, CheckpointError: what was given cannot work.
         """
-        self._place.folder.mkdir(parents=True, exist_ok=True)
         stages = {
             "data": self._data,
             "states": self._states,
@@ -165,10 +166,9 @@ class HeadPipeline:
             "export": self._export,
             "measure": self._measure,
         }
-        usual = {"data", "states", "train"} | ({"measure"} if self._settings.measure else set())
-        for name, run in stages.items():
-            if stage == name or (stage == "all" and name in usual):
-                run()
+        run_stages(
+            stage, stages, usual={"data", "states", "train"} | ({"measure"} if self._settings.measure else set())
+        )
 
     def _data(self) -> None:
         settings, data, path = self._settings, self._settings.data, self._place.conversations
@@ -197,7 +197,7 @@ class HeadPipeline:
         settings, place = self._settings, self._place
         if not self._written():
             raise ConfigError("conversations: got none in the work folder, expected the data stage to come first")
-        if load_basis(settings.work) is None:
+        if not has_basis(settings.work):
             self._choose_basis()
         self._basis()
         if self._states_gb:
@@ -227,8 +227,8 @@ class HeadPipeline:
         held_out = [conversations[i] for i in chosen]
         if not held_out:
             raise ConfigError("conversations: got none with an answer of two tokens or more, expected some")
-        (settings.work / "held-out.jsonl").unlink(missing_ok=True)
-        append_conversations(settings.work / "held-out.jsonl", held_out)
+        place.held_out_conversations.unlink(missing_ok=True)
+        append_conversations(place.held_out_conversations, held_out)
         write_shard(
             shard_path(place.held_out, 0), held_out, target, basis.shape.aux_layers, basis.vocabulary, basis.scale
         )
@@ -236,8 +236,6 @@ class HeadPipeline:
 
     def _basis(self) -> Basis:
         basis = load_basis(self._settings.work)
-        if basis is None:
-            raise ConfigError("basis: got none in the work folder, expected the states stage to come first")
         reads = self._settings.kind.shape(self._config, basis.shape.draft_vocab, None).aux_layers
         if basis.shape.aux_layers != reads:
             raise ConfigError(
@@ -259,14 +257,14 @@ class HeadPipeline:
         states = self._open_states(basis)
         gradients = self._gradients(head, basis, states)
         try:
-            trainer = self._trainer(head, basis, states, gradients)
-            if settings.extend and not trainer.resume(self._checkpoints.stable):
+            loop = self._loop(head, basis, states, gradients)
+            if settings.extend and not loop.resume(self._checkpoints.stable):
                 raise ConfigError(
                     "extend: got no checkpoint from before a decay, expected stable.pt in the work folder"
                 )
-            resumed = settings.extend or (settings.resume and trainer.resume(self._checkpoints.latest))
+            resumed = settings.extend or (settings.resume and loop.resume(self._checkpoints.latest))
             if resumed:
-                self._say(f"goes on at {trainer.progress.tokens / 1e6:.2f} M tokens")
+                self._say(f"goes on at {loop.progress.tokens / 1e6:.2f} M tokens")
             elif (start := settings.kind.start(self._config)) is not None:
                 if not torch.equal(start.vocabulary.ids, basis.vocabulary.ids):
                     raise ConfigError(
@@ -274,8 +272,8 @@ class HeadPipeline:
                         "expected the states stage to have been given it too"
                     )
                 head.load(start.tensors, f"start-from: of {str(start.path)!r}")
-            with self._progress("head") as listener:
-                trainer.run(listener)
+            with self._watch("head") as listener:
+                loop.run(Budget(max_tokens=settings.train.tokens), listener)
         finally:
             gradients.close()
 
@@ -285,7 +283,7 @@ class HeadPipeline:
         target = FrozenTarget(self._settings.model, self._dtype, self._device)
         return StatesOnDemand(self._place, target, basis, self._settings.longest)
 
-    def _trainer(self, head: TrainedHead, basis: Basis, states: StateSource, gradients: Gradients) -> Trainer:
+    def _loop(self, head: TrainedHead, basis: Basis, states: StateSource, gradients: Gradients) -> HeadLoop:
         settings = self._settings
         products = self._dtype if self._device.type == "cpu" else torch.float32
         shard = Cache(self._place.held_out).shards[0]
@@ -300,7 +298,7 @@ class HeadPipeline:
             self._say(f"held out: {measured.length:.3f} tokens a verification, drafts right {rates}")
             return measured
 
-        return Trainer(
+        return HeadLoop(
             head,
             Optimizers(head, settings.rates, products),
             plan,
@@ -334,10 +332,9 @@ class HeadPipeline:
         """The checkpoint as it is, whether or not it is the best."""
         basis = self._basis()
         head = self._head(basis)
-        path = self._checkpoints.latest
-        if not path.is_file():
+        state = read_checkpoint(self._checkpoints.latest)
+        if state is None:
             raise ConfigError("export: got a work folder without a checkpoint, expected the train stage to come first")
-        state = torch.load(path, map_location=self._device, weights_only=True)
         head.load_state_dict(state["head"])
         progress = HeadProgress(**state["progress"])
         self._write(head, basis, progress)

@@ -233,6 +233,11 @@ class StatesPlace:
         return self.folder / "held-out"
 
     @property
+    def held_out_conversations(self) -> Path:
+        """The texts of what is measured on."""
+        return self.folder / "held-out.jsonl"
+
+    @property
     def conversations(self) -> Path:
         """All conversations, in the order in which they came."""
         return self.folder / "conversations.jsonl"
@@ -290,16 +295,13 @@ def compute_states(
     """Shards for all conversations that have none yet.
 
     Raises:
-        ConfigError: the states would take more than ``room_gb``, or more than the disk has.
+        ConfigError: the states would take more than ``room_gb``, or more than the disk has; there is no basis.
     """
     conversations = list(read_conversations(place.conversations))
     jobs = plan_shards(place.through(), len(conversations), place.next_shard())
     if not jobs:
         return
-    basis = load_basis(place.folder)
-    if basis is None:
-        raise ConfigError("basis: got none in the work folder, expected the draft vocabulary to be chosen first")
-    _check_room(conversations, basis, place, room_gb)
+    _check_room(conversations, load_basis(place.folder), place, room_gb)
     workers = max(1, min(workers, len(jobs)))
     say(f"states of {len(conversations) - jobs[0].begin} conversations, {workers} process(es)")
     arguments = [(model, str(place.folder), dtype, str(device), longest, jobs[k::workers]) for k in range(workers)]
@@ -321,8 +323,6 @@ def _compute(model: str, folder: str, dtype: torch.dtype, device: str, longest: 
         torch.set_num_threads(1)
     place = StatesPlace(Path(folder))
     basis = load_basis(place.folder)
-    if basis is None:
-        return
     target = FrozenTarget(model, dtype, torch.device(device))
     conversations = list(read_conversations(place.conversations))
     held_out = set(held_out_prompts(place))
@@ -352,7 +352,7 @@ def trained_on(
 
 def held_out_prompts(place: StatesPlace) -> list[tuple[int, ...]]:
     """Tokens of the conversations that are measured on."""
-    path = place.folder / "held-out.jsonl"
+    path = place.held_out_conversations
     return [c.tokens for c in read_conversations(path)] if path.is_file() else []
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import queue
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,11 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.multiprocessing
-from torch import Tensor, nn
+from torch import Tensor
 
 from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.train.loop import Loop, Progress, smoothed
 from dynaspec.train.optimizer import Optimizers, RateSchedule
-from dynaspec.train.run import Checkpoints, Listener, WorkClock, precision, read_checkpoint, time_left, write_checkpoint
+from dynaspec.train.run import Checkpoints, precision
 
 from .head import TrainedHead
 from .loss import LossSettings, loss_of
@@ -274,12 +273,9 @@ def _work(
 
 
 @dataclass(slots=True)
-class HeadProgress:
-    """What a run has done so far; ``tokens`` counts the answers' tokens it drafted, ``seconds`` leave out pauses."""
+class HeadProgress(Progress):
+    """``tokens`` are the answers' tokens that the head drafted."""
 
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
     losses: list[float] = field(default_factory=list)  # smoothed, nats, by depth
     best: float = 0.0  # held-out acceptance length
     history: list[dict[str, Any]] = field(default_factory=list)  # held-out acceptance over time
@@ -291,39 +287,16 @@ class TrainSettings:
 
     tokens: int
     schedule: RateSchedule
-    batch_tokens: int = 8192
-    micro_tokens: int = 1536
-    evaluate_tokens: int = 400_000
-    save_seconds: float = 120.0
-    clip: float = 1.0
-    seed: int = 1234
+    batch_tokens: int
+    micro_tokens: int
+    evaluate_tokens: int
+    seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class HeadReport:
-    """How a run stands after a step."""
+class HeadLoop(Loop[HeadProgress]):
+    """Trains a head by ``gradients`` over ``plan``, and measures it now and then and at the end."""
 
-    progress: HeadProgress
-    share: float
-    factor: float
-    epoch: int
-    tokens_per_second: float
-    seconds_left: float
-
-    @property
-    def figures(self) -> str:
-        """Steps, tokens, losses by depth, rate, speed and time left, on one line."""
-        done = self.progress
-        losses = " ".join(f"{loss:.3f}" for loss in done.losses)
-        return (
-            f"step {done.step} · {done.tokens / 1e6:.2f} M tokens · epoch {self.epoch} · loss {losses} · "
-            f"lr × {self.factor:.2f} · {self.tokens_per_second:.0f} tokens/s · "
-            f"best {done.best:.3f} · {time_left(self.seconds_left)}"
-        )
-
-
-class Trainer:
-    """Trains ``head`` by ``gradients`` over ``plan`` until the tokens are spent."""
+    stored_as = "head"
 
     def __init__(
         self,
@@ -335,75 +308,42 @@ class Trainer:
         improved: Callable[[HeadProgress], None],
         settings: TrainSettings,
         checkpoints: Checkpoints,
-        identity: dict[str, Any],
+        identity: Mapping[str, Any],
     ) -> None:
         """``evaluate`` measures the head as it is; ``improved`` hears when that was the best so far.
 
-        ``identity`` says what makes two runs the same run; a checkpoint of another run is refused.
+        The rest is as in :class:`Loop`.
         """
-        self._head, self._optimizers, self._plan, self._gradients = head, optimizers, plan, gradients
+        super().__init__(head, optimizers, settings.schedule, checkpoints, identity, HeadProgress())
+        self._plan, self._gradients, self._settings = plan, gradients, settings
         self._evaluate, self._improved = evaluate, improved
-        self._settings, self._checkpoints, self._identity = settings, checkpoints, identity
-        self.progress = HeadProgress()
 
-    def resume(self, path: Path) -> bool:
-        """Continue from ``path`` if it exists; whether it did.
+    def more_state(self) -> dict[str, Any]:
+        return {"place": asdict(self._plan.place)}
 
-        Raises:
-            ConfigError: the checkpoint belongs to another run.
-        """
-        state = read_checkpoint(path, self._identity, "cpu")
-        if state is None:
-            return False
-        self._head.load_state_dict(state["head"])
-        self._optimizers.load_state_dict(state["optimizers"])
-        self.progress = HeadProgress(**state["progress"])
+    def take_more_state(self, state: Mapping[str, Any]) -> None:
         self._plan.place = PlanPosition(**state["place"])
-        return True
 
-    def save(self, path: Path) -> None:
-        state = {
-            "head": self._head.state_dict(),
-            "optimizers": self._optimizers.state_dict(),
-            "progress": asdict(self.progress),
-            "place": asdict(self._plan.place),
-        }
-        write_checkpoint(path, self._identity, state)
+    def fill_gradients(self) -> None:
+        progress, step = self.progress, self._plan.next()
+        sums = self._gradients.compute(step, self._settings.seed + progress.step)
+        losses = (sums[:, 0] / sums[:, 1].clamp_min(1)).tolist()
+        before = progress.losses or losses
+        progress.losses = [smoothed(a, b, progress.step) for a, b in zip(before, losses, strict=True)]
+        progress.tokens += step.chains
 
-    def run(self, listener: Listener | None = None) -> HeadProgress:
-        """Train until the tokens are spent, measure and save; returns what was done in all.
+    def quality(self) -> str:
+        """Epoch, losses by depth, and the longest acceptance so far."""
+        losses = " ".join(f"{loss:.3f}" for loss in self.progress.losses)
+        return f"epoch {self._plan.place.epoch} · loss {losses} · best {self.progress.best:.3f}"
 
-        A run that had spent them before is left as it is.
-        """
-        settings, schedule, progress = self._settings, self._settings.schedule, self.progress
-        if progress.tokens >= settings.tokens:
-            return progress
-        clock, saved = WorkClock(), time.monotonic()
-        decaying = schedule.decaying(progress.tokens / settings.tokens)
-        while (share := progress.tokens / settings.tokens) < 1.0:
-            if not decaying and schedule.decaying(share):
-                decaying = True
-                self.save(self._checkpoints.stable)
-            began = time.monotonic()
-            factor = schedule.factor(progress.step, share)
-            before = progress.tokens
-            self._step(factor)
-            progress.seconds += clock.worked(time.monotonic() - began)
-            if listener is not None:
-                speed = (progress.tokens - before) / clock.usual
-                left = max(0, settings.tokens - progress.tokens) / speed
-                listener(HeadReport(progress, share, factor, self._plan.place.epoch, speed, left))
-            if progress.tokens // settings.evaluate_tokens > before // settings.evaluate_tokens:
-                self.measure()
-            if time.monotonic() - saved > settings.save_seconds:
-                self.save(self._checkpoints.latest)
-                saved = time.monotonic()
-        self.measure()
-        self.save(self._checkpoints.latest)
-        return progress
+    def stepped(self, tokens_before: int, over: bool) -> None:
+        every = self._settings.evaluate_tokens
+        if over or self.progress.tokens // every > tokens_before // every:
+            self._measure()
 
-    def measure(self) -> Acceptance:
-        """Held-out acceptance of the head as it is, noted in the progress."""
+    def _measure(self) -> None:
+        """Notes the held-out acceptance of the head as it is in the progress."""
         acceptance, progress = self._evaluate(), self.progress
         progress.history.append(
             {
@@ -416,22 +356,3 @@ class Trainer:
         if acceptance.length > progress.best:
             progress.best = acceptance.length
             self._improved(progress)
-        return acceptance
-
-    def _step(self, factor: float) -> None:
-        progress, settings = self.progress, self._settings
-        step = self._plan.next()
-        sums = self._gradients.compute(step, settings.seed + progress.step)
-        losses = (sums[:, 0] / sums[:, 1].clamp_min(1)).tolist()
-        norm = float(nn.utils.clip_grad_norm_(self._head.parameters(), settings.clip))
-        if not math.isfinite(norm):
-            raise ConfigError(
-                f"gradient: got {norm} at step {progress.step + 1}, expected a finite number; lower the rates"
-            )
-        self._optimizers.set_factor(factor)
-        self._optimizers.step()
-        keep = min(0.95, progress.step / (progress.step + 10)) if progress.losses else 0.0
-        old = progress.losses or losses
-        progress.losses = [keep * a + (1 - keep) * b for a, b in zip(old, losses, strict=True)]
-        progress.step += 1
-        progress.tokens += step.chains

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from dynaspec import LLM, SamplingParams
 from dynaspec.cli.train import app
@@ -31,9 +31,9 @@ from dynaspec.train.heads.kind import Kind
 from dynaspec.train.heads.medusa import Medusa
 from dynaspec.train.heads.mlp_speculator import MlpSpeculator
 from dynaspec.train.heads.states import Cache
+from support.commands import Result, run_command
 from support.head_passes import logits_of, states_of
 
-RUNNER = CliRunner()
 TARGET = Path(__file__).parents[3] / "models" / "target"
 DEPTHS = 3
 KINDS: dict[str, Kind] = {
@@ -53,7 +53,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "asked.jsonl").write_text("\n".join(lines) + "\n")
     for stage in ("data", "states"):
         done = train("medusa", folder / "work", folder / "none", "--stage", stage, "--prompts", folder / "asked.jsonl")
-        assert done.exit_code == 0, done.output
+        assert done.code == 0, done.err
     return folder
 
 
@@ -72,24 +72,24 @@ def train(kind: str, work: Path, out: Path, *arguments: object) -> Result:
     steps = ("--batch-tokens", 128, "--micro-tokens", 128, "--evaluate-tokens", 10**6, "--warmup-steps", 2)
     quick = ("--lr", "0.02,0.01")
     places = ("--model", TARGET, "--work", work, "--out", out)
-    return RUNNER.invoke(app, list(map(str, [kind, *places, *data, *steps, *quick, *OWN[kind], *arguments])))
+    return run_command("train", kind, *places, *data, *steps, *quick, *OWN[kind], *arguments)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_learns_goes_on_and_drafts_in_the_engine(kind: str, collected: Path, work: Path, tmp_path: Path) -> None:
     out = tmp_path / "head"
     first = train(kind, work, out, "--stage", "train", "--tokens", 256, "--decay-share", 0)
-    assert first.exit_code == 0, first.output
+    assert first.code == 0, first.err
     before = torch.load(work / kind / "latest.pt", weights_only=True)["progress"]["losses"]
     goes_on = train(kind, work, out, "--stage", "train", "--tokens", 3000, "--decay-share", 0, "--noise", 0)
-    assert goes_on.exit_code == 0, goes_on.output
-    assert "goes on at 0.00 M tokens" in goes_on.output
+    assert goes_on.code == 0, goes_on.err
+    assert "goes on at 0.00 M tokens" in goes_on.out
     after = torch.load(work / kind / "latest.pt", weights_only=True)["progress"]["losses"]
     assert len(after) == DEPTHS
     assert all(new < 0.7 * old for new, old in zip(after, before, strict=True))
 
     measured = train(kind, work, out, "--stage", "measure", "--measure", collected / "asked.jsonl")
-    assert measured.exit_code == 0, measured.output
+    assert measured.code == 0, measured.err
     facts = json.loads((out / "training.json").read_text())
     card = (out / "README.md").read_text()
     assert f'"method": "{kind}", "model": "FOLDER"' in card
@@ -113,9 +113,8 @@ def test_a_head_learns_goes_on_and_drafts_in_the_engine(kind: str, collected: Pa
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_checkpoint_drafts_as_the_trained_head_does(kind: str, work: Path, target: Model, tmp_path: Path) -> None:
     """What the engine reads from the exported folder gives the logits that training saw, at every depth."""
-    assert train(kind, work, tmp_path / "head", "--stage", "train", "--tokens", 512).exit_code == 0
+    assert train(kind, work, tmp_path / "head", "--stage", "train", "--tokens", 512).code == 0
     basis = load_basis(work)
-    assert basis is not None
     head = KINDS[kind].head(basis.cast(torch.float32), 0)
     head.load(load_file(tmp_path / "head" / "model.safetensors"), "test")
     one = Cache(work / "states").shards[0].example(0)
@@ -146,21 +145,21 @@ def state_logits(kind: str, folder: Path, target: Model, state: torch.Tensor, to
 
 def test_another_network_or_other_states_are_refused(work: Path, tmp_path: Path) -> None:
     out = tmp_path / "head"
-    assert train("medusa", work, out, "--stage", "train", "--tokens", 64).exit_code == 0
+    assert train("medusa", work, out, "--stage", "train", "--tokens", 64).code == 0
     refused = train("medusa", work, out, "--stage", "train", "--tokens", 128, "--layers", 3)
-    assert refused.exit_code == 2
-    assert "was trained with options = {'heads': 3, 'layers': 2}, expected {'heads': 3, 'layers': 3}" in refused.stderr
+    assert refused.code == 2
+    assert "was trained with options = {'heads': 3, 'layers': 2}, expected {'heads': 3, 'layers': 3}" in refused.err
     places = ("--model", TARGET, "--work", work, "--out", out, "--stage", "train")
-    refused = RUNNER.invoke(app, ["eagle3", *map(str, places)])
-    assert refused.exit_code == 2
-    assert "with the hidden states [9], expected [2, 4, 5]; use another folder" in refused.stderr
+    refused = run_command("train", "eagle3", *places)
+    assert refused.code == 2
+    assert "with the hidden states [9], expected [2, 4, 5]; use another folder" in refused.err
     measured = train("mlp_speculator", work, out, "--stage", "measure", "--measure", tmp_path / "work" / "basis.json")
-    assert measured.exit_code == 2
-    assert "emb.0.weight is nothing, expected [4096, 32]" in measured.stderr
+    assert measured.code == 2
+    assert "emb.0.weight is nothing, expected [4096, 32]" in measured.err
 
 
 def test_options_that_mean_nothing_to_a_kind_are_not_there() -> None:
-    shown = {kind: RUNNER.invoke(app, [kind, "--help"], env={"COLUMNS": "200"}).output for kind in KINDS}
+    shown = {kind: CliRunner().invoke(app, [kind, "--help"], env={"COLUMNS": "200"}).output for kind in KINDS}
     assert "--draft-vocab" in shown["medusa"]
     assert not any("--draft-vocab" in shown[kind] for kind in ("eagle", "mlp_speculator"))
     assert all("--start-from" not in text for text in shown.values())
