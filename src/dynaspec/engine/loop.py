@@ -7,7 +7,8 @@ from typing import Protocol
 
 from dynaspec.schedule.request import Request
 
-from .step import ExecutedStep, ScheduledStep, Step
+from .outcome import ExecutedStep, ScheduledStep
+from .step import Step
 
 
 class Loop(Protocol):

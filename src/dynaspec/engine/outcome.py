@@ -1,20 +1,49 @@
-"""The engine's side of the seam: what a controller sees before a step and after it."""
+"""A step between its acts, and the engine's side of the seam: what a controller sees before a step and after it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
 from dynaspec.contract.proposer import Drafts, Ints, Offers
-from dynaspec.contract.step import Ended, Limits, SpecPlan, StepOutcome, StepView, Work
+from dynaspec.contract.step import DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.contract.tree import MAX_NODES
 from dynaspec.propose.offers import came_true, view_columns
 from dynaspec.schedule.batch import Committed, StepBatch, StepResult
 
-if TYPE_CHECKING:
-    from .step import ExecutedStep
+from .target import Verified
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """A step that has been planned."""
+
+    batch: StepBatch
+    view: StepView
+    plan: SpecPlan
+    began_s: float
+    """When planning began, by the engine's clock."""
+    plan_s: float = 0.0
+    """Seconds that the controller's plan took."""
+    offers: tuple[Offers | None, ...] = ()
+    """What each proposer was found to offer before the plan."""
+
+
+@dataclass(slots=True)
+class ExecutedStep:
+    """A step that has been run, but not committed."""
+
+    scheduled: ScheduledStep
+    drafts: Drafts
+    drafted: DraftView
+    """The controller's view of them."""
+    plan: SpecPlan
+    """After the trim."""
+    verified: Verified
+    draft_s: float
+    verify_s: float
 
 
 def build_view(

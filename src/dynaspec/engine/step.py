@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from dynaspec.contract.controller import Controller
-from dynaspec.contract.proposer import Drafts, NewText, Offers
-from dynaspec.contract.step import DraftView, Limits, Needs, SpecPlan, StepView
+from dynaspec.contract.proposer import NewText
+from dynaspec.contract.step import Limits, Needs
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.guard import TargetPassTimer
 from dynaspec.propose.router import Router
@@ -25,38 +24,8 @@ from dynaspec.schedule.batch import Committed, StepBatch
 from dynaspec.schedule.request import Request
 from dynaspec.schedule.scheduler import Scheduler
 
-from .outcome import build_outcome, build_view, why_off
-from .target import TargetVerifier, Verified
-
-
-@dataclass(slots=True)
-class ScheduledStep:
-    """A step that has been planned."""
-
-    batch: StepBatch
-    view: StepView
-    plan: SpecPlan
-    began_s: float
-    """When planning began, by the engine's clock."""
-    plan_s: float = 0.0
-    """Seconds that the controller's plan took."""
-    offers: tuple[Offers | None, ...] = ()
-    """What each proposer was found to offer before the plan."""
-
-
-@dataclass(slots=True)
-class ExecutedStep:
-    """A step that has been run, but not committed."""
-
-    scheduled: ScheduledStep
-    drafts: Drafts
-    drafted: DraftView
-    """The controller's view of them."""
-    plan: SpecPlan
-    """After the trim."""
-    verified: Verified
-    draft_s: float
-    verify_s: float
+from .outcome import ExecutedStep, ScheduledStep, build_outcome, build_view, why_off
+from .target import TargetVerifier
 
 
 class Step:
