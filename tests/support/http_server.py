@@ -11,8 +11,7 @@ from typing import Any
 
 from dynaspec import AsyncLLM
 from dynaspec.server.config import ServerConfig
-from dynaspec.server.lifecycle import DrainingServer
-from dynaspec.server.run import bind, listen, make_server, make_state
+from dynaspec.server.run import DrainingServer, bind, listen, make_server, make_state
 from dynaspec.server.state import ServerState
 
 PATIENCE_S = 60.0

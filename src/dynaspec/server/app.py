@@ -12,12 +12,11 @@ from starlette.responses import Response
 from dynaspec import __version__
 from dynaspec.contract.errors import DynaspecError, RequestError
 
-from .errors import ApiError, bad_request, engine_stopped, not_found
+from .errors import ApiError, bad_request, engine_stopped, not_found, unreadable_body, validation_error
 from .logs import request_log
 from .middleware import REQUEST_ID, ApiKeys, BelowRootPath, BoundedBody, ExactPaths, Exchanges, as_response
-from .routes import chat, completions, dashboard, health, metrics, models, tokenize
+from .routes import dashboard, generation, status
 from .state import ServerState
-from .validation import unreadable_body, validation_error
 
 _DESCRIPTION = "OpenAI-compatible, with exact speculative decoding. Errors are OpenAI's error objects."
 
@@ -38,8 +37,8 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.dynaspec = state
     for kind in (ApiError, RequestError, DynaspecError, RequestValidationError, RouterException):
         app.add_exception_handler(kind, _tell)
-    for family in (completions, chat, models, tokenize, health, metrics):
-        app.include_router(family.router)
+    app.include_router(generation.router)
+    app.include_router(status.router)
     if config.enable_dashboard:
         app.include_router(dashboard.router)
     return app

@@ -17,8 +17,14 @@ from dynaspec.engine.sampling_defaults import NEUTRAL, SamplingDefaults
 from .errors import bad_request
 from .protocol.chat import ChatRequest
 from .protocol.completions import CompletionRequest
-from .protocol.generation import FormFields, GenerationRequest, SamplingFields
-from .protocol.structured import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
+from .protocol.generation import (
+    FormFields,
+    GenerationRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    SamplingFields,
+    StructuredOutputs,
+)
 
 _GUIDED = ("json", "regex", "choice", "grammar")
 

@@ -1,17 +1,24 @@
-"""From texts to token ids, without holding up other requests."""
+"""From a conversation to a prompt, and from texts to token ids without holding up other requests."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from jinja2 import TemplateSyntaxError
 
 from dynaspec.api import AsyncLLM
-from dynaspec.contract.errors import RequestError
+from dynaspec.contract.errors import ConfigError, RequestError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.engine import chat_prompt
+from dynaspec.engine.chat_prompt import ToolFormat
+from dynaspec.engine.tokenizer import Tokenizer
 
 from .errors import ApiError, bad_request
+from .protocol.chat import AssistantMessage, Content, Message, TemplateFields, Tool, ToolCall
 
 T = TypeVar("T")
 
@@ -83,3 +90,104 @@ def context_length_exceeded(length: str, limit: int, *, param: str) -> ApiError:
         param=param,
         code="context_length_exceeded",
     )
+
+
+def render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    fields: TemplateFields,
+    *,
+    tools: Sequence[Tool],
+    tool_format: ToolFormat,
+    template: str | None,
+) -> str:
+    """The prompt that the chat template makes. May take long: not for the event loop.
+
+    Args:
+        tools: those that the model may call.
+        tool_format: how calls are written where the template has no tools.
+        template: instead of the checkpoint's.
+
+    Raises:
+        RequestError: the template refuses.
+        ApiError: messages that do not hold together.
+    """
+    told = [_told(message, i) for i, message in enumerate(messages)]
+    add_generation_prompt = fields.add_generation_prompt
+    return chat_prompt.render(
+        tokenizer,
+        told,
+        tools=[tool.model_dump(exclude_unset=True) for tool in tools],
+        tool_format=tool_format,
+        template=template,
+        add_generation_prompt=not fields.continue_final_message
+        if add_generation_prompt is None
+        else add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
+        variables=fields.chat_template_kwargs,
+    )
+
+
+def check_template(tokenizer: Tokenizer, template: str) -> None:
+    """
+    Raises:
+        ConfigError: it is no Jinja. What else it may refuse depends on the conversation.
+    """
+    try:
+        tokenizer.render_chat([{"role": "user", "content": ""}], template=template)
+    except RequestError as error:
+        fault = error.__cause__
+        if isinstance(fault, TemplateSyntaxError):
+            where = f"line {fault.lineno}: {fault.message}"
+            raise ConfigError(f"chat_template is wrong at {where}; expected a Jinja template") from None
+
+
+def _told(message: Message, index: int) -> Mapping[str, Any]:
+    """A message as templates know it: text in one piece, arguments as an object, nothing that is null."""
+    told: dict[str, Any] = {
+        # "developer" is a newer word for it that few templates know.
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _text(message.content),
+    }
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        value = getattr(message, name, None)
+        if value is not None:
+            told[name] = value
+    if isinstance(message, AssistantMessage):
+        if message.tool_calls:
+            told["tool_calls"] = [
+                _call(call, f"messages.{index}.tool_calls.{k}") for k, call in enumerate(message.tool_calls)
+            ]
+        elif message.content is None:
+            raise bad_request(
+                f"message {index} has neither content nor tool calls; expected one of them",
+                param=f"messages.{index}.content",
+            )
+    return told
+
+
+def _text(content: Content | None) -> str:
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _call(call: ToolCall, path: str) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments, path)},
+    }
+
+
+def _arguments(text: str, path: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise bad_request(
+            'a tool call\'s arguments are no JSON object; expected text such as \'{"city": "Oslo"}\'',
+            param=f"{path}.function.arguments",
+        )
+    return arguments

@@ -19,8 +19,7 @@ from dynaspec.engine.chat_prompt import ToolFormat
 
 from .errors import bad_request
 from .params import form
-from .protocol.chat import CalledFunction, CalledTool, ChatRequest
-from .protocol.messages import NamedToolChoice, Tool
+from .protocol.chat import CalledFunction, CalledTool, ChatRequest, NamedToolChoice, Tool
 from .tool_formats import READERS, SPECIAL_MARKS, Call, called, parsed
 
 _DEFINITIONS = ("$defs", "definitions")

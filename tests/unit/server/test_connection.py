@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from dynaspec.server.lifecycle import BoundedConnection
+from dynaspec.server.run import BoundedConnection
 
 PATIENCE_S = 60.0
 LIMIT_S = 0.25

@@ -10,8 +10,7 @@ import pytest
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.snapshot import EngineSnapshot
-from dynaspec.server.dashboard.points import Moment, point
-from dynaspec.server.live import LiveFeed
+from dynaspec.server.dashboard.live import LiveFeed, Moment, point
 from support.snapshots import snapshot
 
 BEFORE = SpecCounts(steps=10, drafts=10, draft_tokens=30, accepted=20, draft_emitted=30, emitted=30, step_s=1.0)

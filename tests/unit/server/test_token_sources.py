@@ -6,7 +6,7 @@ import pytest
 
 from dynaspec import AsyncLLM
 from dynaspec.contract.outputs import RequestMetrics
-from dynaspec.server.choices import TokenSources, TokenTexts
+from dynaspec.server.replies import TokenSources, TokenTexts
 from unit.server.serving import Client
 
 D, T = "draft", "target"

@@ -1,1 +1,1 @@
-"""The HTTP endpoints, one file a family; each has a ``router``."""
+"""The HTTP endpoints; each file has a ``router``."""

@@ -12,8 +12,7 @@ from starlette.staticfiles import StaticFiles
 
 from dynaspec import __version__
 
-from ..dashboard.view import About, encode
-from ..live import LiveFeed
+from ..dashboard.live import About, LiveFeed, encode
 from ..state import ServerState, State
 
 router = APIRouter(include_in_schema=False)

@@ -1,8 +1,8 @@
-"""``/tokenize`` and ``/detokenize``."""
+"""What is asked of the model itself: its names (``/v1/models``), and its tokens (``/tokenize``, ``/detokenize``)."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,25 @@ from .base import AddressedRequest, Integers, ReplyModel, extra
 from .chat import Messages, TemplateFields
 from .completions import MAX_PROMPT_TOKENS
 from .generation import TokenId
+
+
+class ModelCard(ReplyModel):
+    """A name under which the model may be asked for."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="Unix seconds: when the server started.")
+    owned_by: Literal["dynaspec"] = "dynaspec"
+    root: str = Field(description="The first of the model's names.")
+    parent: None = None
+    max_model_len: int = Field(description="Most tokens of a request, prompt included.")
+
+
+class ModelList(ReplyModel):
+    """All names."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
 
 
 class TokenizeRequest(TemplateFields, AddressedRequest):
