@@ -26,7 +26,7 @@ from rich.table import Table
 from dynaspec.bench.datasets import demo_prompts, spread
 from dynaspec.bench.offline import make_folder, write_json
 from dynaspec.bench.provenance import provenance
-from dynaspec.cli.demo_model import demo_target
+from dynaspec.cli.demo import demo_target
 
 BUSY = "while True: pass"
 ALONE, BESIDE, TWO = "alone", "beside a busy process", "two engines, together"

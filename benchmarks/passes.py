@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from dynaspec.cli.demo_model import demo_target
+from dynaspec.cli.demo import demo_target
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.loader import load_model

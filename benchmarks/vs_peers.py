@@ -30,7 +30,7 @@ from dynaspec.bench.datasets import BenchPrompt, demo_prompts, fit, load_prompts
 from dynaspec.bench.offline import in_the_running, make_folder, shuffled, write_json
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.console import print_error
-from dynaspec.cli.demo_model import TARGET_NAME, demo_head, demo_target
+from dynaspec.cli.demo import TARGET_NAME, demo_head, demo_target
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.engine.gguf_tokenizer import gguf_tokenizer
 from dynaspec.engine.tokenizer import Tokenizer

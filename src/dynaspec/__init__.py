@@ -19,7 +19,7 @@ from dynaspec.observe.counts import SpecCounts
 
 if TYPE_CHECKING:
     from dynaspec.api import LLM, AsyncLLM
-    from dynaspec.api.engine_args import AsyncEngineArgs, EngineArgs
+    from dynaspec.api.options import AsyncEngineArgs, EngineArgs
     from dynaspec.control.config import SpeculativeConfig
     from dynaspec.engine.config import EngineConfig
 
@@ -53,8 +53,8 @@ __all__ = [
 _LAZY = {
     "LLM": "dynaspec.api",
     "AsyncLLM": "dynaspec.api",
-    "EngineArgs": "dynaspec.api.engine_args",
-    "AsyncEngineArgs": "dynaspec.api.engine_args",
+    "EngineArgs": "dynaspec.api.options",
+    "AsyncEngineArgs": "dynaspec.api.options",
     "EngineConfig": "dynaspec.engine.config",
     "SpeculativeConfig": "dynaspec.control.config",
 }

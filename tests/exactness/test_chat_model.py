@@ -10,7 +10,7 @@ import pytest
 
 from dynaspec import SamplingParams
 from dynaspec.bench.decoders import SharedModels
-from dynaspec.cli.demo_model import demo_head, demo_target
+from dynaspec.cli.demo import demo_head, demo_target
 from dynaspec.contract.errors import ConfigError
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.suffix import SuffixProposer

@@ -47,7 +47,7 @@ class Assisted:
         """Decodes under a policy.
 
         Args:
-            speculation: see ``hosts.transformers.generate``; None = Transformers' plain ``generate``.
+            speculation: see ``hosts.transformers.call``; None = Transformers' plain ``generate``.
         """
         return AssistedDecoder(self, speculation, decision_log)
 

@@ -20,7 +20,7 @@ from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.contract.step import StepOutcome, StepView
 from dynaspec.control.profile import Profile
 from dynaspec.hosts.vllm.launch import BACKEND_KEY
-from dynaspec.observe.log_reader import Record, read_log
+from dynaspec.observe.decision_log import Record, read_log
 
 from .console import Tell
 from .datasets import FittedPrompts

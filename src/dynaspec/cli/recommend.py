@@ -14,7 +14,7 @@ import typer
 from dynaspec.cli import comparison_options as c
 from dynaspec.cli import options as o
 from dynaspec.cli.console import note, result_console
-from dynaspec.cli.demo_model import known_heads
+from dynaspec.cli.demo import known_heads
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from dynaspec.cli import options as o
 from dynaspec.cli.console import announce, note
-from dynaspec.cli.demo_model import DEMO_NAME, with_demo_model
+from dynaspec.cli.demo import DEMO_NAME, with_demo_model
 from dynaspec.cli.vllm_backend import backend_of
 from dynaspec.cli.vllm_flags import read_config_file, translate_arguments
 from dynaspec.contract.errors import ConfigError

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import LOGIT_RANGE, Limits, SpecPlan, StepOutcome, StepView
+from dynaspec.observe.decision_log import Header, Record, read_header, read_log
 from dynaspec.observe.estimates import Estimates, Mode, Probe, ProposerEstimates, read_estimates
-from dynaspec.observe.log_reader import Header, Record, read_header, read_log
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

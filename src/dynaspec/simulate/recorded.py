@@ -16,7 +16,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import SpecPlan, StepOutcome, StepView
 from dynaspec.control.estimate.acceptance import AcceptanceModel
 from dynaspec.control.estimate.settings import AutoSettings
-from dynaspec.observe.log_reader import ForgetCall, ObserveCall, PlanCall, TrimCall, read_calls, read_log
+from dynaspec.observe.decision_log import ForgetCall, ObserveCall, PlanCall, TrimCall, read_calls, read_log
 
 from .traces import Floats, Trace, build_trace, runs_of
 

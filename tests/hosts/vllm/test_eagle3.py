@@ -11,7 +11,7 @@ import torch
 from vllm import LLM, SamplingParams
 
 import dynaspec
-from dynaspec.cli.demo_model import demo_target
+from dynaspec.cli.demo import demo_target
 from dynaspec.model.gguf.transformers import transformers_model
 from hosts.vllm.engines import SCHEDULER
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dynaspec.api import AsyncLLM
-from dynaspec.api.engine_args import AsyncEngineArgs
+from dynaspec.api.options import AsyncEngineArgs
 from dynaspec.contract.errors import DynaspecError, RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams

@@ -45,12 +45,12 @@ def dynaspec(monkeypatch, capsys):
 @pytest.fixture
 def no_demo_model(monkeypatch):
     """The package that brings the demonstration's model is not installed."""
-    monkeypatch.setattr("dynaspec.cli.demo_model.find_spec", lambda name: None)
+    monkeypatch.setattr("dynaspec.cli.demo.find_spec", lambda name: None)
 
 
 @pytest.fixture
 def demo_model(monkeypatch, pair):
     """The tiny pair in the place of the demonstration's models."""
-    monkeypatch.setattr("dynaspec.cli.demo_model.demo_target", lambda: pair.target)
-    monkeypatch.setattr("dynaspec.cli.demo_model.demo_head", lambda: pair.drafter)
+    monkeypatch.setattr("dynaspec.cli.demo.demo_target", lambda: pair.target)
+    monkeypatch.setattr("dynaspec.cli.demo.demo_head", lambda: pair.drafter)
     return pair

@@ -56,8 +56,8 @@ def test_methods(dynaspec, pair, dataset, foreign, tmp_path):
 
 
 def test_the_head_that_comes_along(dynaspec, pair, dataset, monkeypatch, tmp_path):
-    monkeypatch.setattr("dynaspec.cli.demo_model._FILE", Path(pair.target).name)
-    monkeypatch.setattr("dynaspec.cli.demo_model.demo_head", lambda: pair.drafter)
+    monkeypatch.setattr("dynaspec.cli.demo._FILE", Path(pair.target).name)
+    monkeypatch.setattr("dynaspec.cli.demo.demo_head", lambda: pair.drafter)
     out = tmp_path / "out.json"
     result = dynaspec(
         *("bench", "methods", "--model", pair.target, "--dataset", dataset, "--max-tokens", 8, "--rounds", 1),

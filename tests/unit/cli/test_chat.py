@@ -7,8 +7,7 @@ import signal
 import pytest
 
 from dynaspec.cli import chat
-from dynaspec.cli.chat import describe
-from dynaspec.cli.conversation import Answer, Conversation
+from dynaspec.cli.chat import Answer, Conversation, describe
 from dynaspec.contract.outputs import CompletionOutput, RequestMetrics
 from dynaspec.contract.sampling_params import SamplingParams
 from support.engines import open_llm

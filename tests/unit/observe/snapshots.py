@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynaspec.observe import SpecCounts
+from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.snapshot import EngineSnapshot
 
 COUNTS = SpecCounts(

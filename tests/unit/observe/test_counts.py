@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaspec.contract.step import StepOutcome, Work
-from dynaspec.observe import SpecCounts, SpecStats
+from dynaspec.observe.counts import SpecCounts
+from dynaspec.observe.stats import SpecStats
 from support.step_counts import counts_of
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaspec.observe import SpecCounts, format_table, log_line
-from dynaspec.observe.format import engine_line
+from dynaspec.observe.counts import SpecCounts
+from dynaspec.observe.format import engine_line, format_table, log_line
 from unit.observe.snapshots import snapshot
 
 COUNTS = SpecCounts(

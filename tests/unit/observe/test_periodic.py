@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dynaspec.observe import PeriodicLog, SpecCounts
+from dynaspec.observe.counts import SpecCounts
+from dynaspec.observe.format import PeriodicLog
 from dynaspec.observe.snapshot import EngineSnapshot
 from unit.observe.snapshots import snapshot
 

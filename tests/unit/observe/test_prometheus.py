@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.samples import Sample
 
 import dynaspec
-from dynaspec.observe import SpecCounts
+from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.families import ENGINE_FAMILIES, FAULTS, SKIP_REASONS, draft_lengths
 from dynaspec.observe.prometheus import FamilyCollector, render
 from dynaspec.observe.snapshot import EngineSnapshot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .generate import generate
+from .call import generate
 from .session import Session
 
 __all__ = ["Session", "generate"]

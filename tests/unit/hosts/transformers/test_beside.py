@@ -20,7 +20,7 @@ from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.registry import build_controller
 from dynaspec.hosts.transformers import Session, generate
 from dynaspec.hosts.transformers.setup import resolve_setup
-from dynaspec.observe.log_reader import ObserveCall, PlanCall, read_calls, read_header
+from dynaspec.observe.decision_log import ObserveCall, PlanCall, read_calls, read_header
 from dynaspec.simulate.recorded import replay
 from support.controllers import VaryingController
 from unit.hosts.transformers.driving import decide_with, ours, plain

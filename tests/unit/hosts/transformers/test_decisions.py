@@ -16,7 +16,7 @@ from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.registry import build_controller
 from dynaspec.explain.report import analyse, write_report
 from dynaspec.hosts.transformers import Session, generate
-from dynaspec.observe.log_reader import ObserveCall, PlanCall, TrimCall, read_calls, read_header
+from dynaspec.observe.decision_log import ObserveCall, PlanCall, TrimCall, read_calls, read_header
 from dynaspec.observe.stats import SpecStats
 from dynaspec.simulate.recorded import replay
 from unit.hosts.transformers.driving import GREEDY, decide_with, ours, plain
