@@ -1,4 +1,4 @@
-"""vLLM's engine as ``LLM`` needs it, and its statistics. Needs vLLM."""
+"""vLLM's engine as ``LLM`` needs it. Needs vLLM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from vllm.exceptions import VLLMError
 from vllm.sampling_params import RequestOutputKind as VllmOutputKind
 from vllm.sampling_params import StructuredOutputsParams as VllmStructuredOutputs
 from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.metrics.loggers import StatLoggerBase
 
 from dynaspec.contract.errors import ConfigError, IntegrityError, RequestError
 from dynaspec.contract.outputs import RequestOutput
@@ -22,42 +21,11 @@ from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.sampling_defaults import SamplingDefaults
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.hosts.vllm.llm_request import LiveRequest, vllm_params
-from dynaspec.hosts.vllm.report import ReportFile
+from dynaspec.hosts.vllm.stat_logger import CountingStatLogger
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.estimates import Counter, Gauge, Histogram, Metric, Vector
 
 _KINDS = {kind.__name__: kind for kind in (Counter, Gauge, Histogram, Vector)}
-
-
-class CountingStatLogger(StatLoggerBase):  # type: ignore[misc]  # not known where vLLM is not installed
-    """Keeps the latest of what dynaspec's scheduler reports; without it, counts tokens."""
-
-    def __init__(self) -> None:
-        self.counts = SpecCounts()
-        self._reports: ReportFile | None = None
-
-    def of_engine(self, vllm_config: Any, engine_index: int = 0) -> StatLoggerBase:
-        """For vLLM, which asks for a logger by calling something with its configuration."""
-        self._reports = ReportFile.of_engine(vllm_config, engine_index)
-        return self
-
-    def record(
-        self,
-        scheduler_stats: Any,
-        iteration_stats: Any,
-        mm_cache_stats: Any = None,
-        engine_idx: int = 0,
-    ) -> None:
-        report = None if self._reports is None else self._reports.read()
-        if report is not None:
-            self.counts = report.counts
-        elif iteration_stats is not None and not self.counts.steps:
-            self.counts += SpecCounts(emitted=iteration_stats.num_generation_tokens)
-
-    def log_engine_initialized(self) -> None:
-        """vLLM's own loggers say what there is to say."""
-
-
 _COUNTS = "per_request_spec_decode_metrics"
 """vLLM's option to count each request's drafts."""
 _PATIENCE_S = 60.0

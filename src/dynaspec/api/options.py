@@ -13,8 +13,9 @@ from typing import Any, TypedDict
 
 from dynaspec.contract.errors import RequestError
 from dynaspec.control.config import SpeculativeConfig
+from dynaspec.control.keys import SPECULATION_OPTIONS
 from dynaspec.engine.config import EngineConfig
-from dynaspec.engine.vllm_options import FOREIGN, RENAMED, SERVER_ONLY, SPECULATION
+from dynaspec.engine.vllm_options import FOREIGN, RENAMED, SERVER_ONLY
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def note_priority(priority: int | Sequence[int] | None) -> None:
         logger.warning("priority is ignored: requests are served in order of arrival")
 
 
-_OPTIONS = sorted({*EngineConfig.model_fields, *FOREIGN, *RENAMED, *SERVER_ONLY, *SPECULATION} - {"model"})
+_OPTIONS = sorted({*EngineConfig.model_fields, *FOREIGN, *RENAMED, *SERVER_ONLY, *SPECULATION_OPTIONS} - {"model"})
 _FLAGS = frozenset(
     {name for name, foreign in {**FOREIGN, **SERVER_ONLY}.items() if foreign.is_flag}
     | {name for name, of in EngineConfig.model_fields.items() if of.annotation is bool}

@@ -9,6 +9,7 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import not_
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,13 +58,15 @@ SAME = frozenset(
 )
 """Options of dynaspec's that vLLM has under the same names; they are not looked at here."""
 
-RENAMED: Mapping[str, str] = {"disable_docs": "disable_fastapi_docs", "log_requests": "enable_log_requests"}
-NEGATED: Mapping[str, str] = {"access_log": "disable_uvicorn_access_log", "log_stats": "disable_log_stats"}
-"""Flags that vLLM has for the opposite."""
-CONVERTED: Mapping[str, tuple[str, Callable[[str], str]]] = {
-    "kv_cache_memory": ("kv_cache_memory_bytes", lambda text: str(parse_bytes(text))),
-    "drain_timeout_s": ("shutdown_timeout", lambda text: str(math.ceil(float(text)))),
+TRANSLATED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "access_log": ("disable_uvicorn_access_log", not_),
+    "disable_docs": ("disable_fastapi_docs", bool),
+    "drain_timeout_s": ("shutdown_timeout", lambda text: math.ceil(float(text))),
+    "kv_cache_memory": ("kv_cache_memory_bytes", parse_bytes),
+    "log_requests": ("enable_log_requests", bool),
+    "log_stats": ("disable_log_stats", not_),
 }
+"""Options that vLLM has under another name, and their values there."""
 LISTS: Mapping[str, bool] = {
     "api_key": False,
     "served_model_name": False,
@@ -97,8 +100,11 @@ REFUSED: Mapping[str, Foreign] = {
 _SEVERAL = "served_model_name"
 """The one of them that takes several names after one flag here too."""
 
-_FLAGS = (*RENAMED, *NEGATED, "demo", "enable_dashboard", "shutdown_on_engine_death", "strict")
-_VALUES = ("model", "backend", "config", "decision_log", "additional_config", *CONVERTED)
+_FLAGS = (
+    *("access_log", "disable_docs", "log_requests", "log_stats"),
+    *("demo", "enable_dashboard", "shutdown_on_engine_death", "strict"),
+)
+_VALUES = ("model", "backend", "config", "decision_log", "additional_config", "drain_timeout_s", "kv_cache_memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,20 +236,16 @@ def _translated(given: Mapping[str, Any]) -> list[str]:
     """
     result: list[str] = []
     for name, value in given.items():
-        if name in RENAMED:
-            result += _as_arguments(_flag(RENAMED[name]), value)
-        elif name in NEGATED:
-            result += _as_arguments(_flag(NEGATED[name]), not value)
-        elif name in CONVERTED:
-            other, convert = CONVERTED[name]
-            result += [_flag(other), _converted(name, value, convert)]
+        if name in TRANSLATED:
+            other, convert = TRANSLATED[name]
+            result += _as_arguments(_flag(other), _converted(name, value, convert))
         elif name in LISTS:
             as_json = LISTS[name] and not value[0].startswith("[")
             result += [_flag(name), *([json.dumps(value)] if as_json else value)]
     return result
 
 
-def _converted(name: str, value: str, convert: Callable[[str], str]) -> str:
+def _converted(name: str, value: Any, convert: Callable[[Any], Any]) -> Any:
     try:
         return convert(value)
     except (ValueError, OverflowError) as error:

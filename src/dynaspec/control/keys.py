@@ -47,6 +47,12 @@ _PLANNED = "it is not available in this version"
 _INTERNAL = "vLLM fills it in itself"
 _EXACT_ONLY = "acceptance is always exact here"
 _SAME_ATTENTION = "the drafter shares the target's attention backend"
+SPECULATION_OPTIONS: Mapping[str, str] = {
+    "spec_method": "method",
+    "spec_model": "model",
+    "spec_tokens": "num_speculative_tokens",
+}
+"""vLLM's engine options that stand for keys of ``speculative_config``."""
 SUFFIX_DEPTH_KEY = "suffix_decoding_max_tree_depth"
 SUFFIX_ONLY_HERE = ("suffix_decoding_max_cached_tokens",)
 """Keys that vLLM does not have."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.control.keys import SPECULATION_OPTIONS
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +46,6 @@ def _ignored(why: str, *same: object) -> Foreign:
 
 
 RENAMED: Mapping[str, Renamed] = {"kv_cache_memory_bytes": Renamed("kv_cache_memory")}
-SPECULATION: Mapping[str, str] = {
-    "spec_method": "method",
-    "spec_model": "model",
-    "spec_tokens": "num_speculative_tokens",
-}
-"""Options that stand for keys of ``speculative_config``."""
-
 _ONE_DEVICE = "this engine runs on one device; --backend vllm runs on several"
 _NO_ADAPTERS = "adapters are not available in this version"
 _TEXT_ALONE = "models of text alone are served"
@@ -193,9 +187,11 @@ def translated(options: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: an option whose being ignored would change answers, or one that is given under two names.
     """
     result: dict[str, Any] = {}
-    speculation = {SPECULATION[name]: value for name, value in options.items() if name in SPECULATION and value}
+    speculation = {
+        SPECULATION_OPTIONS[name]: value for name, value in options.items() if name in SPECULATION_OPTIONS and value
+    }
     for name, value in options.items():
-        if name in SPECULATION:
+        if name in SPECULATION_OPTIONS:
             continue
         foreign = FOREIGN.get(name) or SERVER_ONLY.get(name)
         if foreign is not None:
@@ -209,9 +205,8 @@ def translated(options: Mapping[str, Any]) -> dict[str, Any]:
         result[ours] = value
     if speculation:
         if "speculative_config" in result:
-            raise ConfigError(
-                f"speculative_config was given together with {', '.join(SPECULATION)}; expected one or the other"
-            )
+            names = ", ".join(SPECULATION_OPTIONS)
+            raise ConfigError(f"speculative_config was given together with {names}; expected one or the other")
         result["speculative_config"] = speculation
     return result
 

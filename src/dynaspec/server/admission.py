@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from dynaspec.observe.family import Family, counter, gauge
+
 from .errors import bad_request, overloaded, shutting_down
 
 _REMEMBERED = 256
@@ -86,3 +88,9 @@ class Admission:
         per_second = sum(weight for _, weight in recent) / max(now - recent[0][0], 1.0)
         low, high = _RETRY_AFTER_S
         return min(max(math.ceil(excess / per_second), low), high)
+
+
+ADMISSION_FAMILIES: tuple[Family[Admission], ...] = (
+    counter("http_requests_rejected_total", "Requests refused because the queue was full.", lambda a: a.rejected),
+    gauge("num_requests_admitted", "Continuations let in that have not ended, running or waiting.", lambda a: a.active),
+)

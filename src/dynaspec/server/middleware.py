@@ -1,4 +1,4 @@
-"""What stands before the endpoints, as pure ASGI: paths, keys, bodies, and what every answer gets."""
+"""What stands before the endpoints, as pure ASGI: paths, keys, bodies, what every answer gets, and counts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -19,9 +20,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dynaspec.observe.family import Family, NumberFamily, gauge
+
 from .errors import ApiError, not_found
 from .logs import FIELDS, describe
-from .metrics import HttpMetrics
 
 
 def header(scope: Scope, name: str) -> str | None:
@@ -216,6 +218,36 @@ def _after(body: bytes, receive: Receive) -> Receive:
 
     return next_message
 
+
+UNKNOWN_PATH = "other"
+"""Stands for all paths that there is no endpoint for."""
+_METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
+
+
+class HttpMetrics:
+    """Counts of one server; belongs to its event loop."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.requests: Counter[tuple[str, str, str]] = Counter()
+        """Ended exchanges by method, path as its endpoint is written, and status."""
+
+    def answered(self, scope: Scope, status: int) -> None:
+        """An exchange has ended. The router leaves the endpoint in the scope, if there is one."""
+        method, path = scope["method"], getattr(scope.get("route"), "path", UNKNOWN_PATH)
+        self.requests[method if method in _METHODS else "other", path, str(status)] += 1
+
+
+HTTP_FAMILIES: tuple[Family[HttpMetrics], ...] = (
+    NumberFamily(
+        "http_requests_total",
+        "counter",
+        "Answered HTTP requests; 499: the client left before the answer began.",
+        ("method", "path", "status"),
+        lambda metrics: [*metrics.requests.items()],
+    ),
+    gauge("http_requests_in_flight", "HTTP requests being answered, streams included.", lambda m: m.in_flight),
+)
 
 REQUEST_ID = "X-Request-Id"
 CLIENT_LEFT = 499

@@ -15,7 +15,7 @@ from dynaspec.engine.chat_prompt import ToolFormat
 
 from .admission import Admission
 from .config import ServerConfig
-from .metrics import HttpMetrics
+from .middleware import HttpMetrics
 from .tracing import Tracing
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,9 @@ from dynaspec.api.options import EngineOptions
 from dynaspec.contract.errors import ConfigError, DynaspecError, RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.control.keys import SPECULATION_OPTIONS
 from dynaspec.engine.config import EngineConfig
-from dynaspec.engine.vllm_options import FOREIGN, RENAMED, SERVER_ONLY, SPECULATION
+from dynaspec.engine.vllm_options import FOREIGN, RENAMED, SERVER_ONLY
 from dynaspec.metrics import Counter, Gauge, Histogram, Vector
 from unit.api.built import GREEDY, Built, tokens
 
@@ -233,7 +234,7 @@ def test_the_typed_options_are_those_that_there_are() -> None:
     typed = set(EngineOptions.__annotations__)
     own = EngineConfig.model_fields.keys() - {"model", "speculative_config"}
     assert own <= typed
-    assert typed - own <= FOREIGN.keys() | SERVER_ONLY.keys() | RENAMED.keys() | SPECULATION.keys()
+    assert typed - own <= FOREIGN.keys() | SERVER_ONLY.keys() | RENAMED.keys() | SPECULATION_OPTIONS.keys()
 
 
 @pytest.mark.parametrize(

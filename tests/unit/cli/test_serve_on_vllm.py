@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynaspec.cli.vllm_backend import CONVERTED, LISTS, NEGATED, REFUSED, RENAMED, SAME, backend_of, handed_over, read
+from dynaspec.cli.vllm_backend import LISTS, REFUSED, SAME, TRANSLATED, backend_of, handed_over, read
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.config import EngineConfig
 from dynaspec.server.config import ServerConfig
@@ -42,7 +42,7 @@ def file(tmp_path):
 
 def test_every_option_of_dynaspec_s_server_has_its_place():
     special = {"model", "speculative_config", "decision_log"}
-    tables = [SAME, RENAMED.keys(), NEGATED.keys(), CONVERTED.keys(), LISTS.keys(), REFUSED.keys(), special]
+    tables = [SAME, TRANSLATED.keys(), LISTS.keys(), REFUSED.keys(), special]
     ours = EngineConfig.model_fields.keys() | ServerConfig.model_fields.keys() | {"demo"}
     assert set().union(*tables) == ours
     assert sum(map(len, tables)) == len(ours)

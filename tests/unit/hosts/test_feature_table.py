@@ -28,7 +28,6 @@ from dynaspec.hosts.vllm.drafting.build import limits_of as own_limits
 from dynaspec.hosts.vllm.launch import BACKEND_KEY
 from dynaspec.hosts.vllm.llm_request import vllm_params
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
-from dynaspec.hosts.vllm.step_tracker import limits_for
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "scale-out.md").read_text("utf-8")
@@ -109,10 +108,9 @@ def test_every_policy_has_a_row() -> None:
 
 def limits() -> tuple[Limits, Limits, Limits, Limits]:
     """What each host can carry out with a draft model."""
-    settings = on_vllm()
     return (
         build._limits(None, (), EngineConfig(model="target")),
-        limits_for(settings.drafter, settings.menu, asynchronous=False, alike=settings.alike),
+        on_vllm().limits,
         own_limits(METHODS["draft_model"].traits),
         transformers_setup({"model": "drafter"}).limits,
     )

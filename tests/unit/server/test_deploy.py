@@ -14,7 +14,8 @@ import yaml
 
 from dynaspec.observe.families import ENGINE_FAMILIES, HEALTH
 from dynaspec.observe.family import Family, HistogramFamily
-from dynaspec.server.metrics import ADMISSION_FAMILIES, HTTP_FAMILIES
+from dynaspec.server.admission import ADMISSION_FAMILIES
+from dynaspec.server.middleware import HTTP_FAMILIES
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"

@@ -10,8 +10,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dynaspec.server.logs import FIELDS
-from dynaspec.server.metrics import HttpMetrics
-from dynaspec.server.middleware import Exchanges
+from dynaspec.server.middleware import Exchanges, HttpMetrics
 from support.asgi import exchange
 
 PROMPT = "a secret prompt"

@@ -14,8 +14,7 @@ from starlette.types import Receive, Scope, Send
 from dynaspec import AsyncLLM
 from dynaspec.server.admission import Admission
 from dynaspec.server.app import create_app
-from dynaspec.server.metrics import HttpMetrics
-from dynaspec.server.middleware import Exchanges
+from dynaspec.server.middleware import Exchanges, HttpMetrics
 from dynaspec.server.state import ServerState
 from support.asgi import exchange
 from support.checkpoints import Pair

@@ -18,8 +18,7 @@ from dynaspec.contract.methods import WITH_MODEL
 from dynaspec.contract.step import Limits, ProposerTraits
 from dynaspec.control.config import SpeculativeConfig, as_mapping
 from dynaspec.control.environment import fill_in
-from dynaspec.control.keys import SUFFIX_KEYS as SUFFIX_KEYS
-from dynaspec.control.keys import canonical
+from dynaspec.control.keys import SUFFIX_KEYS, canonical
 from dynaspec.control.resolve import SCHEDULE_KEY, infer_policy
 
 ASSISTANT, EARLY_EXIT = "assistant", "early_exit"

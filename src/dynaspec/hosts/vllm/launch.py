@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,9 +19,14 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS, OF_TOKENS, WITH_MODEL
 from dynaspec.control.config import SpeculativeConfig, as_mapping
 from dynaspec.control.environment import fill_in
-from dynaspec.control.keys import ALIASES, canonical, spelled_out
-from dynaspec.control.keys import SUFFIX_KEYS as SUFFIX_KEYS
-from dynaspec.control.keys import SUFFIX_ONLY_HERE as SUFFIX_ONLY_HERE
+from dynaspec.control.keys import (
+    ALIASES,
+    SPECULATION_OPTIONS,
+    SUFFIX_KEYS,
+    SUFFIX_ONLY_HERE,
+    canonical,
+    spelled_out,
+)
 from dynaspec.control.resolve import DEFAULT_CAP, DEFAULT_HYBRID_LOOKUP, SCHEDULE_KEY, infer_method, infer_policy
 
 from .settings import (
@@ -35,7 +41,6 @@ from .settings import (
     k_menu,
     table_of,
 )
-from .step_tracker import limits_for
 
 POLICY_KEYS = frozenset(
     {
@@ -83,12 +88,6 @@ _TESTING = ("rejection_sample_method", "synthetic_acceptance_rates", "synthetic_
 """Keys that say how drafts are tested, which is vLLM's whoever drafts."""
 SCHEDULER = "dynaspec.hosts.vllm.Scheduler"
 """What vLLM imports as its scheduler."""
-SPECULATION_OPTIONS: Mapping[str, str] = {
-    "spec_method": "method",
-    "spec_model": "model",
-    "spec_tokens": "num_speculative_tokens",
-}
-"""vLLM's options that stand for keys of ``speculative_config``."""
 _RENAMED: Mapping[str, str] = {"kv_cache_memory": "kv_cache_memory_bytes"}
 _ABOUT = (
     *(LOG_KEY, "additional_config", "scheduler_cls"),
@@ -389,9 +388,8 @@ def _table(speculation: Speculation, ranks: int) -> Table | None:
     if longest is None or ranks > 1 or not drafter_of(_method(speculation)).varies:
         return None
     menu = sorted({*k_menu(longest), *(k for k in speculation.lengths if k <= longest)})
-    return table_of(
-        menu, len(menu)
-    )  # all of them, even where fewer requests can run: the controller is to have the choice
+    # All of them, even where fewer requests can run: the controller is to have the choice.
+    return table_of(menu, len(menu))
 
 
 def _check_settings(
@@ -412,7 +410,7 @@ def _check_settings(
     if longest is not None:
         host = VllmSpeculation(_method(speculation), longest, model="drafter", table=tuple(table or ()), ranks=ranks)
         told = Settings.read(settings, host, environ)
-        build_controller(told.config, limits_for(told.drafter, told.menu, asynchronous=False))
+        build_controller(told.config, told.limits)
 
 
 def _longest(speculation: Speculation) -> int | None:
@@ -461,8 +459,6 @@ def _on_cpu() -> bool:
     """Whether vLLM is there and was built for CPUs."""
     if find_spec("vllm") is None:
         return False
-    from importlib import import_module
-
     return bool(import_module("vllm.platforms").current_platform.is_cpu())
 
 
@@ -470,6 +466,4 @@ def _field_names(module: str, cls: str) -> frozenset[str]:
     """The fields of one of vLLM's configurations; empty without vLLM."""
     if find_spec("vllm") is None:
         return frozenset()
-    from importlib import import_module
-
     return frozenset(field.name for field in dataclasses.fields(getattr(import_module(module), cls)))

@@ -18,7 +18,6 @@ from .step_tracker import (
     Step,
     StepTracker,
     drafter_length,
-    limits_for,
     requested_max,
     rows_of,
     sampled_of,
@@ -60,14 +59,12 @@ class SchedulerAdapter:
         self._max_model_len = max_model_len
         self._drafter_len = drafter_len
         self._clock = clock
-        drafter, alike = settings.drafter, settings.alike
-        limits = limits_for(drafter, settings.menu, asynchronous=settings.host.asynchronous, alike=alike)
-        self._tracker = StepTracker(controller, drafter, limits, fixed=not drafter.varies, alike=alike)
+        self._tracker = StepTracker(controller, settings.drafter, settings.limits, alike=settings.alike)
         self._steps: dict[int, Step] = {}
         """By ``SchedulerOutput``: steps whose output is awaited."""
         self._latest: Step | None = None
         self._wishes: dict[str, int | None] = {}
-        """Of requests that have not ended: see ``reading.requested_max``."""
+        """Of requests that have not ended: see ``requested_max``."""
         self._started_s = 0.0
         self._reported_s = 0.0
         self._flushed_s = 0.0
@@ -207,8 +204,8 @@ def build_adapter(vllm_config: Any, clock: Callable[[], float]) -> SchedulerAdap
         ConfigError: settings that are wrong, or that vLLM cannot carry out.
     """
     settings = Settings.read(told_in(vllm_config.additional_config), speculation_of(vllm_config), os.environ)
-    limits = limits_for(settings.drafter, settings.menu, asynchronous=settings.host.asynchronous, alike=settings.alike)
-    controller, log = logged(build_controller(settings.config, limits), settings.decision_log, settings.header)
+    controller = build_controller(settings.config, settings.limits)
+    controller, log = logged(controller, settings.decision_log, settings.header)
     if settings.fixed is not None:
         logger.warning("every step drafts %d tokens: %s", settings.host.longest, settings.fixed)
     return SchedulerAdapter(

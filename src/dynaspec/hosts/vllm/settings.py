@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.step import ProposerTraits
+from dynaspec.contract.step import Limits, ProposerTraits
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.keys import ALIASES, canonical, spelled_out
 from dynaspec.control.planner import MAX_DRAFT_TOKENS
@@ -30,13 +30,34 @@ _LONGER = (10, 12, 16, 20, 24, 32, 48, 64)
 """Beyond 8 a length more or less matters little, while each costs graphs and their memory."""
 Table = list[tuple[int, int, int]]
 """vLLM's ``num_speculative_tokens_per_batch_size``: (first batch size, last one, draft length)."""
-LOOKUPS = ("ngram", "ngram_gpu", "suffix")
-"""Methods that look drafts up instead of running a model."""
-_PER_TOKEN = ("draft_model", "eagle", "eagle3", "mtp")
-_AT_ONCE = ("dflash", "dspark", "medusa", "mlp_speculator", "custom_class")
-_VARIES_V1 = ("ngram", "draft_model", "eagle", "eagle3", "mtp", "dflash")
-_VARIES_V2 = ("draft_model", "eagle", "eagle3", "mtp")
-_SHORTENS_V2 = ("eagle", "eagle3", "mtp")
+
+
+class _Method(NamedTuple):
+    """How one of vLLM's methods drafts. vLLM's second model runner drafts otherwise in some: ``_v2``."""
+
+    passes: Literal["none", "one", "per_token"]
+    """Of a model, for a draft; none: it is looked up."""
+    varies: bool = False
+    """Every step may have a draft length of its own."""
+    varies_v2: bool = False
+    shortens_v2: bool = False
+    """Shorter drafts take fewer passes. In the first runner they do where they vary."""
+
+
+_METHODS: Mapping[str, _Method] = {
+    "ngram": _Method("none", varies=True),
+    "ngram_gpu": _Method("none"),
+    "suffix": _Method("none"),
+    "draft_model": _Method("per_token", varies=True, varies_v2=True),
+    "eagle": _Method("per_token", varies=True, varies_v2=True, shortens_v2=True),
+    "eagle3": _Method("per_token", varies=True, varies_v2=True, shortens_v2=True),
+    "mtp": _Method("per_token", varies=True, varies_v2=True, shortens_v2=True),
+    "dflash": _Method("one", varies=True),
+    "dspark": _Method("one"),
+    "medusa": _Method("one"),
+    "mlp_speculator": _Method("one"),
+    "custom_class": _Method("one"),
+}
 _VLLMS = frozenset(
     {
         *("method", "model", "revision", "max_model_len", "dtype", "quantization", "draft_sample_method"),
@@ -52,29 +73,19 @@ def told_in(additional_config: Any) -> Any:
     return additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
 
 
-def as_keys(told: Any) -> dict[str, Any]:
-    """The same by keys with underscores.
+def _keys_and_log(told: Any) -> tuple[dict[str, Any], Path | None]:
+    """What is said, by keys with underscores, and the decision log's path.
 
     Raises:
-        ConfigError: it is no mapping.
+        ConfigError: it is no mapping, or the path is none.
     """
-    if told is None:
-        return {}
-    if not isinstance(told, Mapping):
+    if told is not None and not isinstance(told, Mapping):
         raise ConfigError(f"additional_config has {KEY} = {told!r}; expected a mapping")
-    return {spelled_out(key): value for key, value in told.items()}
-
-
-def take_log_path(told: dict[str, Any]) -> str | None:
-    """The decision log's path, which is taken out.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    value = told.pop(LOG_KEY, None)
-    if value is not None and (not isinstance(value, str) or not value):
-        raise ConfigError(f"{LOG_KEY} is {value!r}; expected the path of a file")
-    return value
+    keys = {spelled_out(key): value for key, value in (told or {}).items()}
+    path = keys.pop(LOG_KEY, None)
+    if path is not None and (not isinstance(path, str) or not path):
+        raise ConfigError(f"{LOG_KEY} is {path!r}; expected the path of a file")
+    return keys, None if path is None else Path(path)
 
 
 def k_menu(longest: int) -> tuple[int, ...]:
@@ -146,17 +157,33 @@ def drafter_of(method: str, *, parallel: bool = False, runner_v2: bool = False, 
     Raises:
         ConfigError: a method that drafts nothing, or is not known.
     """
-    if method in LOOKUPS:
-        traits = ProposerTraits(method, passes_per_draft="none", has_confidence=False)
-        return Drafter(traits, varies=method == "ngram" and not runner_v2 and not alike)
-    if method not in (*_PER_TOKEN, *_AT_ONCE):
-        known = ", ".join(repr(name) for name in (*LOOKUPS, *_PER_TOKEN, *_AT_ONCE))
-        raise ConfigError(f"method is {method!r}, which dynaspec's scheduler does not know; expected one of {known}")
-    shortens = not alike and method in (_SHORTENS_V2 if runner_v2 else _VARIES_V1)
+    known = _METHODS.get(method)
+    if known is None:
+        names = ", ".join(map(repr, _METHODS))
+        raise ConfigError(f"method is {method!r}, which dynaspec's scheduler does not know; expected one of {names}")
+    varies = not alike and (known.varies_v2 if runner_v2 else known.varies)
+    shortens = not alike and (known.shortens_v2 if runner_v2 else known.varies)
     # Passes that run at any length are one that is always paid, however many they are.
-    passes: Literal["one", "per_token"] = "per_token" if method in _PER_TOKEN and shortens and not parallel else "one"
-    traits = ProposerTraits(method, passes_per_draft=passes, has_confidence=False, idle_pass=True)
-    return Drafter(traits, varies=not alike and method in (_VARIES_V2 if runner_v2 else _VARIES_V1))
+    passes = "one" if known.passes == "per_token" and (parallel or not shortens) else known.passes
+    traits = ProposerTraits(method, passes_per_draft=passes, has_confidence=False, idle_pass=passes != "none")
+    return Drafter(traits, varies)
+
+
+def limits_for(drafter: Drafter, menu: Sequence[int], *, asynchronous: bool, alike: bool = False) -> Limits:
+    """What vLLM can carry out.
+
+    Args:
+        alike: see ``Settings``.
+    """
+    return Limits(
+        draft_lens=tuple(menu),
+        proposers=(drafter.traits,),
+        ragged=True,
+        can_stop=False,
+        can_trim=not asynchronous and not alike,
+        can_gate=False,
+        plan_lag=2 if asynchronous else 1,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +224,7 @@ class Settings:
     fixed: str | None
     """Why every step drafts the longest length; None = steps have lengths of their own."""
     alike: bool
-    """All requests of a step verify as many tokens, see ``tracker``."""
+    """All requests of a step verify as many tokens, see ``step_tracker``."""
     decision_log: Path | None
     policy: str
     """The name of what decides how much is drafted, here or in dynaspec's drafter."""
@@ -214,8 +241,9 @@ class Settings:
         """
         if host.model == DRAFTER:
             return cls._beside_own(given, host, environ)
-        told = as_keys(given)
-        log = _log_path(take_log_path(told), host)
+        told, log = _keys_and_log(given)
+        if log is not None and host.ranks > 1:
+            log = log.with_name(f"{log.stem}.{host.rank}{log.suffix}")
         _check_keys(told)
         drafter = drafter_of(host.method, parallel=host.parallel, runner_v2=host.runner_v2, alike=host.ranks > 1)
         config = _within(host.longest, {**told, **_drafting(told, drafter, host)}, environ)
@@ -236,6 +264,11 @@ class Settings:
         whole = SpeculativeConfig(method="ngram", policy="constant", num_speculative_tokens=host.longest)
         drafter = Drafter(ProposerTraits("dynaspec", passes_per_draft="none", has_confidence=False), varies=False)
         return cls(whole, drafter, host, menu_of(None, host.longest), None, False, None, own.config.policy)
+
+    @property
+    def limits(self) -> Limits:
+        """What vLLM can carry out as it is configured."""
+        return limits_for(self.drafter, self.menu, asynchronous=self.host.asynchronous, alike=self.alike)
 
     @property
     def header(self) -> dict[str, Any]:
@@ -292,13 +325,6 @@ def _why_fixed(drafter: Drafter, host: VllmSpeculation) -> str | None:
     return None if drafter.varies else f"vLLM's method {host.method!r} always drafts the longest length"
 
 
-def _log_path(value: str | None, host: VllmSpeculation) -> Path | None:
-    if value is None:
-        return None
-    path = Path(value)
-    return path if host.ranks == 1 else path.with_name(f"{path.stem}.{host.rank}{path.suffix}")
-
-
 DRAFTER = "dynaspec.hosts.vllm.Drafter"
 """What vLLM imports as its ``custom_class``."""
 
@@ -332,12 +358,11 @@ class DrafterSettings:
                 f"vLLM runs {workers * ranks} workers; expected one for dynaspec's drafter: leave drafting to vLLM "
                 "(drafter_backend 'vllm')"
             )
-        told = as_keys(given)
-        log = take_log_path(told)
+        told, log = _keys_and_log(given)
         named = canonical(told, SpeculativeConfig.model_fields)
         _check(named)
         config = _within(longest, {"num_speculative_tokens": longest} | named, environ)
-        return cls(config, longest, None if log is None else Path(log))
+        return cls(config, longest, log)
 
 
 def _check(named: Mapping[str, Any]) -> None:

@@ -260,19 +260,16 @@ def how_ended(draft: Draft | None, tested: int, accepted: int, emitted: int, inv
 class StepTracker:
     """One engine's controller, and the drafts whose fate is still open. Called from one thread."""
 
-    def __init__(
-        self, controller: Controller, drafter: Drafter, limits: Limits, *, fixed: bool, alike: bool = False
-    ) -> None:
+    def __init__(self, controller: Controller, drafter: Drafter, limits: Limits, *, alike: bool = False) -> None:
         """
         Args:
             limits: of the host; their proposers are the drafter alone.
-            fixed: every step drafts the longest length; only rows are saved.
             alike: what is drafted for one request is verified for all, as far as they can: see ``_levelled``.
         """
         self._controller = controller
         self._drafter = drafter
         self._limits = limits
-        self._fixed, self._alike = fixed, alike
+        self._alike = alike
         self._drafts: dict[str, Draft] = {}
         self._next_step = 0
         self._measured: tuple[partial[StepOutcome], float, float] | None = None
@@ -301,7 +298,7 @@ class StepTracker:
         if self._alike and plan is not None:
             plan = _levelled(plan, [row for row in rows if row.goes_on], self._limits.draft_lens[-1])
         deepest = 0 if plan is None else max(plan.depth)
-        self.k = self._limits.draft_lens[-1] if self._fixed else deepest
+        self.k = deepest if self._drafter.varies else self._limits.draft_lens[-1]
         step = Step(started_s, rows, self.k, view, plan, drafts, tested)
         for request, depth in step.depths:
             # Asynchronous hosts never learn how many tokens a drafter has found: as many as it was asked for.
@@ -445,20 +442,3 @@ def _levelled(plan: SpecPlan, rows: Sequence[Row], longest: int) -> SpecPlan:
     deepest = max(plan.depth)
     asked_lens = [longest if row.max_draft is None else row.max_draft for row in rows]
     return plan.with_depth(tuple([min(deepest, row.space, asked) for row, asked in zip(rows, asked_lens, strict=True)]))
-
-
-def limits_for(drafter: Drafter, menu: Sequence[int], *, asynchronous: bool, alike: bool = False) -> Limits:
-    """What vLLM can carry out.
-
-    Args:
-        alike: see ``StepTracker``.
-    """
-    return Limits(
-        draft_lens=tuple(menu),
-        proposers=(drafter.traits,),
-        ragged=True,
-        can_stop=False,
-        can_trim=not asynchronous and not alike,
-        can_gate=False,
-        plan_lag=2 if asynchronous else 1,
-    )

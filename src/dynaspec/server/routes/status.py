@@ -10,8 +10,9 @@ from dynaspec import __version__
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.observe.families import ENGINE_FAMILIES, HEALTH
 from dynaspec.observe.prometheus import FamilyCollector, render
+from dynaspec.server.admission import ADMISSION_FAMILIES
 from dynaspec.server.errors import engine_stopped, shutting_down, unknown_model
-from dynaspec.server.metrics import ADMISSION_FAMILIES, HTTP_FAMILIES
+from dynaspec.server.middleware import HTTP_FAMILIES
 from dynaspec.server.protocol.base import errors
 from dynaspec.server.protocol.model import ModelCard, ModelList
 from dynaspec.server.state import ServerState, State

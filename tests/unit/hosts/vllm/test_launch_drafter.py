@@ -13,7 +13,7 @@ from dynaspec.control.registry import build_controller
 from dynaspec.hosts.vllm import launch
 from dynaspec.hosts.vllm.launch import SCHEDULER, engine_arguments
 from dynaspec.hosts.vllm.settings import DRAFTER, DrafterSettings, Settings, VllmSpeculation
-from dynaspec.hosts.vllm.step_tracker import Row, StepTracker, limits_for
+from dynaspec.hosts.vllm.step_tracker import Row, StepTracker
 
 PROFILE = Path(__file__).resolve().parents[2] / "control" / "h100_profile.json"
 OWN = {"drafter_backend": "dynaspec"}
@@ -170,8 +170,8 @@ def test_without_vllm_s_room_for_it_no_draft_is_as_long() -> None:
 def test_the_scheduler_plans_the_longest_draft_but_for_wishes_and_the_model_s_end() -> None:
     host = VllmSpeculation("custom_class", longest=5, model=DRAFTER, on_cpu=True)
     settings = Settings.read({"model": "d", "policy": "auto"}, host, {})
-    limits = limits_for(settings.drafter, settings.menu, asynchronous=False, alike=settings.alike)
-    tracker = StepTracker(build_controller(settings.config, limits), settings.drafter, limits, fixed=True)
+    controller = build_controller(settings.config, settings.limits)
+    tracker = StepTracker(controller, settings.drafter, settings.limits)
     rows = [
         Row("a", 1, 0, 20, True, True, 22, room=50),
         Row("b", 1, 0, 20, True, True, 22, room=50, max_draft=2),

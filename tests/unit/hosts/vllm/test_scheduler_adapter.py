@@ -15,11 +15,9 @@ from prometheus_client import CollectorRegistry
 from dynaspec.contract.step import StepView
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
-from dynaspec.hosts.vllm.gauges import Gauges
-from dynaspec.hosts.vllm.report import Report, ReportFile
+from dynaspec.hosts.vllm.report import Gauges, Report, ReportFile
 from dynaspec.hosts.vllm.scheduler_adapter import SchedulerAdapter, build_adapter
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation
-from dynaspec.hosts.vllm.step_tracker import limits_for
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.decision_log import read_calls, read_header
 from dynaspec.simulate.recorded import replay
@@ -47,9 +45,7 @@ class Engine:
 
     def __init__(self, folder: Path, call: str | None = None) -> None:
         settings = Settings.read({"policy": "constant"}, NGRAM, {})
-        controller: Any = build_controller(
-            settings.config, limits_for(settings.drafter, settings.menu, asynchronous=False)
-        )
+        controller: Any = build_controller(settings.config, settings.limits)
         if call is not None:
             controller = Failing(call, controller)
         self.now = 0.0

@@ -12,7 +12,6 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation, drafter_of, k_menu, menu_of, table_of
-from dynaspec.hosts.vllm.step_tracker import limits_for
 
 MODEL = VllmSpeculation(method="draft_model", longest=5, model="drafter", target="target")
 NGRAM = VllmSpeculation(method="ngram", longest=4, target="target", lookup=(2, 3))
@@ -141,7 +140,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(given: Any, host: VllmSpeculati
 def test_policies_that_need_more_of_a_drafter_are_refused(given: Any, sentence: str) -> None:
     settings = read(given)
     with pytest.raises(ConfigError) as refused:
-        build_controller(settings.config, limits_for(settings.drafter, settings.menu, asynchronous=False))
+        build_controller(settings.config, settings.limits)
     assert str(refused.value) == sentence
 
 

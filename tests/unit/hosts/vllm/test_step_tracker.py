@@ -9,8 +9,8 @@ import pytest
 from dynaspec.contract.step import DraftView, Ended, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
-from dynaspec.hosts.vllm.settings import drafter_of
-from dynaspec.hosts.vllm.step_tracker import Draft, Row, StepTracker, Verified, how_ended, limits_for
+from dynaspec.hosts.vllm.settings import drafter_of, limits_for
+from dynaspec.hosts.vllm.step_tracker import Draft, Row, StepTracker, Verified, how_ended
 from support.vllm_machine import Machine, Prices, Request
 
 
@@ -70,7 +70,7 @@ def tracker(
 ) -> StepTracker:
     drafter = drafter_of(method, alike=ranks)
     limits = limits_for(drafter, range(9), asynchronous=asynchronous, alike=alike)
-    return StepTracker(controller, drafter, limits, fixed=not drafter.varies, alike=alike)
+    return StepTracker(controller, drafter, limits, alike=alike)
 
 
 # --- what a plan is about -----------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_every_policy_drives_every_kind_of_method(policy: str, method: str, asyn
     config = SpeculativeConfig(
         method=drafter.kind, policy=policy, num_speculative_tokens=8, **named, **POLICIES[policy]
     )
-    host = StepTracker(build_controller(config, limits), drafter, limits, fixed=not drafter.varies)
+    host = StepTracker(build_controller(config, limits), drafter, limits)
     machine = Machine(host, runs_model=drafter.runs_model, asynchronous=asynchronous)
     requests = [Request(str(i), left=30 + i, chance=0.7) for i in range(4)]
     emitted = machine.run(requests, 400)
@@ -338,7 +338,7 @@ def learnt(chance: float, prices: Prices, *, asynchronous: bool = False, alike: 
     drafter = drafter_of("draft_model")
     limits = limits_for(drafter, range(9), asynchronous=asynchronous, alike=alike)
     config = SpeculativeConfig(method="draft_model", model="drafter", num_speculative_tokens=8)
-    host = StepTracker(build_controller(config, limits), drafter, limits, fixed=False, alike=alike)
+    host = StepTracker(build_controller(config, limits), drafter, limits, alike=alike)
     machine = Machine(host, prices, asynchronous=asynchronous)
     requests = [Request(str(i), left=1_000_000, chance=chance) for i in range(8)]
     machine.run(requests, 200)
