@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dynaspec import AsyncLLM, SamplingParams
-from dynaspec.api.stream import join
+from dynaspec.api.engine_thread import join
 from dynaspec.contract.errors import DynaspecError, RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind

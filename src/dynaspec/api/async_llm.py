@@ -18,9 +18,8 @@ from dynaspec.observe.estimates import Metric
 from dynaspec.observe.snapshot import EngineSnapshot
 
 from .backend import open_embedded
-from .engine_thread import EngineThread
+from .engine_thread import EngineThread, Stream
 from .options import EngineOptions, Speculation
-from .stream import Stream
 
 
 class AsyncLLM:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import index
-from typing import Any
+from typing import Any, SupportsIndex
 
 from pydantic import ValidationError
 from vllm import EngineArgs
@@ -168,7 +168,7 @@ def _mapping(prompt: Any) -> dict[str, Any]:
     if (
         isinstance(prompt, Sequence)
         and not isinstance(prompt, bytes)
-        and all(hasattr(one, "__index__") for one in prompt)
+        and all(isinstance(one, SupportsIndex) for one in prompt)
     ):
         return {"prompt_token_ids": [index(token) for token in prompt]}
     raise RequestError(

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from dynaspec import __version__
 from dynaspec.contract.errors import DynaspecError, RequestError
 
+from .dashboard.live import LiveFeed
 from .errors import ApiError, bad_request, engine_stopped, not_found, unreadable_body, validation_error
 from .logs import request_log
 from .middleware import REQUEST_ID, ApiKeys, BelowRootPath, BoundedBody, ExactPaths, Exchanges, as_response
@@ -40,6 +41,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.include_router(generation.router)
     app.include_router(status.router)
     if config.enable_dashboard:
+        app.state.live_feed = LiveFeed(state.llm.snapshot, interval_s=config.stats_interval_s)
         app.include_router(dashboard.router)
     return app
 

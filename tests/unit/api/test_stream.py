@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from dynaspec.api.stream import Alarm, Stream, join, wake
+from dynaspec.api.engine_thread import Alarm, Stream, join, wake
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
@@ -136,7 +136,7 @@ class Bell:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, interval_s: float) -> None:
         self.now_s = 0.0
         self.woken: list[set[Stream]] = []
-        monkeypatch.setattr("dynaspec.api.stream.wake", lambda streams: self.woken.append(set(streams)))
+        monkeypatch.setattr("dynaspec.api.engine_thread.wake", lambda streams: self.woken.append(set(streams)))
         self.alarm = Alarm(interval_s, lambda: self.now_s)
 
     def ring(self, at_s: float, filled: list[Stream], urgent: list[Stream]) -> set[Stream]:

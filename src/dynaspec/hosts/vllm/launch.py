@@ -108,6 +108,17 @@ class Speculation:
     """What dynaspec is told in ``additional_config``: its scheduler, or its own drafter, the whole of it."""
 
     @property
+    def longest(self) -> int | None:
+        """The longest draft; None: the draft model's checkpoint says it."""
+        return self.drafting.get("num_speculative_tokens")
+
+    @property
+    def method(self) -> str:
+        """vLLM's name of it; without one vLLM looks at the checkpoint, and most are models like the target."""
+        method = str(self.drafting.get("method", "draft_model"))
+        return "mtp" if method.endswith("_mtp") else method
+
+    @property
     def lengths(self) -> frozenset[int]:
         """Draft lengths that the policy names."""
         ranges = self.policy.get("num_speculative_tokens_per_batch_size") or ()
@@ -384,8 +395,8 @@ def speculation_arguments(
 
 def _table(speculation: Speculation, ranks: int) -> Table | None:
     """The lengths that vLLM is to have graphs for; None where all drafts have the longest."""
-    longest = _longest(speculation)
-    if longest is None or ranks > 1 or not drafter_of(_method(speculation)).varies:
+    longest = speculation.longest
+    if longest is None or ranks > 1 or not drafter_of(speculation.method).varies:
         return None
     menu = sorted({*k_menu(longest), *(k for k in speculation.lengths if k <= longest)})
     # All of them, even where fewer requests can run: the controller is to have the choice.
@@ -406,22 +417,11 @@ def _check_settings(
     """
     from dynaspec.control.registry import build_controller  # loads numba, which the command line does without
 
-    longest = _longest(speculation)
+    longest = speculation.longest
     if longest is not None:
-        host = VllmSpeculation(_method(speculation), longest, model="drafter", table=tuple(table or ()), ranks=ranks)
+        host = VllmSpeculation(speculation.method, longest, model="drafter", table=tuple(table or ()), ranks=ranks)
         told = Settings.read(settings, host, environ)
         build_controller(told.config, told.limits)
-
-
-def _longest(speculation: Speculation) -> int | None:
-    """None: the draft model's checkpoint says it."""
-    return speculation.drafting.get("num_speculative_tokens")
-
-
-def _method(speculation: Speculation) -> str:
-    """vLLM's name of it; without one vLLM looks at the checkpoint, and most are models like the target."""
-    method = str(speculation.drafting.get("method", "draft_model"))
-    return "mtp" if method.endswith("_mtp") else method
 
 
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:

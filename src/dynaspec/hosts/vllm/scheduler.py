@@ -43,7 +43,7 @@ class Driven(_Base):  # type: ignore[misc]  # vLLM's class is not known where vL
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not hasattr(self, "dynamic_sd_lookup"):
+        if "dynamic_sd_lookup" not in vars(self):
             raise ConfigError("vLLM's scheduler has no dynamic_sd_lookup; expected one, which sets the draft length")
         self._adapter = build_adapter(self.vllm_config, time.perf_counter)
         self.dynamic_sd_lookup = FixedLength(self._adapter.longest)

@@ -27,11 +27,9 @@ _HEADERS = {
 _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def get_feed(request: Request, state: State) -> LiveFeed:
-    """The app's feed, made when somebody asks for it first."""
-    feed: LiveFeed | None = getattr(request.app.state, "live_feed", None)
-    if feed is None:
-        feed = request.app.state.live_feed = LiveFeed(state.llm.snapshot, interval_s=state.config.stats_interval_s)
+def get_feed(request: Request) -> LiveFeed:
+    """The app's feed."""
+    feed: LiveFeed = request.app.state.live_feed
     return feed
 
 
