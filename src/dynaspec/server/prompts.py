@@ -14,11 +14,11 @@ from dynaspec.api import AsyncLLM
 from dynaspec.contract.errors import ConfigError, RequestError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine import chat_prompt
-from dynaspec.engine.chat_prompt import ToolFormat
 from dynaspec.engine.tokenizer import Tokenizer
 
 from .errors import ApiError, bad_request
 from .protocol.chat import AssistantMessage, Content, Message, TemplateFields, Tool, ToolCall
+from .state import ServerState
 
 T = TypeVar("T")
 
@@ -92,37 +92,24 @@ def context_length_exceeded(length: str, limit: int, *, param: str) -> ApiError:
     )
 
 
-def render(
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    fields: TemplateFields,
-    *,
-    tools: Sequence[Tool],
-    tool_format: ToolFormat,
-    template: str | None,
-) -> str:
+def render(state: ServerState, messages: Sequence[Message], fields: TemplateFields, tools: Sequence[Tool]) -> str:
     """The prompt that the chat template makes. May take long: not for the event loop.
 
     Args:
         tools: those that the model may call.
-        tool_format: how calls are written where the template has no tools.
-        template: instead of the checkpoint's.
 
     Raises:
         RequestError: the template refuses.
         ApiError: messages that do not hold together.
     """
-    told = [_told(message, i) for i, message in enumerate(messages)]
-    add_generation_prompt = fields.add_generation_prompt
+    begin = fields.add_generation_prompt
     return chat_prompt.render(
-        tokenizer,
-        told,
+        state.llm.tokenizer,
+        [_told(message, i) for i, message in enumerate(messages)],
         tools=[tool.model_dump(exclude_unset=True) for tool in tools],
-        tool_format=tool_format,
-        template=template,
-        add_generation_prompt=not fields.continue_final_message
-        if add_generation_prompt is None
-        else add_generation_prompt,
+        tool_format=state.tool_format,
+        template=state.config.chat_template,
+        add_generation_prompt=not fields.continue_final_message if begin is None else begin,
         continue_final_message=fields.continue_final_message,
         variables=fields.chat_template_kwargs,
     )

@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_REPORT_EVERY_S = 0.25
+_TELL_EVERY_S = 0.25
+"""Between two reports, and between two writes of the decision log."""
 
 
 class SchedulerAdapter:
@@ -66,8 +67,7 @@ class SchedulerAdapter:
         self._wishes: dict[str, int | None] = {}
         """Of requests that have not ended: see ``requested_max``."""
         self._started_s = 0.0
-        self._reported_s = 0.0
-        self._flushed_s = 0.0
+        self._told_s = 0.0
         self._reporting = True
         self.deciding = True
         """False: a fault has handed all decisions back to vLLM."""
@@ -94,9 +94,15 @@ class SchedulerAdapter:
     def commit(self, output: Any, sampled: Mapping[str, int], told: Mapping[int, Any], running: int) -> None:
         """vLLM has made output of it (``EngineCoreOutputs`` by client)."""
         self._attempt(lambda: self._commit(output, sampled, told), None)
-        self._flush(running)
-        if self._reporting:
-            self._try_report(told, running)
+        now = self._clock()
+        if running and now - self._told_s < _TELL_EVERY_S:
+            return
+        self._told_s = now
+        if self._log is not None:  # vLLM's process may end without a word
+            self._log.flush()
+        keeps_statistics = any(out.scheduler_stats is not None for out in told.values())
+        if self._reporting and keeps_statistics:
+            self._try_report(running)
 
     def keep(self, ids: list[str], drafts: list[list[int]]) -> list[list[int]]:
         """The drafts that the runner has made, cut to what is to be verified; lists are new where they are cut."""
@@ -149,30 +155,14 @@ class SchedulerAdapter:
         depths = self._tracker.drafted(self._latest, lengths, self._clock())
         return [tokens[: depths.get(request, 0)] for request, tokens in zip(ids, drafts, strict=True)]
 
-    def _flush(self, running: int) -> None:
-        """Now and then, and whenever nothing runs any more: vLLM's process may end without a word."""
-        now = self._clock()
-        if self._log is not None and (not running or now - self._flushed_s >= _REPORT_EVERY_S):
-            self._flushed_s = now
-            self._log.flush()
-
-    def _try_report(self, told: Mapping[int, Any], running: int) -> None:
+    def _try_report(self, running: int) -> None:
         try:
-            self._report(told, running)
+            self._reports.write(self._report(running))
         except Exception:  # numbers must not cost a request either
             self._reporting = False
             logger.exception("dynaspec's metrics have failed; from now on there are none")
 
-    def _report(self, told: Mapping[int, Any], running: int) -> None:
-        """Now and then, and whenever nothing runs any more; not at all where vLLM keeps no statistics."""
-        wanted = any(out.scheduler_stats is not None for out in told.values())
-        now = self._clock()
-        if not wanted or (running and now - self._reported_s < _REPORT_EVERY_S):
-            return
-        self._reported_s = now
-        self._reports.write(self._report_now(running))
-
-    def _report_now(self, running: int) -> Report:
+    def _report(self, running: int) -> Report:
         estimates = self._controller.estimates() if isinstance(self._controller, Explains) and self.deciding else {}
         return Report(
             policy=self._settings.policy,

@@ -92,17 +92,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
     llm = state.llm
 
     async def prepare() -> tuple[Job, ChatReplies]:
-        text = await in_thread(
-            lambda: render(
-                llm.tokenizer,
-                body.messages,
-                body,
-                tools=use.offered,
-                tool_format=state.tool_format,
-                template=state.config.chat_template,
-            ),
-            param="messages",
-        )
+        text = await in_thread(lambda: render(state, body.messages, body, use.offered), param="messages")
         truncated = params.truncate_prompt_tokens is not None
         prompt = await encode_text(
             llm, text, special_tokens=body.add_special_tokens, truncated=truncated, param="messages"
@@ -147,8 +137,5 @@ def _tokens(body: TokenizeRequest, state: ServerState) -> list[int]:
     if body.messages is None:
         special = body.add_special_tokens is not False
         return tokenizer.encode(body.prompt or "", special_tokens=special)
-    template = state.config.chat_template
-    text = render(
-        tokenizer, body.messages, body, tools=body.tools or (), tool_format=state.tool_format, template=template
-    )
+    text = render(state, body.messages, body, body.tools or ())
     return tokenizer.encode(text, special_tokens=bool(body.add_special_tokens))
