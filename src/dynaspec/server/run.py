@@ -39,6 +39,18 @@ from .tracing import Tracing, open_tracing
 
 logger = logging.getLogger(__name__)
 
+ENGINE_DIED = 1
+"""Exit code where the engine has failed."""
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
+_OPEN_FILES = 65536
+_HEADER_BYTES = 2**16
+_POLL_S = 0.05
+_ABORT_S = 4.0
+"""Seconds for the engine to end what was aborted: a step or two."""
+_FLUSH_S = 3
+"""Seconds for the last bytes of answers to be sent, and read."""
+
 
 class BoundedConnection(H11Protocol):
     """Closes when a client does not send what it has begun, or does not take what it is sent.
@@ -124,11 +136,6 @@ class BoundedConnection(H11Protocol):
         self.transport.close()
 
 
-_POLL_S = 0.05
-_ABORT_S = 4.0
-"""Seconds for the engine to end what was aborted: a step or two."""
-
-
 class DrainingServer(uvicorn.Server):
     """uvicorn's server with a life of its own.
 
@@ -196,11 +203,6 @@ class DrainingServer(uvicorn.Server):
         logger.error("%s", why)
         if self._state.config.shutdown_on_engine_death:
             self.failed = self.should_exit = True
-
-
-BACKLOG = 2048
-"""Connections that wait to be accepted."""
-_OPEN_FILES = 65536
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -271,14 +273,6 @@ def _unusable(config: ServerConfig, error: OSError) -> ConfigError:
     return ConfigError(
         f"cannot listen on {config.host} port {config.port}: {error.strerror}; expected a free port of this machine"
     )
-
-
-ENGINE_DIED = 1
-"""Exit code where the engine has failed."""
-
-_HEADER_BYTES = 2**16
-_FLUSH_S = 3
-"""Seconds for the last bytes of answers to be sent, and read."""
 
 
 def run(engine: EngineConfig, config: ServerConfig, announce: Callable[[ServerState, str], None]) -> int:

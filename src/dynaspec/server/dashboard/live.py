@@ -23,6 +23,12 @@ from dynaspec.observe.snapshot import EngineSnapshot
 
 from .decision import explain
 
+_MINUTE_S = 60.0
+_RECENT_S = 5.0
+_SHOWN_REQUESTS = 50
+_DIGITS = 5
+"""Significant ones of all numbers but times; ten minutes of points are sent at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -120,9 +126,6 @@ def _quantile_ms(seconds: HistogramCounts, q: float) -> float | None:
     return None if found is None else 1e3 * found
 
 
-_MINUTE_S = 60.0
-
-
 @dataclass(frozen=True, slots=True)
 class Update:
     """What a watcher has not seen yet."""
@@ -210,12 +213,8 @@ class LiveFeed:
 
 State = Literal["idle", "serving", "draining", "stopped"]
 
-_SHOWN_REQUESTS = 50
-_RECENT_S = 5.0
 _NAMES = tuple(field.name for field in fields(Point))
 _ROW = attrgetter(*_NAMES)
-_DIGITS = 5
-"""Significant ones of all numbers but times; ten minutes of points are sent at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
