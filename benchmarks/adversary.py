@@ -15,7 +15,6 @@ import torch
 from dynaspec.bench.decoders import SharedModels, Wrap, open_engine
 from dynaspec.bench.drive import ClosedLoop, StepTrace, warm_prompts
 from dynaspec.bench.offline import lower_bound
-from dynaspec.bench.plots import GREEN, RED, new_figure, save_png, tidy
 from dynaspec.bench.profile_session import Wrapped
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, Proposer
@@ -24,6 +23,7 @@ from dynaspec.contract.step import LOGIT_RANGE, SpecPlan
 from dynaspec.control.policies.short_names import PLAIN, PolicySpec, parse_policy
 from dynaspec.engine.engine import Engine
 from dynaspec.engine.tokenizer import Tokenizer
+from dynaspec.pictures import GREEN, RED, new_figure, save_png, tidy
 from dynaspec.propose.stopping import stop_mask
 from load_sweep import endless
 

@@ -28,12 +28,13 @@ import dynaspec.engine  # first: it says how PyTorch's threads wait
 
 # isort: split
 from dynaspec.bench.datasets import demo_prompts
-from dynaspec.bench.offline import make_folder, ratios, write_json
+from dynaspec.bench.offline import ratios
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import RequestOutputKind
 from dynaspec.control.policies.short_names import parse_policy
+from dynaspec.result_files import make_folder, write_json
 
 LEAST_RATIO = 0.95
 MOST_EXTRA_MS = 1.0

@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.table import Table
 
 import dynaspec
-from dynaspec.bench.offline import make_folder, write_json
 from dynaspec.bench.provenance import provenance
 from dynaspec.bench.serving.client import send
 from dynaspec.bench.serving.server import Server, ServerError, Target, connect
 from dynaspec.bench.serving.sweep import HOST, free_port, launched
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.result_files import make_folder, write_json
 
 LONGEST_S = 600.0
 

@@ -11,7 +11,6 @@ and made on the device, so that no checkpoint is needed; time does not depend on
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -31,6 +30,7 @@ from dynaspec.model.decoder import Decoder
 from dynaspec.model.families import FAMILIES
 from dynaspec.model.loader import assemble
 from dynaspec.model.reader import Reader
+from dynaspec.result_files import write_json
 
 LLAMA = "LlamaForCausalLM"
 FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -294,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "copy_bytes_per_s": bandwidth,
             "timings": [asdict(timing) for timing in timings],
         }
-        options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        write_json(options.out, result)
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ import hosts_transformers
 import hosts_vllm
 from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import demo_prompts
-from dynaspec.bench.offline import make_folder, write_json
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.engine.tokenizer import Tokenizer
+from dynaspec.result_files import make_folder, write_json
 from hosts_vllm import workloads
 from transformers_side import ASSISTED
 

@@ -35,12 +35,9 @@ from dynaspec.bench.offline import (
     even_rounds,
     in_the_running,
     lower_bound,
-    make_folder,
     ratios,
     shuffled,
-    write_json,
 )
-from dynaspec.bench.plots import BLUE, GREEN, GREY, INK, RED, new_figure, save_png, tidy
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
@@ -48,6 +45,8 @@ from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import PLAIN, PolicySpec, parse_policy
 from dynaspec.engine.engine import Engine
 from dynaspec.model.batch import BLOCK_SIZE
+from dynaspec.pictures import BLUE, GREEN, GREY, INK, RED, new_figure, save_png, tidy
+from dynaspec.result_files import make_folder, write_json
 
 Progress = Callable[[str, int, int], None]
 

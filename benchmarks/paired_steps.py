@@ -27,13 +27,13 @@ from rich.table import Table
 from dynaspec.bench.datasets import BenchPrompt, fit, load_prompts
 from dynaspec.bench.decoders import SharedModels, open_engine
 from dynaspec.bench.demo import load_demo_prompts
-from dynaspec.bench.offline import make_folder, write_json
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.demo import demo_head, demo_target
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.control.policies.short_names import parse_policy
 from dynaspec.engine.engine import Engine
+from dynaspec.result_files import make_folder, write_json
 
 PLAIN = "plain"
 

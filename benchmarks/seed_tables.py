@@ -23,7 +23,7 @@ from dynaspec.bench.console import as_markdown, stages
 from dynaspec.bench.datasets import Dataset, fit, load_dataset, spread
 from dynaspec.bench.decoders import SharedModels, open_engine
 from dynaspec.bench.drive import Job, Window, cacheable, run_all, steady_window, warm_prompts
-from dynaspec.bench.offline import SCHEMA, make_folder, write_json
+from dynaspec.bench.offline import SCHEMA
 from dynaspec.bench.profiling import Cells, Grid, measure, prompt_room
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.console import print_error
@@ -33,6 +33,7 @@ from dynaspec.control.policies.short_names import PLAIN, PolicySpec, parse_polic
 from dynaspec.control.profile import Profile
 from dynaspec.engine.engine import Engine
 from dynaspec.model.batch import BLOCK_SIZE
+from dynaspec.result_files import make_folder, write_json, write_text
 from load_sweep import endless, mixed
 
 Progress = Callable[[str, int, int], None]
@@ -278,7 +279,7 @@ def main() -> None:
         document = {"schema": SCHEMA, "provenance": provenance(), "tables": tables}
         write_json(args.output_dir / "seed_tables.json", document)
         text = "\n".join(f"## {name}\n\n{as_markdown(rows)}" for name, rows in tables.items())
-        (args.output_dir / "seed_tables.md").write_text(text, encoding="utf-8")
+        write_text(args.output_dir / "seed_tables.md", text)
     except DynaspecError as error:
         print_error(str(error))
         sys.exit(2)

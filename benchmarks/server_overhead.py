@@ -25,7 +25,6 @@ import dynaspec.engine  # first: it says how PyTorch's threads wait
 
 # isort: split
 from dynaspec.bench.datasets import demo_prompts
-from dynaspec.bench.offline import make_folder, write_json
 from dynaspec.bench.provenance import provenance
 from dynaspec.bench.serving.client import send
 from dynaspec.bench.serving.load import put_load
@@ -35,6 +34,7 @@ from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.control.policies.short_names import PolicySpec, parse_policy
 from dynaspec.engine.tokenizer import Tokenizer
+from dynaspec.result_files import make_folder, write_json
 
 LEAST_RATIO = 0.9
 MOST_EXTRA_MS = 5.0

@@ -29,17 +29,7 @@ import adversary
 from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts
 from dynaspec.bench.drive import Job, StepTrace, cacheable, run_all, warm_prompts
-from dynaspec.bench.offline import (
-    SCHEMA,
-    best_on_odd_rounds,
-    even_rounds,
-    lower_bound,
-    make_folder,
-    ratios,
-    shuffled,
-    write_json,
-)
-from dynaspec.bench.plots import BLUE, GREEN, GREY, INK, new_figure, save_png, tidy
+from dynaspec.bench.offline import SCHEMA, best_on_odd_rounds, even_rounds, lower_bound, ratios, shuffled
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
@@ -48,6 +38,8 @@ from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.engine.engine import Engine
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.model.batch import BLOCK_SIZE
+from dynaspec.pictures import BLUE, GREEN, GREY, INK, new_figure, save_png, tidy
+from dynaspec.result_files import make_folder, write_json
 from load_sweep import FIXED, SweepOptions, mixed, open_sides
 
 Progress = Callable[[str, int, int], None]

@@ -28,13 +28,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from dynaspec.bench.offline import make_folder, write_json
-from dynaspec.bench.plots import BLUE, GOLD, GREY, RED, new_figure, save_png, tidy
 from dynaspec.bench.provenance import provenance
 from dynaspec.bench.serving.sweep import HOST, free_port, launched, serve_command
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.control.policies.short_names import parse_policy
+from dynaspec.pictures import BLUE, GOLD, GREY, RED, new_figure, save_png, tidy
+from dynaspec.result_files import make_folder, write_json
 from soak_callers import Caller, Choice, RequestSpec, Tally, draw_calls, draw_requests, drive, known_answer
 
 _NAMES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
@@ -299,8 +299,7 @@ def main() -> None:
         console.print(f"{args.concurrency} callers for {args.minutes:g} minutes")
         found = asyncio.run(soak(args, requests, known))
         title = f"{args.concurrency} unruly callers for {args.minutes:g} minutes, policy {args.policy}"
-        options = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
-        write_json(args.output_dir / "soak.json", {"provenance": provenance(), "options": options} | found.as_json())
+        write_json(args.output_dir / "soak.json", {"provenance": provenance(), "options": vars(args)} | found.as_json())
         plot(found, args.output_dir / "soak.png", title)
     except DynaspecError as error:
         print_error(str(error))

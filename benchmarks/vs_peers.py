@@ -27,7 +27,7 @@ from rich.console import Console
 
 from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts, fit, load_prompts, spread
-from dynaspec.bench.offline import in_the_running, make_folder, shuffled, write_json
+from dynaspec.bench.offline import in_the_running, shuffled
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.console import print_error
 from dynaspec.cli.demo import TARGET_NAME, demo_head, demo_target
@@ -36,6 +36,7 @@ from dynaspec.engine.gguf_tokenizer import gguf_tokenizer
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.model.gguf.transformers import transformers_config, transformers_model
 from dynaspec.model.kernels.gemm import ROUNDED, best_arithmetic
+from dynaspec.result_files import make_folder, write_json
 from peers import environments, report
 from peers.common import Setting, Workload
 from peers.environments import Recipe, SetUpError
@@ -252,7 +253,7 @@ def keep(args: argparse.Namespace, sides: Sides) -> None:
     reference = sides.answers.get((OURS, PLAIN))
     if reference is not None:
         sides.results.agreement = {side: agreement(found, reference) for side, found in sides.answers.items()}
-    document = {"provenance": provenance(), "options": _options(args)} | sides.results.as_document()
+    document = {"provenance": provenance(), "options": vars(args)} | sides.results.as_document()
     write_json(args.output_dir / "vs_peers.json", document)
 
 
@@ -417,10 +418,6 @@ def _warm_up(sides: Sides, side: Key, workload: Workload) -> None:
         process.run(short, RUN_S)
     except PeerError as error:
         sides.results.fail(side, workload["at_once"] if process.alive else None, str(error))
-
-
-def _options(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
 
 
 def _arguments() -> argparse.Namespace:

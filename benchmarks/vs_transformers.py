@@ -31,7 +31,6 @@ import torch
 
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts
 from dynaspec.bench.decoders import run_once
-from dynaspec.bench.offline import make_folder, write_json
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError
@@ -41,6 +40,7 @@ from dynaspec.engine.build import build_engine
 from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.engine import Engine
 from dynaspec.propose.guard import NoProposer
+from dynaspec.result_files import make_folder, write_json
 from hosts_transformers import Decoded, Process, Side
 from transformers_side import ASSISTED, PLAIN, Arguments
 

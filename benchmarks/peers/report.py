@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from dynaspec.bench.plots import INK, SERIES, new_figure, save_png, tidy
+from dynaspec.pictures import INK, SERIES, new_figure, save_png, tidy
 from peers.results import Results
 
 DOUBTED = 0.5

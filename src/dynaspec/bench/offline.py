@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -392,37 +390,6 @@ def rates_text(rates: Sequence[float]) -> str:
     """Acceptance rates, position by position."""
     shown = " ".join(f"{rate:.2f}".removeprefix("0") for rate in rates[:_SHOWN_POSITIONS])
     return (shown + " …" if len(rates) > _SHOWN_POSITIONS else shown) or "-"
-
-
-def make_folder(path: Path) -> None:
-    """Creates the folder that results will go to: before the work that makes them.
-
-    Raises:
-        ConfigError: it cannot be created.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"the folder {path} cannot be created: {error.strerror}") from None
-
-
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    write_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the results cannot be written: {error}") from None
 
 
 def _seconds(counts: SpecCounts) -> str:

@@ -1,66 +1,43 @@
-"""The pictures of all measurements, as PNG. Only they need matplotlib."""
+"""The pictures of all measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from dynaspec.bench.oracle import HINDSIGHT
-from dynaspec.contract.errors import ConfigError
 from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.control.profile import Profile
+from dynaspec.pictures import (
+    BLUE,
+    DASHED,
+    GOLD,
+    GREEN,
+    GREY,
+    INK,
+    LIGHT_GREY,
+    SERIES,
+    new_figure,
+    save_png,
+    series_colours,
+    tidy,
+)
 
 from .demo import Summary, name_of
 from .methods import with_total
 from .offline import Session
-from .oracle import ORACLE, TaskResult
+from .oracle import HINDSIGHT, ORACLE, TaskResult
 from .profiling import best_length, goodput
 from .serving.sweep import LoadPoint, SweepRow
 
-INK, GREY, RULE, EDGE = "#2f3640", "#9aa5b1", "#e6e9ed", "#b8c0ca"
-BLUE, GOLD, GREEN, RED = "#3b7dc4", "#e3a857", "#2a9d6f", "#c8553d"
-SERIES = (BLUE, GOLD, GREEN, RED, "#8d6cc0", "#4aa8b5", "#b07a4f", "#d07fa8", "#7f8c3a", "#5b6570")
 _DEMO_COLOURS = (GREY, GOLD, "#7aa6d8", GREEN)
 """Of the ways, in their order."""
 _MOST_BARS = 42
 """In a line of the picture, gaps between groups counted."""
 _WASTED = "#f0cfc6"
 Value = Callable[[SweepRow], float | None]
-
-
-def new_figure(width: float, height: float, title: str) -> Figure:
-    """An empty figure, in inches, with a title at its left."""
-    figure = Figure(figsize=(width, height), dpi=150, facecolor="white", layout="constrained")
-    figure.suptitle(title, x=0.012, ha="left", fontsize=12.5, color=INK)
-    return figure
-
-
-def tidy(ax: Axes, title: str, xlabel: str, ylabel: str) -> None:
-    """Title, labels and light rules."""
-    ax.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
-    ax.set_xlabel(xlabel, fontsize=9, color=INK)
-    ax.set_ylabel(ylabel, fontsize=9, color=INK)
-    ax.tick_params(labelsize=8.5, colors=INK, length=0)
-    ax.grid(axis="y", color=RULE, linewidth=0.8, zorder=0)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.spines["bottom"].set_color(EDGE)
-
-
-def save_png(figure: Figure, path: Path) -> None:
-    """
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    try:
-        FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
-    except OSError as error:
-        raise ConfigError(f"the picture {path} cannot be written: {error.strerror}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +79,7 @@ def plot_summaries(summaries: Mapping[str, Mapping[str, Summary]], path: Path, t
         tidy(ax, panel.title, "", panel.unit)
         ax.set_xticks(range(len(summaries)), list(summaries), fontsize=10, color=INK)
         ax.margins(y=0.14)
-    axes[1].axhline(1.0, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    axes[1].axhline(1.0, color=INK, linewidth=0.8, linestyle=DASHED, zorder=1)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=10)
     save_png(figure, path)
@@ -121,10 +98,10 @@ def plot_categories(session: Session, path: Path, model: str, title: str) -> Non
     size = max(8.0, 1.5 + 0.28 * len(lines[0]) * (len(ways) + 1)), 1.4 + 3.0 * len(lines)
     figure = new_figure(*size, f"{model}: speed-up over plain decoding")
     panels = figure.subplots(len(lines), 1, sharey=True, squeeze=False)[:, 0]
-    colours = _series(ways)
+    colours = series_colours(ways)
     for ax, shown in zip(panels, lines, strict=True):
         _draw_groups(ax, {name: [speedups[name][category] for category in shown] for name in ways}, colours)
-        ax.axhline(1.0, color=EDGE, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+        ax.axhline(1.0, color=LIGHT_GREY, linewidth=1.0, linestyle=DASHED, zorder=1)
         tidy(ax, title if ax is panels[0] else "", "", "times")
         ax.set_xticks(range(len(shown)), shown, fontsize=9, color=INK)
         ax.set_xlim(-0.6, len(lines[0]) - 0.4)  # bars of all lines are as wide
@@ -144,11 +121,6 @@ def _draw_groups(
         places = [x + (i - (len(heights) - 1) / 2) * width for x in range(len(of_way))]
         bars = ax.bar(places, of_way, 0.9 * width, color=colours[name], label=name, zorder=2)
         ax.bar_label(bars, [label.format(height) for height in of_way], fontsize=6.5, padding=2, color=INK)
-
-
-def _series(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each of the names, in their order."""
-    return {name: SERIES[i % len(SERIES)] for i, name in enumerate(dict.fromkeys(names))}
 
 
 def plot_iterations(result: TaskResult, sides: Sequence[str], path: Path) -> None:
@@ -202,7 +174,7 @@ def _speeds(ax: Axes, result: TaskResult, sides: Sequence[str]) -> None:
     ax.set_yticks(places, sides)
     tidy(ax, f"{result.name} ({result.prompts})", "tokens per second", "")
     ax.grid(axis="y", visible=False)
-    ax.axvline(result.line(result.best_fixed).computed, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    ax.axvline(result.line(result.best_fixed).computed, color=INK, linewidth=0.8, linestyle=DASHED)
     ax.legend(frameon=False, fontsize=8, loc="lower right")
 
 
@@ -250,7 +222,7 @@ def _profile_speedups(ax: Axes, profile: Profile) -> None:
         best = best_length(profile, batch)
         ax.plot(lengths, curve, color=colour, linewidth=1.6, label=f"batch {batch}")
         ax.plot(best, curve[best], "o", color=colour, markersize=6)
-    ax.axhline(1.0, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    ax.axhline(1.0, color=INK, linewidth=0.8, linestyle=DASHED)
     ax.set_xticks(lengths)
     ax.legend(frameon=False, fontsize=8.5)
     tidy(ax, "Goodput over that of plain decoding", "draft length k (dot: the best)", "times")
@@ -286,7 +258,7 @@ def plot_sweep(rows: Sequence[SweepRow], path: Path, title: str) -> None:
 
 
 def _by_load(ax: Axes, rows: Sequence[SweepRow], points: Sequence[LoadPoint], value: Value) -> None:
-    for side, colour in _series(row.side for row in rows).items():
+    for side, colour in series_colours(row.side for row in rows).items():
         known = [
             (points.index(row.point), found) for row in rows if row.side == side and (found := value(row)) is not None
         ]
@@ -297,7 +269,7 @@ def _by_load(ax: Axes, rows: Sequence[SweepRow], points: Sequence[LoadPoint], va
 
 def _against(ax: Axes, rows: Sequence[SweepRow]) -> None:
     """A point a load, which is written beside it."""
-    for side, colour in _series(row.side for row in rows).items():
+    for side, colour in series_colours(row.side for row in rows).items():
         known = [row for row in rows if row.side == side and row.e2el_ms is not None]
         places = [(row.output_tokens_per_s, (row.e2el_ms or 0.0) / 1e3) for row in known]
         if not places:

@@ -22,11 +22,11 @@ from dynaspec.control.keys import either
 from dynaspec.control.policies.short_names import PolicySpec
 from dynaspec.control.profile import Profile
 from dynaspec.engine.tokenizer import Tokenizer
+from dynaspec.result_files import make_folder
 
 from .console import Tell
 from .datasets import Dataset, FittedPrompts, fit, spread
 from .decoders import BACKENDS, open_engine
-from .offline import make_folder
 from .profiling import Cells, Grid, check_prompts, measure, prompt_room
 
 _FILLER = 1

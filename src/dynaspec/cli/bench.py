@@ -15,6 +15,7 @@ from dynaspec.cli.console import note, result_console, status
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.config import EngineConfig
+from dynaspec.result_files import make_folder, write_json
 
 if TYPE_CHECKING:
     from dynaspec.bench.offline import Session
@@ -94,7 +95,6 @@ def offline(
     further = o.json_object("--engine-options", engine_options)
     if further and backend != "vllm":
         raise ConfigError(f"--engine-options is given but --backend is {backend!r}; expected none, or vllm")
-    from dynaspec.bench.offline import make_folder
     from dynaspec.control.policies.short_names import parse_policies
 
     specs = parse_policies(policies or _DEFAULT_POLICIES.get(backend, _DEFAULT_POLICIES["dynaspec"]), draft_model)
@@ -155,7 +155,6 @@ def oracle(
     what fixed lengths and the oracle do follows from that, what they take from step times measured in the same run.
     """
     from dynaspec.bench.datasets import load_dataset, spread
-    from dynaspec.bench.offline import make_folder
     from dynaspec.control.policies.short_names import PLAIN, parse_policies
 
     specs = [spec for spec in parse_policies(policies, draft_model) if spec.name != PLAIN]
@@ -180,7 +179,6 @@ def oracle(
 
 def _show_study(study: Study, results: list[TaskResult], options: dict[str, Any], output_dir: Path) -> None:
     from dynaspec.bench import oracle as report
-    from dynaspec.bench.offline import write_json
     from dynaspec.bench.plots import plot_iterations, plot_speeds
 
     console = result_console()
@@ -209,7 +207,7 @@ def _fills_memory(backend: str) -> bool:
 
 
 def _show(session: Session, options: dict[str, Any], output_json: Path | None) -> None:
-    from dynaspec.bench.offline import as_table, write_json
+    from dynaspec.bench.offline import as_table
 
     tokens = session.results[0].runs[-1].output_tokens
     title = f"{options['num_prompts']} prompts, {tokens} tokens, {options['engine']['max_num_seqs']} at a time"

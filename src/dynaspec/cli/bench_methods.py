@@ -13,6 +13,7 @@ from dynaspec.cli.console import note, result_console, status
 from dynaspec.cli.demo import known_heads
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.config import EngineConfig
+from dynaspec.result_files import make_folder, write_json
 
 if TYPE_CHECKING:
     from dynaspec.bench.methods import Ways
@@ -47,7 +48,6 @@ def methods(
     sides take turns. Prefix caching is off, so that no round profits from another.
     """
     from dynaspec.bench.methods import find_ways
-    from dynaspec.bench.offline import make_folder
 
     found = find_ways(
         model, speculative_model or (), known=known_heads(model), asked=methods, length=num_speculative_tokens
@@ -84,7 +84,6 @@ def _show(
     found: Ways, session: Session, options: dict[str, Any], output_json: Path | None, output_dir: Path | None
 ) -> None:
     from dynaspec.bench import methods as report
-    from dynaspec.bench.offline import write_json
 
     console = result_console()
     console.print(report.methods_table(session.results, report.title_of(options)))

@@ -10,6 +10,7 @@ import typer
 
 from dynaspec.cli import bench_options as o
 from dynaspec.cli.console import note, progress, result_console
+from dynaspec.result_files import make_folder, write_json
 
 _ALL_FAILED = 1
 """Exit code where no request succeeded."""
@@ -85,7 +86,6 @@ def serve(
     options = dict(locals())
     import asyncio
 
-    from dynaspec.bench.offline import make_folder, write_json
     from dynaspec.bench.serving.load import run_load_test
     from dynaspec.bench.serving.report import as_document, as_report, details, result_name
     from dynaspec.cli.bench_settings import pairs, settings_of, target_of

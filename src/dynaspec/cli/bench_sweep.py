@@ -19,6 +19,7 @@ import typer
 from dynaspec.cli import bench_options as o
 from dynaspec.cli.console import note, progress, result_console
 from dynaspec.contract.errors import ConfigError
+from dynaspec.result_files import make_folder, write_json, write_text
 
 if TYPE_CHECKING:
     from dynaspec.bench.serving.server import LoadSettings, Target
@@ -84,12 +85,11 @@ def sweep(
     sweep.md and sweep.png.
     """
     options = dict(locals())
-    from dynaspec.bench.offline import make_folder
     from dynaspec.bench.serving.sweep import run_sweep
 
     make_folder(output_dir)
     settings, sides, plan = _prepare(options)
-    result = _Result(output_dir, {name: _plain(value) for name, value in options.items() if name != "api_key"})
+    result = _Result(output_dir, {name: value for name, value in options.items() if name != "api_key"})
     with progress(hidden=disable_tqdm) as tell:
         cells = asyncio.run(_until_terminated(run_sweep(settings, sides, plan, tell, result.add)))
     result.show(model or base_url or "")
@@ -195,14 +195,12 @@ class _Result:
 
     def add(self, cell: Cell) -> None:
         """Written at once, so that a sweep that is stopped has not been in vain."""
-        from dynaspec.bench.offline import write_json
         from dynaspec.bench.serving.sweep import as_document
 
         self._cells.append(cell)
         write_json(self._folder / "sweep.json", as_document(self._cells, self._options))
 
     def show(self, title: str) -> None:
-        from dynaspec.bench.offline import write_text
         from dynaspec.bench.plots import plot_sweep
         from dynaspec.bench.serving.sweep import all_remarks, as_table, as_text, summarise
 
@@ -219,7 +217,3 @@ def _whole(number: float) -> int:
     if not number.is_integer():
         raise ConfigError(f"--max-concurrency has {number:g}; expected whole numbers")
     return int(number)
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value

@@ -17,6 +17,7 @@ import dynaspec
 from dynaspec.cli.console import print_error, status
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.result_files import make_folder, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,8 +105,6 @@ def demo(
     model, draft_model = model or demo_target(), draft_model or demo_head()
     from rich.console import Console
 
-    from dynaspec.bench.offline import make_folder
-
     make_folder(output_dir)
     console = Console(highlight=False)
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
@@ -171,7 +170,6 @@ def _watch(
 
 def _conclude(console: Console, measured: Sequence[PromptTimes], output_dir: Path, title: str) -> None:
     from dynaspec.bench.demo import as_document, by_kind, kinds_table, summary_table, verdict
-    from dynaspec.bench.offline import write_json
     from dynaspec.bench.plots import plot_summaries
 
     console.print()

@@ -17,6 +17,7 @@ from dynaspec.cli.console import note, result_console
 from dynaspec.cli.demo import known_heads
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.result_files import json_text
 
 if TYPE_CHECKING:
     from dynaspec.bench.methods import Ways
@@ -103,7 +104,7 @@ def _show_ways(found: Ways, session: Session, options: dict[str, Any], advice: A
             "reasons": list(advice.reasons),
         }
         document = verdict | report.as_document(session, options, found.given)
-        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        typer.echo(json_text(document))
         return
     console = result_console()
     console.print(report.methods_table(session.results, report.title_of(options)))
@@ -218,7 +219,7 @@ def recommend(
     with stages() as tell:
         found = advise(evidence, loads or batch_sizes(evidence.most), backend, names, tell)
     if as_json:
-        typer.echo(json.dumps(found.document(), indent=2, ensure_ascii=False))
+        typer.echo(json_text(found.document()))
         return
     _show(found)
 

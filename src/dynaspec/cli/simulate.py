@@ -10,6 +10,7 @@ import typer
 
 from dynaspec.cli.console import note, result_console, status
 from dynaspec.contract.errors import ConfigError
+from dynaspec.result_files import write_json
 
 if TYPE_CHECKING:
     from dynaspec.control.profile import Profile
@@ -247,7 +248,7 @@ def _compare(job: _Job, cases: list[list[Case]]) -> list[SimulatedResult]:
 
 
 def _show(job: _Job, results: list[SimulatedResult], output_json: Path | None, plot: Path | None) -> None:
-    from dynaspec.simulate.comparison import as_table, document, write_json
+    from dynaspec.simulate.comparison import as_table, document
 
     options = job.options
     size = f"{sum(len(trace) for trace in job.traces)} requests"
@@ -255,8 +256,7 @@ def _show(job: _Job, results: list[SimulatedResult], output_json: Path | None, p
     title = f"{job.costs.name}{fleet}: {size}, {options['arrivals']}, up to {job.seats} at a time"
     result_console(_FILE_WIDTH).print(as_table(results, title))
     if output_json is not None:
-        plain = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-        write_json(output_json, document(results, plain, job.costs.name))
+        write_json(output_json, document(results, options, job.costs.name))
         note(f"written to {output_json}")
     if plot is not None:
         from dynaspec.simulate.plots import plot_comparison

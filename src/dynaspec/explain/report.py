@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dynaspec.contract.errors import ConfigError
+from dynaspec.result_files import write_text
 
 from . import figures, sentences
 from .alternatives import Alternative, alternatives, reasons
@@ -196,10 +196,7 @@ def write_report(analysis: Analysis, path: Path, title: str) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    try:
-        path.write_text(render(analysis, title), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the report {path} cannot be written: {error.strerror}") from None
+    write_text(path, render(analysis, title))
 
 
 def render(analysis: Analysis, title: str) -> str:

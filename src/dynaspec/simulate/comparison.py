@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -142,17 +140,6 @@ def document(results: Sequence[SimulatedResult], options: Mapping[str, Any], cos
         "options": dict(options),
         "policies": {result.name: result.totals.document() for result in results},
     }
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    try:
-        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{str(path)!r} cannot be written: {error.strerror}") from None
 
 
 def _percentile(values: np.ndarray[Any, Any], percent: int, form: str) -> str:

@@ -17,6 +17,7 @@ from dynaspec.contract.step import SpecPlan, StepOutcome, StepView
 from dynaspec.control.estimate.acceptance import AcceptanceModel
 from dynaspec.control.estimate.settings import AutoSettings
 from dynaspec.observe.decision_log import ForgetCall, ObserveCall, PlanCall, TrimCall, read_calls, read_log
+from dynaspec.result_files import write_text
 
 from .traces import Floats, Trace, build_trace, runs_of
 
@@ -81,12 +82,7 @@ def save_trace(trace: Trace, path: str | Path) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    try:
-        with Path(path).open("w", encoding="ascii") as file:
-            for i in range(len(trace)):
-                file.write(json.dumps(_line(trace, i)) + "\n")
-    except OSError as error:
-        raise ConfigError(f"the trace {str(path)!r} cannot be written: {error.strerror}") from None
+    write_text(Path(path), "".join(json.dumps(_line(trace, i)) + "\n" for i in range(len(trace))))
 
 
 def from_decision_log(path: str | Path, rng: np.random.Generator) -> Trace:

@@ -21,11 +21,9 @@ from dynaspec.bench.offline import (
     even_rounds,
     in_the_running,
     lower_bound,
-    make_folder,
     odd_rounds,
     ratios,
     shuffled,
-    write_json,
 )
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
@@ -94,14 +92,6 @@ def test_json():
 def test_plain_is_needed():
     with pytest.raises(ConfigError, match="expected plain"):
         compare({"constant:4": FakeDecoder()}, workload(), lambda message: None)
-
-
-def test_results_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be created"):
-        make_folder(tmp_path / "file" / "below")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        write_json(tmp_path / "none" / "out.json", {})
 
 
 finite = st.floats(0.1, 10, allow_nan=False)
