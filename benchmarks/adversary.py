@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from dynaspec.bench.console import Tell
 from dynaspec.bench.decoders import SharedModels, Wrap, open_engine
-from dynaspec.bench.drive import ClosedLoop, StepTrace, warm_prompts
+from dynaspec.bench.drive import ClosedLoop, StepTrace
 from dynaspec.bench.offline import lower_bound
 from dynaspec.bench.profile_session import Wrapped
 from dynaspec.contract.errors import ConfigError
@@ -25,9 +26,7 @@ from dynaspec.engine.engine import Engine
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.pictures import GREEN, RED, new_figure, save_png, tidy
 from dynaspec.propose.stopping import stop_mask
-from load_sweep import endless
-
-Progress = Callable[[str, int, int], None]
+from study import endless, warm_prompts
 
 CONFIDENT = 0.98
 """What an adversarial drafter says of each of its tokens."""
@@ -166,7 +165,7 @@ def measure_cost(
     model: str,
     draft_model: str,
     prompts: Sequence[str],
-    progress: Progress,
+    progress: Tell,
     *,
     policy: str = "auto",
     rounds: int = 7,
@@ -206,7 +205,7 @@ def measure_cost(
 
 
 def measure_drift(
-    model: str, draft_model: str, prompts: Sequence[str], progress: Progress, *, policy: str = "auto"
+    model: str, draft_model: str, prompts: Sequence[str], progress: Tell, *, policy: str = "auto"
 ) -> Drift:
     """A drafter that is good for 100 steps, useless for 200, then good again."""
     kept: list[Adversarial] = []

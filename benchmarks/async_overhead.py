@@ -30,11 +30,10 @@ import dynaspec.engine  # first: it says how PyTorch's threads wait
 from dynaspec.bench.datasets import demo_prompts
 from dynaspec.bench.offline import ratios
 from dynaspec.bench.provenance import provenance
-from dynaspec.cli.console import print_error
-from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import RequestOutputKind
 from dynaspec.control.policies.short_names import parse_policy
 from dynaspec.result_files import make_folder, write_json
+from study import errors_told, pair_parser
 
 LEAST_RATIO = 0.95
 MOST_EXTRA_MS = 1.0
@@ -184,7 +183,7 @@ def first_prompt(work: Workload, i: int) -> Sequence[int]:
 
 def main() -> None:
     args = _arguments()
-    try:
+    with errors_told():
         if args.json is not None:
             make_folder(args.json.parent)
         print(f"{args.requests} requests at once, {args.max_tokens} tokens each, {args.rounds} rounds")
@@ -197,16 +196,11 @@ def main() -> None:
             options = {name: value for name, value in vars(args).items() if name != "json"}
             sides = [asdict(one) for one in measured]
             write_json(args.json, {"provenance": provenance(), "options": options, "policies": sides})
-    except DynaspecError as error:
-        print_error(str(error))
-        sys.exit(2)
     print(f"to be reached: a ratio of {LEAST_RATIO} at least, {MOST_EXTRA_MS} ms extra at most")
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tests/models/target", help="the target's checkpoint folder")
-    parser.add_argument("--draft-model", default="tests/models/draft", help="the drafter's checkpoint folder")
+    parser = pair_parser(__doc__)
     parser.add_argument("--policies", default="plain,auto", help="as in dynaspec bench, separated by commas")
     parser.add_argument("--requests", type=int, default=16, help="requests at once (16)")
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens of each (96)")
@@ -215,7 +209,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
     args = parser.parse_args()
     if args.requests < 1 or args.max_tokens < 2 or args.rounds < 1:
-        raise ConfigError("--requests and --rounds must be at least 1, --max-tokens at least 2")
+        parser.error("expected --requests and --rounds of at least 1, and --max-tokens of at least 2")
     return args
 
 

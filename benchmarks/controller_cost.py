@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.step import DraftView, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
+from study import pair_parser
 
 LIMITS = Limits(draft_lens=tuple(range(17)), proposers=(ProposerTraits("draft_model"),))
 COSTS = PassCosts(target=((1, 0.02), (256, 0.022), (2048, 0.04)), drafters=(((1, 1e-3), (256, 2e-3)),))
@@ -142,9 +142,7 @@ def beside_a_step(model: str, draft_model: str, requests: int, rounds: int) -> t
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tests/models/target")
-    parser.add_argument("--draft-model", default="tests/models/draft")
+    parser = pair_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     print(f"{'policy':<12} {'requests':>8} {'plan':>7} {'trim':>7} {'plan+trim':>9} {'observe':>8}  µs   k")

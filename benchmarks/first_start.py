@@ -26,9 +26,9 @@ from dynaspec.bench.provenance import provenance
 from dynaspec.bench.serving.client import send
 from dynaspec.bench.serving.server import Server, ServerError, Target, connect
 from dynaspec.bench.serving.sweep import HOST, free_port, launched
-from dynaspec.cli.console import print_error
-from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.contract.errors import ConfigError
 from dynaspec.result_files import make_folder, write_json
+from study import errors_told
 
 LONGEST_S = 600.0
 
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, default=Path("bench-out"), help="folder for the figures")
     args = parser.parse_args()
     sides = {"these": Path(dynaspec.__file__).parents[1]}
-    try:
+    with errors_told():
         if args.against is not None:
             sides[str(args.against)] = (args.against / "src").resolve()
             if not (sides[str(args.against)] / "dynaspec").is_dir():
@@ -113,9 +113,6 @@ def main() -> None:
             print(f"round {number + 1} of {args.rounds} is done", file=sys.stderr, flush=True)
         seconds = {name: [asdict(one) for one in starts] for name, starts in found.items()}
         write_json(args.output_dir / "first_start.json", {"provenance": provenance(), "starts": seconds})
-    except DynaspecError as error:
-        print_error(str(error))
-        sys.exit(2)
     Console(highlight=False).print(as_table(found))
 
 

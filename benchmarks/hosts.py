@@ -27,11 +27,11 @@ import hosts_vllm
 from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import demo_prompts
 from dynaspec.bench.provenance import provenance
-from dynaspec.cli.console import print_error
-from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.result_files import make_folder, write_json
 from hosts_vllm import workloads
+from study import errors_told, pair_parser
 from transformers_side import ASSISTED
 
 HOSTS = ("transformers", "vllm")
@@ -41,16 +41,13 @@ VLLM_PYTHON = Path(".venv-vllm/bin/python")
 def main() -> None:
     args = _arguments()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    try:
+    with errors_told():
         make_folder(args.output_dir)
         with stages() as tell:
             if "transformers" in args.hosts:
                 on_transformers(args, console, tell)
             if "vllm" in args.hosts:
                 on_vllm(args, console, tell)
-    except DynaspecError as error:
-        print_error(str(error))
-        sys.exit(2)
 
 
 def on_transformers(args: argparse.Namespace, console: Console, tell: Tell) -> None:
@@ -90,9 +87,7 @@ def on_vllm(args: argparse.Namespace, console: Console, tell: Tell) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tests/models/target", help="the target's checkpoint folder")
-    parser.add_argument("--draft-model", default="tests/models/draft", help="the drafter's checkpoint folder")
+    parser = pair_parser(__doc__)
     parser.add_argument("--hosts", nargs="+", choices=HOSTS, default=HOSTS, help="what to run (both)")
     parser.add_argument(
         "--vllm-python", type=Path, default=VLLM_PYTHON, help=f"interpreter that has vLLM ({VLLM_PYTHON})"

@@ -7,7 +7,6 @@ own; the sides take turns at every prompt, in an order that moves on.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +14,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
 import transformers_side
+from dynaspec.bench.console import Tell
 from dynaspec.bench.datasets import BenchPrompt
-from dynaspec.bench.offline import lower_bound, ratios
-from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.bench.offline import lower_bound, ratios, rotated
+from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.tokenizer import Tokenizer
+from study import SideProcess
 from transformers_side import ASSISTED, OURS, PLAIN, Arguments
-
-Progress = Callable[[str, int, int], None]
-"""Told what runs, and how far all of it is: done, of how many."""
 
 WANTED = 1.1
 """dynaspec's speed over that of Transformers' assisted generation."""
@@ -93,64 +91,28 @@ Side = Callable[[Sequence[int]], Decoded]
 """Decodes one prompt, given as token ids."""
 
 
-class Process:
-    """A process with sides.
-
-    Args:
-        arguments: see there.
-
-    Raises:
-        DynaspecError: the process did not start, or has ended.
-    """
+class Process(SideProcess):
+    """A process with sides on Transformers."""
 
     def __init__(self, arguments: Arguments) -> None:
         command = [sys.executable, "-P", transformers_side.__file__, json.dumps(arguments)]
-        self._name = OURS if arguments["dynaspec"] else "Transformers"
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def wait_ready(self) -> str:
-        """Transformers' version, when the models have been loaded."""
-        return str(self._answer()["ready"])
+        super().__init__(OURS if arguments["dynaspec"] else "Transformers", command)
 
     def side(self, name: str) -> Side:
         """One of those that the process has."""
 
         def decode(prompt: Sequence[int]) -> Decoded:
-            answer = self._ask({"side": name, "prompt": list(prompt)})
+            answer = self.ask({"side": name, "prompt": list(prompt)})
             return Decoded(tuple(answer["tokens"]), float(answer["seconds"]))
 
         return decode
 
     def counts(self) -> dict[str, Any]:
         """Of dynaspec's side, since the last time."""
-        return self._ask({"counts": None})
-
-    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        if self._process.stdin is None:  # never: it was asked for
-            raise DynaspecError(f"the process of {self._name} cannot be written to")
-        self._process.stdin.write(json.dumps(message) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        line = self._process.stdout.readline() if self._process.stdout is not None else ""
-        if not line:
-            raise DynaspecError(f"the process of {self._name} has ended; what it printed says why")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return self.ask({"counts": None})
 
 
-def run(models: tuple[Path, Path], prompts: Sequence[BenchPrompt], options: Options, tell: Progress) -> Result:
+def run(models: tuple[Path, Path], prompts: Sequence[BenchPrompt], options: Options, tell: Tell) -> Result:
     """Decodes all prompts greedily on every side, round by round.
 
     A round before the first one warms the sides up, and is where the policy learns what passes cost. It does not count.
@@ -182,7 +144,7 @@ def measure(
     rounds: int,
     version: str,
     counts: Callable[[], Mapping[str, Any]],
-    tell: Progress,
+    tell: Tell,
 ) -> Result:
     """
     Args:
@@ -200,8 +162,7 @@ def measure(
         seconds, tokens = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
         for i, text in enumerate(texts):
             tell(f"round {turn} of {rounds}" if turn else "warm-up", turn * len(texts) + i, (rounds + 1) * len(texts))
-            first = (turn + i) % len(names)
-            decoded = {name: sides[name](text) for name in (*names[first:], *names[:first])}
+            decoded = {name: sides[name](text) for name in rotated(names, turn + i)}
             for name in names:
                 seconds[name] += decoded[name].seconds
                 tokens[name] += len(decoded[name].tokens)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import vllm_side
+from dynaspec.bench.console import Tell
 from dynaspec.bench.datasets import BenchPrompt
-from dynaspec.bench.offline import best_on_odd_rounds, even_rounds, in_the_running, lower_bound, ratios, shuffled
+from dynaspec.bench.offline import best_on_odd_rounds, even_rounds, lower_bound, ratios
 from dynaspec.bench.provenance import provenance
-from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.contract.errors import ConfigError
 from dynaspec.hosts.vllm.launch import BACKEND_KEY, SCHEDULER, speculation_arguments
+from study import SideProcess, in_the_running, shuffled
 from vllm_side import Load
 
 SHIFT = "shift"
@@ -75,8 +76,6 @@ def workloads(
         ]
     }
 
-
-Progress = Callable[[str, int, int], None]
 
 PLAIN = "plain"
 OURS = "dynaspec"
@@ -138,54 +137,22 @@ class Result:
         return median(found), lower_bound(found)
 
 
-class Side:
-    """One engine.
+class Side(SideProcess):
+    """One engine of vLLM.
 
     Args:
         python: interpreter of the environment that has vLLM.
         arguments: vLLM's engine arguments.
         log: gets what the engine prints.
-
-    Raises:
-        DynaspecError: the engine did not start, or has ended.
     """
 
     def __init__(self, name: str, python: Path, arguments: Mapping[str, Any], log: Path) -> None:
-        self.name = name
-        self._log = log
-        command = [str(python), "-P", vllm_side.__file__, json.dumps(arguments)]
-        with log.open("w") as errors:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def wait_ready(self) -> str:
-        """vLLM's version, when the engine has been built."""
-        return str(self._answer()["ready"])
+        super().__init__(name, [str(python), "-P", vllm_side.__file__, json.dumps(arguments)], log)
 
     def decode(self, load: Load) -> tuple[float, int]:
         """(seconds, tokens)."""
-        if self._process.stdin is None:  # never: it was asked for
-            raise DynaspecError(f"the engine {self.name!r} cannot be written to")
-        self._process.stdin.write(json.dumps(load) + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
+        answer = self.ask(load)
         return float(answer["seconds"]), int(answer["tokens"])
-
-    def _answer(self) -> dict[str, Any]:
-        line = self._process.stdout.readline() if self._process.stdout is not None else ""
-        if not line:
-            last = self._log.read_text(errors="replace").strip().splitlines()[-1:]
-            raise DynaspecError(f"vLLM's engine {self.name!r} has ended: {' '.join(last)}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
 
 def run(
@@ -194,7 +161,7 @@ def run(
     workloads: Mapping[str, Sequence[Load]],
     options: Options,
     folder: Path,
-    tell: Progress,
+    tell: Tell,
 ) -> Result:
     """Starts every side and lets them take turns; the first round warms them up and does not count.
 

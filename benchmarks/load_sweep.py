@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,30 +24,31 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dynaspec.bench.console import stages
+from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts, load_prompts, spread
-from dynaspec.bench.decoders import SharedModels, open_engine
-from dynaspec.bench.drive import Job, SteadyLoop, Window, cacheable, steady_window, warm_prompts
-from dynaspec.bench.offline import (
-    SCHEMA,
-    best_on_odd_rounds,
-    even_rounds,
-    in_the_running,
-    lower_bound,
-    ratios,
-    shuffled,
-)
+from dynaspec.bench.offline import SCHEMA, best_on_odd_rounds, even_rounds, lower_bound, ratios
 from dynaspec.bench.provenance import provenance
-from dynaspec.cli.console import print_error
-from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.control.policies.short_names import PLAIN, PolicySpec, parse_policy
+from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.engine.engine import Engine
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.pictures import BLUE, GREEN, GREY, INK, RED, new_figure, save_png, tidy
 from dynaspec.result_files import make_folder, write_json
-
-Progress = Callable[[str, int, int], None]
+from study import (
+    SteadyLoop,
+    Window,
+    cacheable,
+    endless,
+    errors_told,
+    in_the_running,
+    mixed,
+    open_sides,
+    pair_parser,
+    shuffled,
+    steady_window,
+    warm_prompts,
+)
 
 LOADS = (1, 2, 4, 8, 16, 32)
 FIXED = tuple(range(1, 9))
@@ -146,7 +146,7 @@ class LoadResult:
 
 
 def run_sweep(
-    model: str, draft_model: str, prompts: Sequence[BenchPrompt], options: SweepOptions, progress: Progress
+    model: str, draft_model: str, prompts: Sequence[BenchPrompt], options: SweepOptions, progress: Tell
 ) -> list[LoadResult]:
     """Measures every load.
 
@@ -158,7 +158,7 @@ def run_sweep(
         ConfigError, CheckpointError, CapacityError: what was given cannot work.
     """
     with ExitStack() as stack:
-        engines = open_sides(model, draft_model, options, stack, progress)
+        engines = open_sides(model, draft_model, options.fixed, options.policy, max(options.loads), stack, progress)
         tokenizer = engines[PLAIN].tokenizer
         encoded = [
             cacheable(tokenizer.encode(text.text), options.longest_prompt, BLOCK_SIZE) for text in mixed(prompts)
@@ -168,45 +168,8 @@ def run_sweep(
         return [_one_load(load, engines, encoded, options, progress) for load in options.loads]
 
 
-def open_sides(
-    model: str, draft_model: str, options: SweepOptions, stack: ExitStack, progress: Progress
-) -> dict[str, Engine]:
-    """An engine each for plain decoding, every fixed length, and the policy."""
-    seqs = max(options.loads)
-    fixed = {f"constant:{k}": parse_policy(f"constant:{k}", draft_model) for k in options.fixed}
-    specs = {PLAIN: PolicySpec(PLAIN, None), **fixed, options.policy: parse_policy(options.policy, draft_model)}
-    engines = {}
-    load = SharedModels()
-    for done, (name, spec) in enumerate(specs.items()):
-        progress("loading", done, len(specs))
-        engines[name] = open_engine(
-            model,
-            spec,
-            load=load,
-            max_num_seqs=seqs,
-            max_num_batched_tokens=max(1024, seqs * (max(options.fixed) + 1)),
-        )
-        stack.callback(engines[name].close)
-    progress("loading", len(specs), len(specs))
-    return engines
-
-
-def mixed(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
-    """The kinds in turn: code, maths, editing, code, …"""
-    groups: dict[str, list[BenchPrompt]] = {}
-    for prompt in prompts:
-        groups.setdefault(prompt.category, []).append(prompt)
-    return [group[i] for i in range(max(map(len, groups.values()))) for group in groups.values() if i < len(group)]
-
-
-def endless(prompts: Sequence[tuple[int, ...]], params: SamplingParams, first: int) -> Iterator[Job]:
-    """Requests for the prompts in turn, from number ``first`` on, without end."""
-    for i in count(first):
-        yield Job(prompts[i % len(prompts)], params)
-
-
 def _one_load(
-    load: int, engines: Mapping[str, Engine], prompts: Sequence[tuple[int, ...]], options: SweepOptions, tell: Progress
+    load: int, engines: Mapping[str, Engine], prompts: Sequence[tuple[int, ...]], options: SweepOptions, tell: Tell
 ) -> LoadResult:
     """Rounds of all sides; fixed lengths that turn out far behind leave the others closer to each other in time."""
     stage = f"{load} at a time"
@@ -375,7 +338,7 @@ def main() -> None:
         "policy": args.policy,
     }
     settings = (QUICK if args.quick else {}) | {name: value for name, value in given.items() if value is not None}
-    try:
+    with errors_told():
         make_folder(args.output_dir)
         options = SweepOptions(**settings)
         prompts = demo_prompts() if args.dataset is None else spread(load_prompts(args.dataset), 24)
@@ -384,18 +347,13 @@ def main() -> None:
         write_json(args.output_dir / "load_sweep.json", as_document(results, asdict(options)))
         names = f"{Path(args.model).name} with {Path(args.draft_model).name}"
         plot_sweep(results, args.output_dir / "load_sweep.png", f"{names}: mixed prompts, greedy, closed loop")
-    except DynaspecError as error:
-        print_error(str(error))
-        sys.exit(2)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     console.print(as_table(results))
     console.print(verdict(results))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tests/models/target", help="the target's checkpoint folder")
-    parser.add_argument("--draft-model", default="tests/models/draft", help="the drafter's checkpoint folder")
+    parser = pair_parser(__doc__)
     parser.add_argument("--dataset", type=Path, help="file of prompts (default: those that come along)")
     parser.add_argument("--policy", help="what is compared with plain decoding and fixed lengths (auto)")
     parser.add_argument("--loads", type=int, nargs="+", help="requests at once (1 2 4 8 16 32)")

@@ -7,9 +7,8 @@ another set, so that it shows what a profile of the wrong data costs, with and w
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,24 +18,22 @@ from typing import Any
 import dynaspec.engine  # noqa: F401  # first: it says how PyTorch's threads wait
 
 # isort: split
-from dynaspec.bench.console import as_markdown, stages
+from dynaspec.bench.console import Tell, as_markdown, stages
 from dynaspec.bench.datasets import Dataset, fit, load_dataset, spread
 from dynaspec.bench.decoders import SharedModels, open_engine
-from dynaspec.bench.drive import Job, Window, cacheable, run_all, steady_window, warm_prompts
-from dynaspec.bench.offline import SCHEMA
+from dynaspec.bench.drive import Job, run_all
+from dynaspec.bench.offline import SCHEMA, rotated
 from dynaspec.bench.profiling import Cells, Grid, measure, prompt_room
 from dynaspec.bench.provenance import provenance
-from dynaspec.cli.console import print_error
-from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import PLAIN, PolicySpec, parse_policy
 from dynaspec.control.profile import Profile
 from dynaspec.engine.engine import Engine
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.result_files import make_folder, write_json, write_text
-from load_sweep import endless, mixed
+from study import Window, cacheable, endless, errors_told, mixed, pair_parser, steady_window, warm_prompts
 
-Progress = Callable[[str, int, int], None]
 Row = dict[str, Any]
 """Column → value."""
 
@@ -86,7 +83,7 @@ class Measured:
 
 
 def measure_sides(
-    specs: Mapping[str, PolicySpec], options: TableOptions, stage: str, progress: Progress
+    specs: Mapping[str, PolicySpec], options: TableOptions, stage: str, progress: Tell
 ) -> dict[int, dict[str, Measured]]:
     """Load → side → windows, in alternating rounds; engines keep their state, prompts come from the prefix cache."""
     with ExitStack() as stack:
@@ -104,16 +101,18 @@ def measure_sides(
         total, done = len(options.loads) * options.rounds * len(specs), 0
         for load in options.loads:
             windows: dict[str, list[Window]] = {name: [] for name in specs}
-            for turn, name in _alternating(list(specs), options.rounds):
-                jobs = endless(prompts, _params(), turn)
-                windows[name].append(steady_window(engines[name], jobs, load, options.window_tokens * min(load, 8)))
-                done += 1
-                progress(stage, done, total)
+            tokens = options.window_tokens * min(load, 8)
+            for turn in range(options.rounds):
+                for name in rotated(list(specs), turn):
+                    jobs = endless(prompts, _params(), turn)
+                    windows[name].append(steady_window(engines[name], jobs, load, tokens))
+                    done += 1
+                    progress(stage, done, total)
             results[load] = {name: Measured(tuple(of_side), load) for name, of_side in windows.items()}
         return results
 
 
-def dynamic_table(options: TableOptions, progress: Progress) -> list[Row]:
+def dynamic_table(options: TableOptions, progress: Tell) -> list[Row]:
     """Milliseconds per output token by batch size: plain, five tokens, and Dynamic SD under several profiles."""
     with tempfile.TemporaryDirectory() as folder:
         profiles = {
@@ -133,7 +132,7 @@ def dynamic_table(options: TableOptions, progress: Progress) -> list[Row]:
     ]
 
 
-def dsl_table(options: TableOptions, progress: Progress) -> list[Row]:
+def dsl_table(options: TableOptions, progress: Tell) -> list[Row]:
     """Tokens per second over plain decoding's and over five tokens', by threshold, longest draft and concurrency."""
     specs = {PLAIN: PolicySpec(PLAIN, None), STATIC: parse_policy(STATIC, options.draft_model)}
     grid = [(threshold, longest) for longest in options.longest for threshold in options.thresholds]
@@ -161,7 +160,7 @@ def dsl_table(options: TableOptions, progress: Progress) -> list[Row]:
     return rows
 
 
-def elastic_table(options: TableOptions, progress: Progress) -> list[Row]:
+def elastic_table(options: TableOptions, progress: Tell) -> list[Row]:
     """Latency of whole requests, and the drafter's KV writes, by ladder and gate."""
     ladders = {"5/10/15": "elastic:5/10/15", "5": "elastic:5", "10": "elastic:10", "15": "elastic:15"}
     names = {(ladder, gate): f"{form}:{gate}" for ladder, form in ladders.items() for gate in options.gates}
@@ -190,14 +189,14 @@ def elastic_table(options: TableOptions, progress: Progress) -> list[Row]:
     return rows
 
 
-SECTIONS: Mapping[str, Callable[[TableOptions, Progress], list[Row]]] = {
+SECTIONS: Mapping[str, Callable[[TableOptions, Tell], list[Row]]] = {
     "dynamic": dynamic_table,
     "dsl": dsl_table,
     "elastic": elastic_table,
 }
 
 
-def take_profile(options: TableOptions, data: Dataset, path: Path, progress: Progress) -> Path:
+def take_profile(options: TableOptions, data: Dataset, path: Path, progress: Tell) -> Path:
     """Profiles the pair on a data set, coarsely; returns the file."""
     grid = Grid(options.loads, _PROFILE_LENGTHS, batches=1)
     spec = parse_policy(f"constant:{grid.longest}", options.draft_model)
@@ -221,7 +220,7 @@ def take_profile(options: TableOptions, data: Dataset, path: Path, progress: Pro
 
 
 def _latencies(
-    specs: Mapping[str, PolicySpec], options: TableOptions, load: int, progress: Progress
+    specs: Mapping[str, PolicySpec], options: TableOptions, load: int, progress: Tell
 ) -> dict[str, list[Window]]:
     """Side → one window a round, from the first request to the end of the last of a fixed set of requests."""
     with ExitStack() as stack:
@@ -235,20 +234,13 @@ def _latencies(
         for engine in engines.values():
             warm_prompts(engine, prompts, load)
         found: dict[str, list[Window]] = {name: [] for name in specs}
-        for done, (_, name) in enumerate(_alternating(list(specs), options.rounds)):
+        order = [name for turn in range(options.rounds) for name in rotated(list(specs), turn)]
+        for done, name in enumerate(order):
             before = engines[name].stats()
             run = run_all(engines[name], jobs, load)
             found[name].append(Window(run.seconds, engines[name].stats() - before))
             progress(f"elastic, {load} at once", done + 1, options.rounds * len(specs))
         return found
-
-
-def _alternating(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """(round, side): every side once a round, in an order that moves on."""
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in (*names[first:], *names[:first]):
-            yield turn, name
 
 
 def _prompts(engine: Engine, data: Dataset) -> list[tuple[int, ...]]:
@@ -271,7 +263,7 @@ QUICK: dict[str, Any] = {
 
 def main() -> None:
     args = _arguments()
-    try:
+    with errors_told():
         make_folder(args.output_dir)
         options = TableOptions(args.model, args.draft_model, _data(args), **(QUICK if args.quick else {}))
         with stages() as tell:
@@ -280,9 +272,6 @@ def main() -> None:
         write_json(args.output_dir / "seed_tables.json", document)
         text = "\n".join(f"## {name}\n\n{as_markdown(rows)}" for name, rows in tables.items())
         write_text(args.output_dir / "seed_tables.md", text)
-    except DynaspecError as error:
-        print_error(str(error))
-        sys.exit(2)
     print(text)
 
 
@@ -297,9 +286,7 @@ def _data(args: argparse.Namespace) -> tuple[Dataset, ...]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tests/models/target", help="the target's checkpoint folder")
-    parser.add_argument("--draft-model", default="tests/models/draft", help="the drafter's checkpoint folder")
+    parser = pair_parser(__doc__)
     parser.add_argument("--dataset", type=Path, help="file of the prompts that are decoded (default: maths)")
     parser.add_argument("--other-dataset", type=Path, help="file of other prompts to take a profile on (default: code)")
     parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="tables to make")

@@ -30,11 +30,10 @@ from dynaspec.bench.serving.client import send
 from dynaspec.bench.serving.load import put_load
 from dynaspec.bench.serving.server import Server, ServerError, Target, connect
 from dynaspec.bench.serving.sweep import HOST, free_port, launched, serve_command
-from dynaspec.cli.console import print_error
-from dynaspec.contract.errors import DynaspecError
 from dynaspec.control.policies.short_names import PolicySpec, parse_policy
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.result_files import make_folder, write_json
+from study import errors_told, pair_parser
 
 LEAST_RATIO = 0.9
 MOST_EXTRA_MS = 5.0
@@ -204,7 +203,7 @@ def show(policy: str, rounds: Sequence[Round]) -> None:
 
 def main() -> None:
     args = _arguments()
-    try:
+    with errors_told():
         if args.json is not None:
             make_folder(args.json.parent)
         print(f"{args.requests} requests at once, {args.max_tokens} tokens each, {args.rounds} rounds; medians")
@@ -216,16 +215,11 @@ def main() -> None:
             sides = {policy: [asdict(one) for one in rounds] for policy, rounds in measured.items()}
             options = {name: value for name, value in vars(args).items() if name != "json"}
             write_json(args.json, {"provenance": provenance(), "options": options, "policies": sides})
-    except DynaspecError as error:
-        print_error(str(error))
-        sys.exit(2)
     print(f"to be reached: a ratio of {LEAST_RATIO} at least, {MOST_EXTRA_MS} ms extra at most")
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tests/models/target", help="the target's checkpoint folder")
-    parser.add_argument("--draft-model", default="tests/models/draft", help="the drafter's checkpoint folder")
+    parser = pair_parser(__doc__)
     parser.add_argument("--policies", default="plain,auto", help="as in dynaspec bench, separated by commas")
     parser.add_argument("--requests", type=int, default=16, help="requests at once (16)")
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens of each (96)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,11 +28,10 @@ from rich.text import Text
 import adversary
 from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts
-from dynaspec.bench.drive import Job, StepTrace, cacheable, run_all, warm_prompts
-from dynaspec.bench.offline import SCHEMA, best_on_odd_rounds, even_rounds, lower_bound, ratios, shuffled
+from dynaspec.bench.drive import Job, StepTrace, run_all
+from dynaspec.bench.offline import SCHEMA, best_on_odd_rounds, even_rounds, lower_bound, ratios
 from dynaspec.bench.provenance import provenance
-from dynaspec.cli.console import print_error
-from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.engine.engine import Engine
@@ -40,9 +39,8 @@ from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.pictures import BLUE, GREEN, GREY, INK, new_figure, save_png, tidy
 from dynaspec.result_files import make_folder, write_json
-from load_sweep import FIXED, SweepOptions, mixed, open_sides
-
-Progress = Callable[[str, int, int], None]
+from load_sweep import FIXED
+from study import cacheable, errors_told, mixed, open_sides, pair_parser, shuffled, warm_prompts
 
 WANTED = 1.10
 """Speed over that of the best fixed length, over the whole sequence."""
@@ -165,7 +163,7 @@ def _jobs(prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> tuple[J
 
 
 def run_shift(
-    model: str, draft_model: str, prompts: Sequence[BenchPrompt], options: ShiftOptions, progress: Progress
+    model: str, draft_model: str, prompts: Sequence[BenchPrompt], options: ShiftOptions, progress: Tell
 ) -> ShiftResult:
     """Every side runs the whole sequence in every round; which begins changes. Engines keep their state.
 
@@ -175,8 +173,7 @@ def run_shift(
         ConfigError, CheckpointError, CapacityError: what was given cannot work.
     """
     with ExitStack() as stack:
-        sizes = SweepOptions(policy=options.policy, loads=(BURST,), fixed=options.fixed)
-        engines = open_sides(model, draft_model, sizes, stack, progress)
+        engines = open_sides(model, draft_model, options.fixed, options.policy, BURST, stack, progress)
         tokenizer = engines[PLAIN].tokenizer
         phases = make_phases(prompts, tokenizer, tokenizer.vocab_size, options.scale)
         for engine in engines.values():
@@ -326,16 +323,13 @@ SECTIONS = ("shift", "adversary")
 def main() -> None:
     args = _arguments()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    try:
+    with errors_told():
         make_folder(args.output_dir)
         with stages() as tell:
             if "shift" in args.sections:
                 shift(args, console, tell)
             if "adversary" in args.sections:
                 adversarial(args, console, tell)
-    except DynaspecError as error:
-        print_error(str(error))
-        sys.exit(2)
 
 
 def shift(args: argparse.Namespace, console: Console, tell: Tell) -> None:
@@ -362,9 +356,7 @@ def adversarial(args: argparse.Namespace, console: Console, tell: Tell) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tests/models/target", help="the target's checkpoint folder")
-    parser.add_argument("--draft-model", default="tests/models/draft", help="the drafter's checkpoint folder")
+    parser = pair_parser(__doc__)
     parser.add_argument("--policy", default="auto", help="what is compared with plain decoding and fixed lengths")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="what to run (both)")
     parser.add_argument("--rounds", type=int, help="alternating rounds of the sequence (4)")

@@ -30,12 +30,12 @@ from rich.table import Table
 
 from dynaspec.bench.provenance import provenance
 from dynaspec.bench.serving.sweep import HOST, free_port, launched, serve_command
-from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.control.policies.short_names import parse_policy
 from dynaspec.pictures import BLUE, GOLD, GREY, RED, new_figure, save_png, tidy
 from dynaspec.result_files import make_folder, write_json
 from soak_callers import Caller, Choice, RequestSpec, Tally, draw_calls, draw_requests, drive, known_answer
+from study import errors_told, pair_parser
 
 _NAMES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
@@ -292,7 +292,7 @@ async def soak(args: argparse.Namespace, requests: Sequence[RequestSpec], known:
 def main() -> None:
     args = _arguments()
     console = Console()
-    try:
+    with errors_told():
         make_folder(args.output_dir)
         console.print(f"decoding {args.requests} requests one at a time, to know their answers")
         requests, known = single_runs(args)
@@ -301,9 +301,6 @@ def main() -> None:
         title = f"{args.concurrency} unruly callers for {args.minutes:g} minutes, policy {args.policy}"
         write_json(args.output_dir / "soak.json", {"provenance": provenance(), "options": vars(args)} | found.as_json())
         plot(found, args.output_dir / "soak.png", title)
-    except DynaspecError as error:
-        print_error(str(error))
-        sys.exit(2)
     console.print(as_table(found))
     for problem in found.tally.problems:
         console.print(problem, markup=False, soft_wrap=True)
@@ -311,9 +308,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tests/models/target", help="the target's checkpoint folder")
-    parser.add_argument("--draft-model", default="tests/models/draft", help="the drafter's checkpoint folder")
+    parser = pair_parser(__doc__)
     parser.add_argument("--policy", default="auto", help="as in dynaspec bench (auto)")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (10)")
     parser.add_argument("--concurrency", type=int, default=64, help="callers at once (64)")

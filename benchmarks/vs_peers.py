@@ -27,7 +27,6 @@ from rich.console import Console
 
 from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts, fit, load_prompts, spread
-from dynaspec.bench.offline import in_the_running, shuffled
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.console import print_error
 from dynaspec.cli.demo import TARGET_NAME, demo_head, demo_target
@@ -42,6 +41,7 @@ from peers.common import Setting, Workload
 from peers.environments import Recipe, SetUpError
 from peers.process import PeerError, Process
 from peers.results import Results, Turn, agreement, produced, without_end
+from study import errors_told, in_the_running, shuffled
 
 Key = tuple[str, str]
 """Peer and variant."""
@@ -192,14 +192,11 @@ class Sides:
 def main() -> None:
     args = _arguments()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
-    try:
+    with errors_told():
         make_folder(args.output_dir)
         make_folder(args.environments)
         with stages() as tell, ExitStack() as stack:
             results = compare(args, tell, stack)
-    except DynaspecError as error:
-        print_error(str(error))
-        sys.exit(2)
     title = f"{TARGET_NAME}, {args.threads} threads, each engine at its best"
     report.picture(results, args.output_dir / "vs_peers.png", title)
     console.print(report.full_table(results))

@@ -31,9 +31,9 @@ import torch
 
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts
 from dynaspec.bench.decoders import run_once
+from dynaspec.bench.offline import rotated
 from dynaspec.bench.provenance import provenance
-from dynaspec.cli.console import print_error
-from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.proposer import DecodeBatch, Drafts
 from dynaspec.contract.step import ProposerTraits, SpecPlan
 from dynaspec.engine.build import build_engine
@@ -42,6 +42,7 @@ from dynaspec.engine.engine import Engine
 from dynaspec.propose.guard import NoProposer
 from dynaspec.result_files import make_folder, write_json
 from hosts_transformers import Decoded, Process, Side
+from study import errors_told, pair_parser
 from transformers_side import ASSISTED, PLAIN, Arguments
 
 CONTEXT, STEPS, ROWS, BATCH = 240, 32, 8, 16
@@ -90,13 +91,10 @@ class FixedDrafts(NoProposer):
 
 def main() -> None:
     args = _arguments()
-    try:
+    with errors_told():
         if args.json is not None:
             make_folder(args.json.parent)
         report = measure(args)
-    except DynaspecError as error:
-        print_error(str(error))
-        sys.exit(2)
     if args.json is not None:
         write_json(args.json, report)
 
@@ -237,8 +235,7 @@ def decode_rounds(sides: Mapping[str, Side], prompts: Sequence[Sequence[int]], r
     for turn in range(rounds):
         decoded: dict[str, list[Decoded]] = {name: [] for name in names}
         for i, prompt in enumerate(prompts):
-            first = (turn + i) % len(names)
-            for name in (*names[first:], *names[:first]):
+            for name in rotated(names, turn + i):
                 decoded[name].append(sides[name](prompt))
         results.append(decoded)
         print(f"round {turn + 1} of {rounds} is done", file=sys.stderr, flush=True)
@@ -300,9 +297,7 @@ def _places(prompts: Sequence[BenchPrompt], kind: str) -> list[int]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tests/models/target", help="the target's checkpoint folder")
-    parser.add_argument("--draft-model", default="tests/models/draft", help="the drafter's checkpoint folder")
+    parser = pair_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="times that everything is measured (3)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens of each continuation (128)")
     parser.add_argument("--json", type=Path, help="write everything measured to this file")

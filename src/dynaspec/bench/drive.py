@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.engine.engine import Engine
 from dynaspec.observe.counts import SpecCounts
@@ -81,77 +80,6 @@ class ClosedLoop:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """What an engine did in a stretch of time."""
-
-    seconds: float
-    counts: SpecCounts
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.counts.emitted / self.seconds
-
-
-class SteadyLoop:
-    """Speed at a constant number of requests, measured in stretches between which other engines may have their turn.
-
-    The clock starts when all requests decode: so neither the first prompts count nor a tail with few requests left.
-    """
-
-    def __init__(self, engine: Engine, jobs: Iterable[Job], concurrency: int) -> None:
-        """
-        Args:
-            jobs: enough of them, or endless.
-        """
-        self._engine = engine
-        self._loop = ClosedLoop(engine, jobs, concurrency)
-        self._concurrency = concurrency
-        self._full = False
-        self._start = engine.stats()
-        self._seconds = 0.0
-
-    def go_on(self, tokens: int) -> None:
-        """Decodes until so many have been emitted since the first stretch began.
-
-        Raises:
-            ConfigError: there were not enough requests.
-        """
-        step: StepTrace | None = None
-        while not self._full and (step := self._loop.step()) is not None:
-            self._full = step.counts.request_steps >= self._concurrency
-            self._start = self._engine.stats()
-        started = time.perf_counter()
-        while self._full and self._emitted() < tokens:
-            step = self._loop.step()
-            self._full = step is not None
-        self._seconds += time.perf_counter() - started
-        if not self._full:
-            raise ConfigError(f"the requests ended before {tokens} tokens were decoded {self._concurrency} at a time")
-
-    def close(self) -> None:
-        """Aborts what is still running."""
-        self._loop.close()
-
-    @property
-    def window(self) -> Window:
-        """All stretches together."""
-        return Window(self._seconds, self._engine.stats() - self._start)
-
-    def _emitted(self) -> int:
-        return self._engine.stats().emitted - self._start.emitted
-
-
-def steady_window(engine: Engine, jobs: Iterable[Job], concurrency: int, tokens: int) -> Window:
-    """Speed at a constant number of requests, in one stretch. See ``SteadyLoop``."""
-    loop = SteadyLoop(engine, jobs, concurrency)
-    try:
-        loop.go_on(tokens)
-        return loop.window
-    finally:
-        loop.close()
-
-
-@dataclass(frozen=True, slots=True)
 class Finished:
     """All of some jobs, decoded."""
 
@@ -176,22 +104,3 @@ def run_all(engine: Engine, jobs: Sequence[Job], concurrency: int) -> Finished:
     finally:
         loop.close()
     return Finished(steps, tuple(loop.outputs[i] for i in range(len(jobs))))
-
-
-def warm_prompts(
-    engine: Engine, prompts: Sequence[tuple[int, ...]], concurrency: int, max_draft_tokens: int | None = None
-) -> None:
-    """Decodes a token of every prompt, which leaves their KV in the engine's prefix cache.
-
-    Args:
-        max_draft_tokens: 0 = in the target's alone.
-    """
-    params = SamplingParams(temperature=0, max_tokens=2, max_draft_tokens=max_draft_tokens)
-    run_all(engine, [Job(prompt, params) for prompt in prompts], concurrency)
-
-
-def cacheable(prompt: Sequence[int], longest: int, block_size: int) -> tuple[int, ...]:
-    """The end of a prompt, as long as whole blocks and one token: all but that token can come from the prefix cache, so
-    that the request decodes at once."""
-    length = min(len(prompt), longest)
-    return tuple(prompt[-((length - 1) // block_size * block_size + 1) :])

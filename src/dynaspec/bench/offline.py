@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
@@ -32,15 +32,6 @@ SCHEMA = 1
 """Of the JSON file; grows when a key changes its meaning."""
 _SHOWN_POSITIONS = 6
 _COLUMNS = ("policy", "tokens/s", "speed-up", "length", "accepted", "per position", "passes", "time", "identical")
-
-
-def shuffled(sides: Sequence[str], turn: int) -> list[str]:
-    """The order of a round: another one each time, the same in every run.
-
-    A side that always follows the same other one is measured in what that leaves behind: always right after the longest
-    drafts, ``auto`` decoded plainly 4 % slower than plain decoding at 16 requests; in shuffled rounds as fast.
-    """
-    return [sides[i] for i in np.random.default_rng(turn).permutation(len(sides))]
 
 
 def rotated(sides: Sequence[str], turn: int) -> list[str]:
@@ -82,21 +73,6 @@ def best_on_odd_rounds(rates: Mapping[str, Sequence[float]]) -> str:
     rounds = max(map(len, rates.values()))
     rivals = [side for side, of_side in rates.items() if len(of_side) == rounds]
     return max(rivals, key=lambda side: median(odd_rounds(rates[side])))
-
-
-def in_the_running(rates: Mapping[str, Sequence[float]], least: float, *, always: Collection[str]) -> list[str]:
-    """The sides that may still be the best, and those that are measured ``always``.
-
-    A rival must not sit out by bad luck, so it has to be behind for certain: by the 95 % bound of the median.
-
-    Args:
-        rates: side → one figure a round.
-        least: share of the best side's figures that the others may have.
-    """
-    best = rates[max(rates, key=lambda side: median(rates[side]))]
-    return [
-        side for side, of_side in rates.items() if side in always or lower_bound(ratios(best, of_side)) <= 1.0 / least
-    ]
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from dynaspec.bench.decoders import SharedModels, open_engine
-from dynaspec.bench.drive import ClosedLoop, Job, SteadyLoop, cacheable, run_all, steady_window, warm_prompts
-from dynaspec.contract.errors import ConfigError
+from dynaspec.bench.drive import ClosedLoop, Job, run_all
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import parse_policy
 
@@ -79,43 +78,3 @@ def test_a_client_sends_its_next_request_when_it_has_its_answer(engine):
     assert not engine.unfinished
     assert len(loop.outputs) > 3
     assert max(at_once) == 3
-
-
-def test_a_window_counts_from_when_all_decode(engine):
-    window = steady_window(engine, repeat(Job((5, 6, 7), PARAMS)), 4, 40)
-    assert 40 <= window.counts.emitted <= 40 + 4 * 3
-    assert window.tokens_per_second == window.counts.emitted / window.seconds
-    assert not engine.unfinished
-
-
-def test_stretches_of_a_window_leave_out_what_lies_between(engine, clock):
-    loop = SteadyLoop(engine, repeat(Job((5, 6, 7), PARAMS)), 4)
-    loop.go_on(20)
-    first = loop.window
-    clock.now += 1000.0
-    loop.go_on(40)
-    loop.close()
-    assert 20 <= first.counts.emitted < 40 <= loop.window.counts.emitted
-    assert first.seconds < loop.window.seconds < first.seconds + 1000.0
-    assert not engine.unfinished
-
-
-def test_a_window_needs_enough_requests(engine):
-    with pytest.raises(ConfigError, match="ended before 1000 tokens"):
-        steady_window(engine, jobs(4), 4, 1000)
-    assert not engine.unfinished
-
-
-def test_warm_prompts_need_no_prefill(engine):
-    prompt = cacheable(list(range(5, 60)), 50, 16)
-    assert len(prompt) == 49
-    assert prompt[-1] == 59
-    warm_prompts(engine, [prompt], 1)
-    before = engine.stats()
-    run_all(engine, [Job(prompt, PARAMS)], 1)
-    assert (engine.stats() - before).prefill_rows == 0
-
-
-@pytest.mark.parametrize(("length", "longest", "expected"), [(1, 99, 1), (16, 99, 1), (17, 99, 17), (40, 32, 17)])
-def test_cacheable(length, longest, expected):
-    assert len(cacheable(list(range(length)), longest, 16)) == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -19,11 +18,9 @@ from dynaspec.bench.offline import (
     best_on_odd_rounds,
     compare,
     even_rounds,
-    in_the_running,
     lower_bound,
     odd_rounds,
     ratios,
-    shuffled,
 )
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
@@ -102,15 +99,6 @@ def test_rounds_are_split_by_their_number():
     assert even_rounds([1, 2, 3, 4, 5]) == [2, 4]
 
 
-def test_every_side_follows_every_other_in_some_round():
-    sides = ["a", "b", "c", "d"]
-    rounds = [shuffled(sides, turn) for turn in range(40)]
-    assert all(sorted(order) == sides for order in rounds)
-    assert rounds == [shuffled(sides, turn) for turn in range(40)]
-    followed = {pair for order in rounds for pair in pairwise(order)}
-    assert followed == {(a, b) for a in sides for b in sides if a != b}
-
-
 def test_the_best_is_picked_on_odd_rounds_alone():
     rates = {"a": [10, 1, 10, 1, 10], "b": [9, 99, 9, 99, 9]}
     assert best_on_odd_rounds(rates) == "a"
@@ -151,15 +139,6 @@ def test_coverage():
     random = np.random.default_rng(0)
     below = sum(lower_bound(random.normal(1.0, 0.1, 15).tolist(), seed=i) <= 1.0 for i in range(200))
     assert 180 <= below <= 200
-
-
-def test_only_who_is_behind_for_certain_sits_out():
-    best = [10.0, 20.0, 10.0, 15.0, 12.0, 10.0, 11.0, 14.0, 10.0]
-    behind = [0.8 * rate for rate in best]
-    unlucky = [rate * share for rate, share in zip(best, (0.7, 0.8, 0.8, 0.8, 0.8, 1.1, 1.0, 1.1, 1.0), strict=True)]
-    rates = {"plain": [4.0] * 9, "a": best, "b": behind, "c": unlucky, "auto": [1.0] * 9}
-    assert in_the_running(rates, 0.9, always=("plain", "auto")) == ["plain", "a", "c", "auto"]
-    assert in_the_running(rates, 0.7, always=()) == ["a", "b", "c"]
 
 
 def test_those_that_sat_out_are_no_rivals():

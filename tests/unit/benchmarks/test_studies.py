@@ -15,9 +15,10 @@ from adversary import AdversaryCost, Drift
 from dynaspec.bench.console import as_markdown
 from dynaspec.bench.datasets import BenchPrompt, Dataset
 from dynaspec.contract.errors import ConfigError
-from load_sweep import LoadResult, SweepOptions, mixed, run_sweep
+from load_sweep import LoadResult, SweepOptions, run_sweep
 from seed_tables import TableOptions, dsl_table, dynamic_table, elastic_table
 from shifting_workload import ShiftOptions, run_shift
+from study import mixed
 
 PROMPTS = [BenchPrompt("the quick brown fox jumps over the lazy dog", "maths"), BenchPrompt("def add(a, b):", "code")]
 
