@@ -1,4 +1,4 @@
-"""``dynaspec bench``: measure policies."""
+"""``dynaspec bench``: measure policies, methods and what rounding costs; load tests are in ``bench_serve.py``."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dynaspec.cli import bench_methods, bench_perplexity, bench_serve, bench_sweep
+from dynaspec.cli import bench_serve
 from dynaspec.cli import comparison_options as c
 from dynaspec.cli import options as o
-from dynaspec.cli.bench_options import SpacedValues
 from dynaspec.cli.console import note, result_console, status
+from dynaspec.cli.demo import known_heads
+from dynaspec.cli.load_options import SpacedValues
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.config import EngineConfig
 from dynaspec.result_files import make_folder, write_json
 
 if TYPE_CHECKING:
+    from dynaspec.bench.methods import Ways
     from dynaspec.bench.offline import Session
     from dynaspec.bench.oracle import Study, TaskResult
 
 app = typer.Typer(help="Measure speculation policies, and servers under load.", no_args_is_help=True)
-app.command("methods")(bench_methods.methods)
-app.command("perplexity")(bench_perplexity.perplexity)
 app.command("serve", cls=SpacedValues)(bench_serve.serve)
-app.command("sweep", cls=SpacedValues)(bench_sweep.sweep)
+app.command("sweep", cls=SpacedValues)(bench_serve.sweep)
 app.command("compare")(bench_serve.compare)
 
-
+_METHODS_PICTURE = "methods.png"
 _DEFAULT_POLICIES = {
     "dynaspec": "plain,constant:4,confidence:0.4,auto",
     "vllm": "plain,constant:4,auto",  # which cannot stop between draft passes
@@ -129,7 +129,111 @@ def offline(
         options["alternating"] = host.alternating
         session = run_comparison(host, specs, prompts, params, rounds, tell, chat=chat)
     c.note_cut(session, prompts)
-    _show(session, options, output_json)
+    _show_offline(session, options, output_json)
+
+
+def _fills_memory(backend: str) -> bool:
+    """Whether one engine takes all there is."""
+    if backend != "vllm":
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _show_offline(session: Session, options: dict[str, Any], output_json: Path | None) -> None:
+    from dynaspec.bench.offline import as_table
+
+    tokens = session.results[0].runs[-1].output_tokens
+    title = f"{options['num_prompts']} prompts, {tokens} tokens, {options['engine']['max_num_seqs']} at a time"
+    if options["backend"] != "dynaspec":
+        title += f"; {options['backend']}"
+    if not options["alternating"]:
+        title += "; one policy's rounds after the other's, not alternating"
+    console = result_console()
+    console.print(as_table(session.results, title))
+    if output_json is not None:
+        write_json(output_json, session.document(options))
+        note(f"written to {output_json}")
+
+
+@app.command()
+@o.with_fields(EngineConfig, "Engine", only=("dtype", "device", "max_model_len", "kv_cache_memory"))
+def methods(
+    *,
+    model: o.Model,
+    dataset: c.Dataset,
+    speculative_model: c.SpeculativeModels = None,
+    methods: c.Methods = None,
+    num_speculative_tokens: c.Length = None,
+    num_prompts: c.NumPrompts = 26,
+    chat: c.Chat = False,
+    max_tokens: c.MaxTokens = 96,
+    rounds: c.Rounds = 3,
+    batch_size: c.BatchSize = 1,
+    temperature: c.Temperature = 0.0,
+    seed: c.Seed = 0,
+    ignore_eos: c.IgnoreEos = False,
+    output_json: c.OutputJson = None,
+    output_dir: Annotated[Path | None, typer.Option(help="Folder for the picture of the speed-ups.")] = None,
+    **fields: Any,
+) -> None:
+    """Decode the same prompts plainly, with every method's drafts and under auto; compare output, speed, acceptance.
+
+    Methods that need no checkpoint always take part; the others where one is given or comes along for the model. The
+    sides take turns. Prefix caching is off, so that no round profits from another.
+    """
+    from dynaspec.bench.methods import find_ways
+
+    found = find_ways(
+        model, speculative_model or (), known=known_heads(model), asked=methods, length=num_speculative_tokens
+    )
+    for folder in (output_dir, None if output_json is None else output_json.parent):
+        if folder is not None:
+            make_folder(folder)
+    prompts = c.dataset_prompts(dataset, num_prompts)
+    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    engine = {"enable_prefix_caching": False, "max_num_seqs": batch_size} | o.given(**fields)
+    with status(f"loading {model}") as tell:
+        from dynaspec.bench.methods import compare_ways, host_of_ways
+
+        host = host_of_ways(found, params, engine)
+        session = compare_ways(found, host, prompts, params, rounds, tell, chat=chat)
+    c.note_cut(session, prompts)
+    options: dict[str, Any] = {
+        "model": found.model,
+        "dataset": str(dataset),
+        "methods": methods,
+        "num_prompts": len(prompts),
+        "chat": chat,
+        "max_tokens": max_tokens,
+        "rounds": rounds,
+        "temperature": temperature,
+        "seed": seed,
+        "ignore_eos": ignore_eos,
+        "engine": engine,
+    }
+    _show_methods(found, session, options, output_json, output_dir)
+
+
+def _show_methods(
+    found: Ways, session: Session, options: dict[str, Any], output_json: Path | None, output_dir: Path | None
+) -> None:
+    from dynaspec.bench import methods as report
+
+    console = result_console()
+    console.print(report.methods_table(session.results, report.title_of(options)))
+    console.print(report.categories_table(session))
+    for line in report.remarks(session):
+        note(f"note: {line}")
+    if output_dir is not None:
+        from dynaspec.bench.plots import plot_categories
+
+        plot_categories(session, output_dir / _METHODS_PICTURE, Path(found.model).name, report.title_of(options))
+        note(f"picture: {output_dir / _METHODS_PICTURE}")
+    if output_json is not None:
+        write_json(output_json, report.as_document(session, options, found.given))
+        note(f"written to {output_json}")
 
 
 @app.command()
@@ -197,26 +301,33 @@ def _show_study(study: Study, results: list[TaskResult], options: dict[str, Any]
     console.print(f"Pictures and figures: {output_dir}", soft_wrap=True)
 
 
-def _fills_memory(backend: str) -> bool:
-    """Whether one engine takes all there is."""
-    if backend != "vllm":
-        return False
-    import torch
+@app.command()
+@o.with_fields(EngineConfig, "Engine", only=("kv_cache_dtype", "device"))
+def perplexity(
+    *,
+    model: o.Model,
+    text: Annotated[Path, typer.Option(help="A file of plain text, which the model should not have been trained on.")],
+    forms: Annotated[
+        str,
+        typer.Option(
+            help="Separated by commas: auto, float32, bfloat16, float16 (types of computation), int8, int4 "
+            "(quantisations, on a CPU); the first is what others are compared with."
+        ),
+    ] = "auto,int8,int4",
+    window: Annotated[
+        int, typer.Option(min=2, help="Tokens that are read at a time, each without those before.")
+    ] = 512,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of the text.")] = 8192,
+    **fields: Any,
+) -> None:
+    """Print the perplexity of a text under a model in several forms: what each costs in quality."""
+    from dynaspec.bench.perplexity import measure, parse_forms, read_text, table_of
 
-    return torch.cuda.is_available()
-
-
-def _show(session: Session, options: dict[str, Any], output_json: Path | None) -> None:
-    from dynaspec.bench.offline import as_table
-
-    tokens = session.results[0].runs[-1].output_tokens
-    title = f"{options['num_prompts']} prompts, {tokens} tokens, {options['engine']['max_num_seqs']} at a time"
-    if options["backend"] != "dynaspec":
-        title += f"; {options['backend']}"
-    if not options["alternating"]:
-        title += "; one policy's rounds after the other's, not alternating"
-    console = result_console()
-    console.print(as_table(session.results, title))
-    if output_json is not None:
-        write_json(output_json, session.document(options))
-        note(f"written to {output_json}")
+    names, content = parse_forms(forms), read_text(text)
+    engine = o.given(**fields)
+    results = []
+    with status(f"loading {model}") as tell:
+        for name in names:
+            tell(f"reading {text} in {name}")
+            results.append(measure(model, name, content, window, max_tokens, engine))
+    result_console().print(table_of(results, f"{text.name}, {window} tokens at a time"))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dynaspec import __version__
-from dynaspec.cli import bench, chat, collect_env, demo, explain, generate, profile, recommend, serve, simulate, train
+from dynaspec.cli import bench, chat, collect_env, demo, explain, generate, profile, serve, simulate, train
 from dynaspec.cli.console import print_error
 from dynaspec.compile_worker import compile_worker
 from dynaspec.contract.errors import DynaspecError
@@ -41,7 +41,7 @@ app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("demo")(demo.demo)
 app.command("collect-env")(collect_env.collect_env)
 app.command("profile", cls=profile.SpacedLists)(profile.profile)
-app.command("recommend")(recommend.recommend)
+app.command("recommend")(explain.recommend)
 app.command("explain")(explain.explain)
 app.command("simulate")(simulate.simulate)
 app.add_typer(bench.app, name="bench")
