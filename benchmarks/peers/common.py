@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 
 class Workload(TypedDict):
@@ -33,19 +34,20 @@ class Setting(TypedDict):
     most_at_once: int
 
 
-class Side(Protocol):
+class Side(ABC):
     """One engine, ready to decode."""
 
     versions: Mapping[str, str]
     """Package → version."""
 
-    def prepare(self, at_once: int) -> None:
-        """What takes time once before a workload, off the clock."""
-
+    @abstractmethod
     def decode(self, workload: Workload) -> list[list[int]]:
         """The answers' token ids, in the order of the prompts; an end-of-sequence token may be there or not."""
 
-    def rest(self) -> None:
+    def prepare(self, at_once: int) -> None:  # noqa: B027  most engines prepare nothing
+        """What takes time once before a workload, off the clock."""
+
+    def rest(self) -> None:  # noqa: B027  nor give anything back
         """Gives back what only a running workload needs."""
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.engine.build import build_engine
 from dynaspec.engine.config import EngineConfig
-from peers.common import Setting, Workload, keep_running
+from peers.common import Setting, Side, Workload, keep_running
 
 
-class Dynaspec:
+class Dynaspec(Side):
     def __init__(self, setting: Setting) -> None:
         options: dict[str, Any] = {
             "model": setting["gguf"],
@@ -22,12 +22,6 @@ class Dynaspec:
         self._engine = build_engine(EngineConfig.build(**options))
         self._started = 0
         self.versions = {name: version(name) for name in ("dynaspec", "torch", "numba")}
-
-    def prepare(self, at_once: int) -> None:
-        """Nothing to prepare."""
-
-    def rest(self) -> None:
-        """Nothing to give back."""
 
     def decode(self, workload: Workload) -> list[list[int]]:
         params = SamplingParams(

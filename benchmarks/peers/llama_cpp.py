@@ -14,14 +14,14 @@ import llama_cpp as llama
 import numpy as np
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from peers.common import Setting, Workload, ended, keep_running
+from peers.common import Setting, Side, Workload, ended, keep_running
 
 FORMATS = {"BF16": llama.LLAMA_FTYPE_MOSTLY_BF16, "Q8_0": llama.LLAMA_FTYPE_MOSTLY_Q8_0}
 BATCH = 2048
 """Tokens of one call at most, as llama.cpp has it by default."""
 
 
-class LlamaCpp:
+class LlamaCpp(Side):
     def __init__(self, setting: Setting) -> None:
         llama.llama_backend_init()
         path = requantised(Path(setting["gguf"]), Path(setting["models"]), setting["options"].get("weights"))

@@ -15,10 +15,10 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from peers.common import Setting, Workload, keep_running
+from peers.common import Setting, Side, Workload, keep_running
 
 
-class OpenVino:
+class OpenVino(Side):
     def __init__(self, setting: Setting) -> None:
         folder = exported(Path(setting["checkpoint"]), Path(setting["models"]), setting["options"]["weights"])
         self._lookup = setting["options"].get("lookup")
@@ -33,12 +33,6 @@ class OpenVino:
         self._pipeline = genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
         self._started = 0
         self.versions = {name: version(name) for name in ("openvino", "openvino-genai", "optimum-intel", "nncf")}
-
-    def prepare(self, at_once: int) -> None:
-        """Nothing to prepare."""
-
-    def rest(self) -> None:
-        """Nothing to give back."""
 
     def decode(self, workload: Workload) -> list[list[int]]:
         config = genai.GenerationConfig()

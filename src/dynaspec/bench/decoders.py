@@ -18,6 +18,7 @@ from dynaspec.engine.build import build_engine
 from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.engine import Engine
 from dynaspec.engine.tokenizer import Tokenizer
+from dynaspec.hosts import check_backend
 from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
 from dynaspec.observe.counts import SpecCounts
@@ -26,7 +27,6 @@ from dynaspec.runtime import settle
 Wrap = Callable[[Proposer], Proposer]
 Tokens = tuple[tuple[int, ...], ...]
 """Output token ids of every prompt."""
-BACKENDS = ("dynaspec", "vllm", "transformers")
 _CARRIED = ("dtype", "device", "max_num_seqs", "enable_prefix_caching")
 """Engine options that mean something to Transformers; the last two need not be given to it."""
 
@@ -136,7 +136,6 @@ class OpenDecoder(Decoder, Protocol):
 class DecodingHost:
     """An engine, and how policies are compared on it."""
 
-    backend: str
     open: Callable[[PolicySpec], OpenDecoder]
     alternating: bool
     """All policies' engines are open at once and take turns; else one follows the other."""
@@ -158,17 +157,16 @@ def host_of(
     Raises:
         ConfigError: an unknown backend, or options that it does not have.
     """
-    if backend not in BACKENDS:
-        raise ConfigError(f"--backend is {backend!r}; expected dynaspec, vllm or transformers")
+    check_backend(backend)
     if backend == "transformers":
-        return DecodingHost(backend, _on_transformers(model, specs, params, engine), alternating=True)
+        return DecodingHost(_on_transformers(model, specs, params, engine), alternating=True)
     if backend == "dynaspec":
-        return DecodingHost(backend, _embedded(model, engine), alternating=not one_at_a_time)
+        return DecodingHost(_embedded(model, engine), alternating=not one_at_a_time)
 
     def opened(spec: PolicySpec) -> OpenDecoder:
         return LLM(model, speculative_config=spec.config, **{"backend": backend, **engine})
 
-    return DecodingHost(backend, opened, alternating=not one_at_a_time)
+    return DecodingHost(opened, alternating=not one_at_a_time)
 
 
 def _embedded(model: str, engine: Mapping[str, Any]) -> Callable[[PolicySpec], OpenDecoder]:

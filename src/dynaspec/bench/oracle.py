@@ -114,7 +114,6 @@ class Study:
     rounds: tuple[Round, ...]
     sides: tuple[str, ...]
     """Fixed lengths as ``constant:K``, then the other policies; plain decoding first."""
-    target_pass_s: float
     drafter_pass_s: float
     left_out: int
     """Prompts whose continuation ends with its first token: there is nothing to speculate on."""
@@ -125,6 +124,11 @@ class Study:
     def length_s(self) -> dict[int, float]:
         """Medians over the rounds."""
         return {k: median(r.length_s[k] for r in self.rounds) for k in sorted(self.rounds[0].length_s)}
+
+    @property
+    def target_pass_s(self) -> float:
+        """A step of plain decoding."""
+        return self.length_s[0]
 
     @property
     def costs(self) -> StepCosts:
@@ -203,7 +207,6 @@ def run_study(
         tasks=tuple(tasks),
         rounds=tuple(measured),
         sides=tuple(sides),
-        target_pass_s=median(r.length_s[0] for r in measured),
         drafter_pass_s=counts.draft_s / counts.drafter_passes,
         left_out=len(prompts) - sum(len(task.texts) for task in tasks),
         row_s=row_s,

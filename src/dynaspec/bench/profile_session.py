@@ -22,11 +22,12 @@ from dynaspec.control.keys import either
 from dynaspec.control.policies.short_names import PolicySpec
 from dynaspec.control.profile import Profile
 from dynaspec.engine.tokenizer import Tokenizer
+from dynaspec.hosts import check_backend
 from dynaspec.result_files import make_folder
 
 from .console import Tell
 from .datasets import Dataset, FittedPrompts, fit, spread
-from .decoders import BACKENDS, open_engine
+from .decoders import open_engine
 from .profiling import Cells, Grid, check_prompts, measure, prompt_room
 
 _FILLER = 1
@@ -113,8 +114,7 @@ class ProfileSettings:
     """Of that engine; for vLLM."""
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise ConfigError(f"--backend is {self.backend!r}; expected dynaspec, vllm or transformers")
+        check_backend(self.backend)
         if self.options and self.backend != "vllm":
             raise ConfigError(f"--engine-options is given but --backend is {self.backend!r}; expected none, or vllm")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import PLAIN
-from dynaspec.explain.recommend import CLEARLY
+from dynaspec.explain.sentences import CLEARLY
 
 from .datasets import BenchPrompt, fit
 from .decoders import DecodingHost, run_once

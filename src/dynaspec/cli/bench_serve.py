@@ -19,6 +19,7 @@ import typer
 
 from dynaspec.cli import load_options as o
 from dynaspec.cli.console import note, progress, result_console
+from dynaspec.cli.options import in_panel
 from dynaspec.contract.errors import ConfigError
 from dynaspec.result_files import make_folder, write_json, write_text
 
@@ -82,23 +83,19 @@ def serve(
     metric_percentiles: o.MetricPercentiles = "50,90,95,99",
     goodput: o.Goodput = None,
     disable_tqdm: o.DisableTqdm = False,
-    save_result: Annotated[
-        bool, typer.Option("--save-result", help="Write the result to a JSON file.", rich_help_panel=_SAVED)
-    ] = False,
+    save_result: Annotated[bool, in_panel(_SAVED, "Write the result to a JSON file.", "--save-result")] = False,
     save_detailed: Annotated[
-        bool, typer.Option("--save-detailed", help="The same, with a value for every request.", rich_help_panel=_SAVED)
+        bool, in_panel(_SAVED, "The same, with a value for every request.", "--save-detailed")
     ] = False,
-    result_dir: Annotated[Path, typer.Option(help="The file's folder.", rich_help_panel=_SAVED)] = Path(),
+    result_dir: Annotated[Path, in_panel(_SAVED, "The file's folder.")] = Path(),
     result_filename: Annotated[
         str | None,
-        typer.Option(help="Its name; default: LABEL-RATEqps[-concurrencyN]-MODEL-TIME.json.", rich_help_panel=_SAVED),
+        in_panel(_SAVED, "Its name; default: LABEL-RATEqps[-concurrencyN]-MODEL-TIME.json."),
     ] = None,
-    label: Annotated[
-        str | None, typer.Option(help="Name of the run; default: the backend's.", rich_help_panel=_SAVED)
-    ] = None,
+    label: Annotated[str | None, in_panel(_SAVED, "Name of the run; default: the backend's.")] = None,
     metadata: Annotated[
         list[str] | None,
-        typer.Option(help="Remarks for the file, KEY=VALUE.", metavar="KEY=VALUE…", rich_help_panel=_SAVED),
+        in_panel(_SAVED, "Remarks for the file, KEY=VALUE.", metavar="KEY=VALUE…"),
     ] = None,
 ) -> None:
     """Send requests to a running server that speaks OpenAI's protocol: throughput, latencies, goodput, acceptance.

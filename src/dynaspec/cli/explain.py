@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,8 +138,7 @@ def _show_ways(found: Ways, session: Session, options: dict[str, Any], advice: A
         note(f"note: {line}")
 
 
-def _trial(text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel="With prompts", **more)
+_trial = partial(o.in_panel, "With prompts")
 
 
 def recommend(

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 
-import typer
 from typer.core import TyperCommand
 
-from dynaspec.cli.options import json_object
+from dynaspec.cli.options import in_panel, json_object
 from dynaspec.contract.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynaspec.bench.serving.server import LoadSettings, LoadWorkload, Reported, Target, Traffic
 
-_SPACED = ("--goodput", "--metadata", "--header")
+_SPACED = ("--goodput", "--metadata", "--header", "--batch-size-list", "--num-speculative-tokens-list")
 
 
 class SpacedValues(TyperCommand):
@@ -45,37 +44,33 @@ def spread(args: Sequence[str]) -> list[str]:
     return result
 
 
-def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
-
-
 _SERVER, _LOAD, _ASKED, _SAMPLING, _SAID = "Server", "Load", "Requests", "Sampling", "Result"
 
 Backend = Annotated[
     str,
-    _option(
+    in_panel(
         _SERVER,
         "openai (completions), openai-chat; vllm and dynaspec are other words for openai.",
         *("--backend", "--endpoint-type"),
     ),
 ]
-BaseUrl = Annotated[str | None, _option(_SERVER, "The server's address, instead of host and port.")]
-Host = Annotated[str, _option(_SERVER, "The server's host.")]
-Port = Annotated[int, _option(_SERVER, "The server's port.")]
-Endpoint = Annotated[str | None, _option(_SERVER, "Path of the requests; default: the backend's.")]
-Model = Annotated[str | None, _option(_SERVER, "Model to ask for; default: the first that the server lists.")]
-ServedModelName = Annotated[str | None, _option(_SERVER, "Its name in requests, if that is another.")]
+BaseUrl = Annotated[str | None, in_panel(_SERVER, "The server's address, instead of host and port.")]
+Host = Annotated[str, in_panel(_SERVER, "The server's host.")]
+Port = Annotated[int, in_panel(_SERVER, "The server's port.")]
+Endpoint = Annotated[str | None, in_panel(_SERVER, "Path of the requests; default: the backend's.")]
+Model = Annotated[str | None, in_panel(_SERVER, "Model to ask for; default: the first that the server lists.")]
+ServedModelName = Annotated[str | None, in_panel(_SERVER, "Its name in requests, if that is another.")]
 Tokenizer = Annotated[
-    str | None, _option(_SERVER, "Checkpoint whose tokenizer counts and cuts prompts; default: ask the server.")
+    str | None, in_panel(_SERVER, "Checkpoint whose tokenizer counts and cuts prompts; default: ask the server.")
 ]
 ApiKey = Annotated[
-    str | None, _option(_SERVER, "Key for the server; better in OPENAI_API_KEY, as others see command lines.")
+    str | None, in_panel(_SERVER, "Key for the server; better in OPENAI_API_KEY, as others see command lines.")
 ]
-Header = Annotated[list[str] | None, _option(_SERVER, "Further headers, KEY=VALUE.", metavar="KEY=VALUE…")]
-RequestIdPrefix = Annotated[str | None, _option(_SERVER, "What X-Request-Id begins with; default: one of this run.")]
+Header = Annotated[list[str] | None, in_panel(_SERVER, "Further headers, KEY=VALUE.", metavar="KEY=VALUE…")]
+RequestIdPrefix = Annotated[str | None, in_panel(_SERVER, "What X-Request-Id begins with; default: one of this run.")]
 ReadyCheck = Annotated[
     float,
-    _option(
+    in_panel(
         _SERVER,
         "Seconds to wait for the server, and then for a first request; 0 = neither is tried.",
         "--ready-check-timeout-sec",
@@ -83,25 +78,25 @@ ReadyCheck = Annotated[
     ),
 ]
 
-NumPrompts = Annotated[int, _option(_LOAD, "Requests to send.", min=1)]
-RequestRate = Annotated[float, _option(_LOAD, "Requests a second; inf = all at once.")]
+NumPrompts = Annotated[int, in_panel(_LOAD, "Requests to send.", min=1)]
+RequestRate = Annotated[float, in_panel(_LOAD, "Requests a second; inf = all at once.")]
 Burstiness = Annotated[
-    float, _option(_LOAD, "1 = Poisson arrivals; less = bursts, more = even distances (gamma distribution).")
+    float, in_panel(_LOAD, "1 = Poisson arrivals; less = bursts, more = even distances (gamma distribution).")
 ]
-MaxConcurrency = Annotated[int | None, _option(_LOAD, "Most requests under way at once; default: no limit.", min=1)]
-NumWarmups = Annotated[int, _option(_LOAD, "Times that the first request is sent beforehand.", min=0)]
-Seed = Annotated[int, _option(_LOAD, "Of the choice of prompts and of arrivals.")]
+MaxConcurrency = Annotated[int | None, in_panel(_LOAD, "Most requests under way at once; default: no limit.", min=1)]
+NumWarmups = Annotated[int, in_panel(_LOAD, "Times that the first request is sent beforehand.", min=0)]
+Seed = Annotated[int, in_panel(_LOAD, "Of the choice of prompts and of arrivals.")]
 
 DatasetName = Annotated[
-    str | None, _option(_ASKED, "random, sharegpt, custom, spec_bench, gsm8k, prompts or demo; default: random.")
+    str | None, in_panel(_ASKED, "random, sharegpt, custom, spec_bench, gsm8k, prompts or demo; default: random.")
 ]
-DatasetPath = Annotated[Path | None, _option(_ASKED, "The data set's file; without a name, its lines say their form.")]
+DatasetPath = Annotated[Path | None, in_panel(_ASKED, "The data set's file; without a name, its lines say their form.")]
 Category = Annotated[
-    str | None, _option(_ASKED, "Only prompts of this category.", "--category", "--spec-bench-category")
+    str | None, in_panel(_ASKED, "Only prompts of this category.", "--category", "--spec-bench-category")
 ]
 OutputLen = Annotated[
     int | None,
-    _option(
+    in_panel(
         _ASKED,
         "Most tokens of an answer; default: what the data set says, 128 for random and demo, else 256.",
         *("--output-len", "--max-tokens", "--random-output-len", "--sharegpt-output-len", "--custom-output-len"),
@@ -109,45 +104,45 @@ OutputLen = Annotated[
         min=1,
     ),
 ]
-InputLen = Annotated[int, _option(_ASKED, "Tokens of random prompts.", "--random-input-len", "--input-len", min=1)]
+InputLen = Annotated[int, in_panel(_ASKED, "Tokens of random prompts.", "--random-input-len", "--input-len", min=1)]
 RangeRatio = Annotated[
-    float, _option(_ASKED, "Random lengths lie within this share of their mean.", "--random-range-ratio")
+    float, in_panel(_ASKED, "Random lengths lie within this share of their mean.", "--random-range-ratio")
 ]
 PrefixLen = Annotated[
-    int, _option(_ASKED, "Tokens that random prompts begin with, all the same.", "--random-prefix-len")
+    int, in_panel(_ASKED, "Tokens that random prompts begin with, all the same.", "--random-prefix-len")
 ]
-DisableShuffle = Annotated[bool, _option(_ASKED, "Prompts in the order of the file.", "--disable-shuffle")]
-NoOversample = Annotated[bool, _option(_ASKED, "No prompt twice, even if there are too few.", "--no-oversample")]
+DisableShuffle = Annotated[bool, in_panel(_ASKED, "Prompts in the order of the file.", "--disable-shuffle")]
+NoOversample = Annotated[bool, in_panel(_ASKED, "No prompt twice, even if there are too few.", "--no-oversample")]
 IgnoreEos = Annotated[
-    bool, _option(_ASKED, "Go on after the end-of-sequence token; random always does.", "--ignore-eos")
+    bool, in_panel(_ASKED, "Go on after the end-of-sequence token; random always does.", "--ignore-eos")
 ]
-ExtraBody = Annotated[str | None, _option(_ASKED, "Further fields of every request, as JSON.")]
+ExtraBody = Annotated[str | None, in_panel(_ASKED, "Further fields of every request, as JSON.")]
 Acceptance = Annotated[
     bool | None,
-    _option(_ASKED, "Ask for what became of each request's drafts; default: if the server is dynaspec's."),
+    in_panel(_ASKED, "Ask for what became of each request's drafts; default: if the server is dynaspec's."),
 ]
 
-Temperature = Annotated[float | None, _option(_SAMPLING, "0 = greedy; default: the server's.")]
-TopP = Annotated[float | None, _option(_SAMPLING, "Keep a token while the mass before it is below this.")]
-TopK = Annotated[int | None, _option(_SAMPLING, "Keep so many of the most probable tokens.")]
-MinP = Annotated[float | None, _option(_SAMPLING, "Keep tokens with so much of the largest probability.")]
-FrequencyPenalty = Annotated[float | None, _option(_SAMPLING, "Above 0: the more often seen, the less likely.")]
-PresencePenalty = Annotated[float | None, _option(_SAMPLING, "Above 0: tokens seen are less likely.")]
-RepetitionPenalty = Annotated[float | None, _option(_SAMPLING, "Above 1: tokens seen are less likely.")]
+Temperature = Annotated[float | None, in_panel(_SAMPLING, "0 = greedy; default: the server's.")]
+TopP = Annotated[float | None, in_panel(_SAMPLING, "Keep a token while the mass before it is below this.")]
+TopK = Annotated[int | None, in_panel(_SAMPLING, "Keep so many of the most probable tokens.")]
+MinP = Annotated[float | None, in_panel(_SAMPLING, "Keep tokens with so much of the largest probability.")]
+FrequencyPenalty = Annotated[float | None, in_panel(_SAMPLING, "Above 0: the more often seen, the less likely.")]
+PresencePenalty = Annotated[float | None, in_panel(_SAMPLING, "Above 0: tokens seen are less likely.")]
+RepetitionPenalty = Annotated[float | None, in_panel(_SAMPLING, "Above 1: tokens seen are less likely.")]
 
 PercentileMetrics = Annotated[
-    str, _option(_SAID, "Times to report: ttft, tpot, itl, e2el, client_queue_time, e2el_including_client_queue.")
+    str, in_panel(_SAID, "Times to report: ttft, tpot, itl, e2el, client_queue_time, e2el_including_client_queue.")
 ]
-MetricPercentiles = Annotated[str, _option(_SAID, "Percentiles of them.")]
+MetricPercentiles = Annotated[str, in_panel(_SAID, "Percentiles of them.")]
 Goodput = Annotated[
     list[str] | None,
-    _option(
+    in_panel(
         _SAID,
         "Limits in ms, such as ttft:200 tpot:20 e2el:5000: requests within all count as good.",
         metavar="NAME:MS…",
     ),
 ]
-DisableTqdm = Annotated[bool, _option(_SAID, "No progress.", "--disable-tqdm")]
+DisableTqdm = Annotated[bool, in_panel(_SAID, "No progress.", "--disable-tqdm")]
 
 _SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p"),

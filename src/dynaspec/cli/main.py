@@ -11,6 +11,7 @@ import typer
 from dynaspec import __version__
 from dynaspec.cli import bench, chat, collect_env, demo, explain, generate, profile, serve, simulate, train
 from dynaspec.cli.console import print_error
+from dynaspec.cli.load_options import SpacedValues
 from dynaspec.compile_worker import compile_worker
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.runtime import prepare_process
@@ -40,7 +41,7 @@ app.command("generate")(generate.generate)
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("demo")(demo.demo)
 app.command("collect-env")(collect_env.collect_env)
-app.command("profile", cls=profile.SpacedLists)(profile.profile)
+app.command("profile", cls=SpacedValues)(profile.profile)
 app.command("recommend")(explain.recommend)
 app.command("explain")(explain.explain)
 app.command("simulate")(simulate.simulate)

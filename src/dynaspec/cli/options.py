@@ -72,7 +72,12 @@ def _of_field(name: str, field: FieldInfo, panel: str) -> Any:
 
 def _option(kind: Any, text: str, panel: str, *names: str) -> Any:
     """An option that is None unless given."""
-    return Annotated[kind | None, typer.Option(*names, help=text, rich_help_panel=panel)]
+    return Annotated[kind | None, in_panel(panel, text, *names)]
+
+
+def in_panel(panel: str, text: str, *names: str, **more: Any) -> Any:
+    """An option whose help stands in a panel of its own."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
 def _kind(annotation: Any) -> Any:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from dynaspec.cli.console import note, status
 from dynaspec.cli.options import json_object
@@ -17,29 +16,7 @@ if TYPE_CHECKING:
     from dynaspec.bench.profile_session import ProfileSettings
     from dynaspec.bench.profiling import Grid
 
-_LISTS = ("--batch-size-list", "--num-speculative-tokens-list")
 _LENGTHS = (1, 2, 3, 5, 8)
-
-
-class SpacedLists(TyperCommand):
-    """Takes ``--batch-size-list 1 4 16`` as it takes ``1,4,16``: the numbers after the option are its value."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, joined(args))
-
-
-def joined(args: list[str]) -> list[str]:
-    """Arguments in which the numbers after an option that takes a list are one argument."""
-    result: list[str] = []
-    open_list = False
-    for arg in args:
-        if open_list and result[-1] not in _LISTS and arg.isdigit():
-            result[-1] += f",{arg}"
-            continue
-        if not (open_list and result[-1] in _LISTS):
-            open_list = arg in _LISTS
-        result.append(arg)
-    return result
 
 
 def profile(
@@ -53,10 +30,10 @@ def profile(
     top_k: Annotated[int, typer.Option(help="Keep so many of the most probable tokens; -1 = all.")] = -1,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Largest batch of the default list.")] = 32,
     batch_size_list: Annotated[
-        str | None, typer.Option(help="Batch sizes to measure; default: powers of two up to --max-batch-size.")
+        list[str] | None, typer.Option(help="Batch sizes to measure; default: powers of two up to --max-batch-size.")
     ] = None,
     num_speculative_tokens_list: Annotated[
-        str | None, typer.Option(help="Draft lengths to measure, besides 0; default: 1 2 3 5 8.")
+        list[str] | None, typer.Option(help="Draft lengths to measure, besides 0; default: 1 2 3 5 8.")
     ] = None,
     num_batches: Annotated[
         int | None, typer.Option(min=1, help="Batches for each size and length; default: 2 on a CPU, 5 on a GPU.")
@@ -83,11 +60,12 @@ def profile(
 
         require_vllm()
     from dynaspec.bench.datasets import load_dataset
+    from dynaspec.simulate.costs import batch_sizes
 
     dataset = load_dataset(dataset_name, dataset_path)
     largest = 1 if backend == "transformers" else max_batch_size
     grid_options: dict[str, Any] = {
-        "batch_sizes": _numbers("--batch-size-list", batch_size_list) or _powers(largest),
+        "batch_sizes": _numbers("--batch-size-list", batch_size_list) or tuple(batch_sizes(largest)),
         "lengths": _numbers("--num-speculative-tokens-list", num_speculative_tokens_list) or _LENGTHS,
     }
     with status(f"loading {model_dir}"):
@@ -120,18 +98,14 @@ def _run(settings: ProfileSettings, grid: Grid) -> None:
         console.print(f"Picture: {session.picture}", soft_wrap=True)
 
 
-def _powers(largest: int) -> tuple[int, ...]:
-    """1, 2, 4, … and the largest itself."""
-    return (*(2**i for i in range(largest.bit_length()) if 2**i < largest), largest)
-
-
-def _numbers(option: str, text: str | None) -> tuple[int, ...]:
+def _numbers(option: str, given: list[str] | None) -> tuple[int, ...]:
     """
     Raises:
         ConfigError: not a list of integers.
     """
-    if text is None:
+    if not given:
         return ()
+    text = ",".join(given)
     try:
         numbers = tuple(int(part) for part in text.replace(",", " ").split())
     except ValueError:

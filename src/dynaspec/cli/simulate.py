@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynaspec.cli.console import note, result_console, status
+from dynaspec.cli.options import in_panel
 from dynaspec.contract.errors import ConfigError
 from dynaspec.result_files import write_json
 
@@ -25,10 +26,6 @@ _DEFAULT_SEATS = 64
 _DEFAULT_ACCEPTANCE = "0.7"
 
 
-def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
-
-
 def simulate(
     *,
     policies: Annotated[
@@ -39,43 +36,45 @@ def simulate(
             "auto[:K], oracle, oracle:cost."
         ),
     ] = "plain,constant:2,constant:4,goodput,auto,oracle:cost",
-    gpu: Annotated[str | None, _option("Cost", "Roofline of this GPU: H100, H200, A100, B200, L40S, MI300X, …")] = None,
-    gpus: Annotated[int, _option("Cost", "GPUs of a node, with tensor parallelism.", min=1)] = 1,
-    target: Annotated[str, _option("Cost", "Model whose size and shape the roofline has.")] = "llama-3.1-8b",
-    draft: Annotated[str, _option("Cost", "Model that drafts.")] = "llama-3.2-1b",
-    draft_gpus: Annotated[int, _option("Cost", "GPUs that the drafter is spread over.", min=1)] = 1,
-    profile: Annotated[Path | None, _option("Cost", "Goodput profile (JSON) whose step times are used.")] = None,
-    costs: Annotated[Path | None, _option("Cost", "Measured passes: JSON with target and drafter curves.")] = None,
-    time_noise: Annotated[float, _option("Cost", "Relative noise of step times.", min=0.0, max=1.0)] = 0.0,
-    trace: Annotated[Path | None, _option("Trace", "Recorded requests (JSON lines), or a decision log.")] = None,
-    requests: Annotated[int, _option("Trace", "Requests of a synthetic trace.", min=1)] = 512,
+    gpu: Annotated[
+        str | None, in_panel("Cost", "Roofline of this GPU: H100, H200, A100, B200, L40S, MI300X, …")
+    ] = None,
+    gpus: Annotated[int, in_panel("Cost", "GPUs of a node, with tensor parallelism.", min=1)] = 1,
+    target: Annotated[str, in_panel("Cost", "Model whose size and shape the roofline has.")] = "llama-3.1-8b",
+    draft: Annotated[str, in_panel("Cost", "Model that drafts.")] = "llama-3.2-1b",
+    draft_gpus: Annotated[int, in_panel("Cost", "GPUs that the drafter is spread over.", min=1)] = 1,
+    profile: Annotated[Path | None, in_panel("Cost", "Goodput profile (JSON) whose step times are used.")] = None,
+    costs: Annotated[Path | None, in_panel("Cost", "Measured passes: JSON with target and drafter curves.")] = None,
+    time_noise: Annotated[float, in_panel("Cost", "Relative noise of step times.", min=0.0, max=1.0)] = 0.0,
+    trace: Annotated[Path | None, in_panel("Trace", "Recorded requests (JSON lines), or a decision log.")] = None,
+    requests: Annotated[int, in_panel("Trace", "Requests of a synthetic trace.", min=1)] = 512,
     acceptance: Annotated[
         str | None,
-        _option("Trace", "Mean conditional acceptance; several with commas: phases of equal size. Default: 0.7."),
+        in_panel("Trace", "Mean conditional acceptance; several with commas: phases of equal size. Default: 0.7."),
     ] = None,
-    concentration: Annotated[float, _option("Trace", "How alike requests are: strength of the Beta.")] = 12.0,
-    decay: Annotated[float, _option("Trace", "Factor on acceptance from slot to slot.")] = 1.0,
-    auc: Annotated[float, _option("Trace", "How well the drafter's confidence tells: 0.5 = not at all.")] = 0.8,
-    confidence_noise: Annotated[float, _option("Trace", "Noise in the confidence's logit.")] = 0.0,
-    prompt_tokens: Annotated[float, _option("Trace", "Mean prompt length.")] = 512,
-    output_tokens: Annotated[float, _option("Trace", "Mean output length.")] = 256,
-    spread: Annotated[float, _option("Trace", "Deviation of the logarithm of both; 1 = long tails.")] = 0.5,
-    max_tokens: Annotated[int | None, _option("Trace", "Most output tokens; default: the longest.", min=1)] = None,
-    save_trace: Annotated[Path | None, _option("Trace", "Write the first trace to this file.")] = None,
+    concentration: Annotated[float, in_panel("Trace", "How alike requests are: strength of the Beta.")] = 12.0,
+    decay: Annotated[float, in_panel("Trace", "Factor on acceptance from slot to slot.")] = 1.0,
+    auc: Annotated[float, in_panel("Trace", "How well the drafter's confidence tells: 0.5 = not at all.")] = 0.8,
+    confidence_noise: Annotated[float, in_panel("Trace", "Noise in the confidence's logit.")] = 0.0,
+    prompt_tokens: Annotated[float, in_panel("Trace", "Mean prompt length.")] = 512,
+    output_tokens: Annotated[float, in_panel("Trace", "Mean output length.")] = 256,
+    spread: Annotated[float, in_panel("Trace", "Deviation of the logarithm of both; 1 = long tails.")] = 0.5,
+    max_tokens: Annotated[int | None, in_panel("Trace", "Most output tokens; default: the longest.", min=1)] = None,
+    save_trace: Annotated[Path | None, in_panel("Trace", "Write the first trace to this file.")] = None,
     arrivals: Annotated[
         str,
-        _option(
+        in_panel(
             "Load",
             "poisson:RATE, burst:RATE:SIZE, shift:RATE:RATE[:…], rollout, closed:USERS[:THINK] or trace; "
             "requests a second, of all nodes together.",
         ),
     ] = "closed:32",
-    nodes: Annotated[int, _option("Load", "Equal nodes that share the requests.", min=1)] = 1,
-    router: Annotated[str, _option("Load", "round_robin or random.")] = "round_robin",
-    max_num_seqs: Annotated[int | None, _option("Load", "Most requests that a node runs at once.", min=1)] = None,
-    max_num_batched_tokens: Annotated[int, _option("Load", "Most target rows of a step.", min=1)] = 8192,
-    max_draft: Annotated[int, _option("Load", "Longest draft that can run.", min=1, max=64)] = 16,
-    parallel_heads: Annotated[bool, _option("Load", "One drafter pass gives all tokens of a draft.")] = False,
+    nodes: Annotated[int, in_panel("Load", "Equal nodes that share the requests.", min=1)] = 1,
+    router: Annotated[str, in_panel("Load", "round_robin or random.")] = "round_robin",
+    max_num_seqs: Annotated[int | None, in_panel("Load", "Most requests that a node runs at once.", min=1)] = None,
+    max_num_batched_tokens: Annotated[int, in_panel("Load", "Most target rows of a step.", min=1)] = 8192,
+    max_draft: Annotated[int, in_panel("Load", "Longest draft that can run.", min=1, max=64)] = 16,
+    parallel_heads: Annotated[bool, in_panel("Load", "One drafter pass gives all tokens of a draft.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the first repetition.")] = 0,
     repeats: Annotated[int, typer.Option(min=1, help="Repetitions, each with traces and arrivals of its own.")] = 1,
     output_json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,

@@ -22,7 +22,7 @@ from dynaspec.simulate.simulator import HostConfig
 from dynaspec.simulate.traces import Ints, Trace, build_trace
 
 from .estimates import LogCosts, fit_costs
-from .log_data import LogData, load_all
+from .log_data import LogData, load
 
 LONGEST = 16
 """Beyond this no draft is simulated."""
@@ -157,7 +157,7 @@ def trace_of(profile: Profile, rng: np.random.Generator) -> Trace:
 
 
 def _from_logs(logs: Sequence[Path], given: Profile | None, path: Path | None, names: tuple[str, ...]) -> Evidence:
-    data = load_all(logs)
+    data = load(*logs)
     _check_drafter(data.limits)
     rng = np.random.default_rng(0)
     trace = from_decision_logs(logs, rng)

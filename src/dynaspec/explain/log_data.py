@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,6 @@ class LogSteps:
     """Drafter passes."""
     draft_rows: Ints
     """Rows of all drafter passes."""
-    drafting: Ints
-    """Requests that a draft was granted for."""
     verify_rows: Ints
     kv_tokens: Ints
     """Σ over the target's rows of the KV entries that they see."""
@@ -145,19 +143,11 @@ def host_of(header: Header) -> str:
     return str(header.fields.get("host", EMBEDDED))
 
 
-def load(path: Path) -> LogData:
-    """
-    Raises:
-        ConfigError: no readable log, or one without any step that was committed.
-    """
-    return load_all([path])
-
-
-def load_all(paths: Sequence[Path]) -> LogData:
-    """Several logs of one host, one behind the other, under the first one's header.
+def load(*paths: Path) -> LogData:
+    """Logs of one host, one behind the other, under the first one's header.
 
     Raises:
-        ConfigError: see ``load``; or they are of several hosts.
+        ConfigError: a log cannot be read, or has no step that was committed; or they are of several hosts.
     """
     headers = [read_header(path) for path in paths]
     hosts = list(map(host_of, headers))
@@ -251,7 +241,6 @@ class _Collected:
                 work.prefill_rows,
                 len(work.rows_per_pass),
                 sum(work.rows_per_pass),
-                sum(granted > 0 for granted in outcome.requested),
                 work.verify_rows,
                 work.kv_tokens,
                 sum(context.get(request, 0) for request in outcome.ids),

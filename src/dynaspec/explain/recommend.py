@@ -17,19 +17,20 @@ from rich.table import Table
 from rich.text import Text
 
 import dynaspec
-from dynaspec.contract.errors import ConfigError
 from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.policies.goodput import schedule_of
 from dynaspec.control.policies.lengths import Range
 from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.control.registry import build_controller
+from dynaspec.hosts import check_backend
 from dynaspec.hosts.vllm.launch import speculation_arguments
 from dynaspec.simulate.comparison import Case, compare
 from dynaspec.simulate.policies import SimulatedPolicy, parse_policies
 from dynaspec.simulate.traces import Trace, closed_loop
 
 from .evidence import Evidence
+from .sentences import CLEARLY
 
 AUTO, SCHEDULE, FIXED = "auto", "schedule", "constant:"
 _EVERY_UP_TO, _STEP = 8, 4
@@ -39,13 +40,10 @@ _ROUNDS, _TOKENS = 3, 1024
 _SEED = 0
 
 Progress = Callable[[str, int, int], None]
-CLEARLY = 0.02
-"""Differences of speed below this share are called none."""
 MARGIN = 0.05
 """Auto is preferred while it is slower by no more: fixed lengths and schedules are judged by the very figures that they
 were derived from, while auto learns its own, and goes on where load or text change."""
 Choice = Literal["auto", "fixed", "schedule", "plain"]
-BACKENDS = ("dynaspec", "vllm", "transformers")
 SCHEMA = 1
 """Of the JSON document; grows when a key changes its meaning."""
 _ADVICE = {
@@ -240,15 +238,6 @@ class Names:
     drafter: str
     profile: Path | None
     """Warm start of ``auto``."""
-
-
-def check_backend(backend: str) -> None:
-    """
-    Raises:
-        ConfigError: it is not known.
-    """
-    if backend not in BACKENDS:
-        raise ConfigError(f"--backend is {backend!r}; expected dynaspec, vllm or transformers")
 
 
 def speculative_config(verdict: Verdict, names: Names, longest: int, ranges: Sequence[Range]) -> dict[str, Any] | None:

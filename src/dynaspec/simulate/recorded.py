@@ -32,7 +32,7 @@ def load_trace(path: str | Path, rng: np.random.Generator) -> Trace:
     """Reads either kind of file; a decision log says what it is in its first line.
 
     Args:
-        rng: fills in what a decision log does not know, see ``from_decision_log``.
+        rng: fills in what a decision log does not know, see ``from_decision_logs``.
 
     Raises:
         ConfigError: a file that cannot be read or is neither; one sentence with the line.
@@ -41,7 +41,7 @@ def load_trace(path: str | Path, rng: np.random.Generator) -> Trace:
     first = next(_objects(path), None)
     if first is None:
         raise ConfigError(f"the trace {str(path)!r} is empty; expected a JSON object a line")
-    return from_decision_log(path, rng) if "format" in first[1] else from_jsonl(path)
+    return from_decision_logs([path], rng) if "format" in first[1] else from_jsonl(path)
 
 
 def from_jsonl(path: str | Path) -> Trace:
@@ -83,11 +83,6 @@ def save_trace(trace: Trace, path: str | Path) -> None:
         ConfigError: it cannot be written.
     """
     write_text(Path(path), "".join(json.dumps(_line(trace, i)) + "\n" for i in range(len(trace))))
-
-
-def from_decision_log(path: str | Path, rng: np.random.Generator) -> Trace:
-    """The trace of one log; see ``from_decision_logs``."""
-    return from_decision_logs([path], rng)
 
 
 def from_decision_logs(paths: Sequence[str | Path], rng: np.random.Generator) -> Trace:

@@ -190,7 +190,7 @@ def session(*, refused=(), seconds=2.0, kinds=0):
 
     prompts = [BenchPrompt("a", "code"), BenchPrompt("bb", "maths"), BenchPrompt("ccc", "code")]
     prompts += [BenchPrompt("d", f"kind {i}") for i in range(kinds)]
-    host = DecodingHost("dynaspec", opened, alternating=True)
+    host = DecodingHost(opened, alternating=True)
     return run_comparison(host, SPECS, prompts, PARAMS, 2, lambda message: None, leave_out=True)
 
 

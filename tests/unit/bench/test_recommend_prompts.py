@@ -116,7 +116,7 @@ def test_as_many_prompts_as_there_is_time_for(monkeypatch, seconds, rounds, expe
     clock = [0.0]
     monkeypatch.setattr("dynaspec.bench.decoders.time.perf_counter", lambda: clock[0])
     before = Clocked.closed
-    host = DecodingHost("dynaspec", lambda spec: Clocked(clock), alternating=True)
+    host = DecodingHost(lambda spec: Clocked(clock), alternating=True)
     found = Ways("target", (Way("plain", None), Way("ngram", GIVEN["ngram"])), {})
     prompts = [BenchPrompt(str(i)) for i in range(40)]
     assert affordable(host, found, prompts, SamplingParams(max_tokens=4), rounds, seconds, 1, chat=False) == expected
@@ -126,6 +126,6 @@ def test_as_many_prompts_as_there_is_time_for(monkeypatch, seconds, rounds, expe
 def test_fewer_prompts_than_are_measured_in_any_case(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("dynaspec.bench.decoders.time.perf_counter", lambda: clock[0])
-    host = DecodingHost("dynaspec", lambda spec: Clocked(clock), alternating=True)
+    host = DecodingHost(lambda spec: Clocked(clock), alternating=True)
     found = Ways("target", (Way("plain", None),), {})
     assert affordable(host, found, [BenchPrompt("a")], SamplingParams(max_tokens=4), 4, 0.1, 8, chat=False) == 1

@@ -8,6 +8,7 @@ import typer
 
 from dynaspec.cli import profile as command
 from dynaspec.cli.console import print_error
+from dynaspec.cli.load_options import SpacedValues, spread
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.contract.methods import METHODS
 from dynaspec.control.policies.short_names import parse_policy
@@ -20,7 +21,7 @@ from dynaspec.observe.decision_log import read_header
 def profile(pair, tmp_path, capsys, monkeypatch):
     """Runs the command on the tiny pair; (exit code, stdout, stderr)."""
     app = typer.Typer()
-    app.command(cls=command.SpacedLists)(command.profile)
+    app.command(cls=SpacedValues)(command.profile)
 
     def run(*arguments: object) -> tuple[int, str, str]:
         options = ["--result-dir", tmp_path, "--model-dir", pair.target, *arguments]
@@ -113,23 +114,20 @@ def test_bad_input(profile, arguments, message):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (["--batch-size-list", "1", "4", "16", "--tp", "1"], ["--batch-size-list", "1,4,16", "--tp", "1"]),
+        (
+            ["--batch-size-list", "1", "4", "16", "--tp", "1"],
+            ["--batch-size-list", "1", "--batch-size-list", "4", "--batch-size-list", "16", "--tp", "1"],
+        ),
         (["--batch-size-list", "1,4", "--temp", "0"], ["--batch-size-list", "1,4", "--temp", "0"]),
         (
             ["--num-speculative-tokens-list", "1", "3", "--batch-size-list", "8"],
-            ["--num-speculative-tokens-list", "1,3", "--batch-size-list", "8"],
+            ["--num-speculative-tokens-list", "1", "--num-speculative-tokens-list", "3", "--batch-size-list", "8"],
         ),
         (["--tp", "1", "2"], ["--tp", "1", "2"]),
     ],
 )
 def test_spaced_lists(given, expected):
-    assert command.joined(given) == expected
-
-
-def test_default_batches_end_with_the_largest():
-    assert command._powers(32) == (1, 2, 4, 8, 16, 32)
-    assert command._powers(24) == (1, 2, 4, 8, 16, 24)
-    assert command._powers(1) == (1,)
+    assert spread(given) == expected
 
 
 def test_on_transformers(profile, pair, tmp_path):

@@ -92,6 +92,7 @@ def test_the_schedule_falls_with_load_and_rises_with_acceptance():
 
 def test_batch_sizes():
     assert batch_sizes(1) == [1]
+    assert batch_sizes(32) == [1, 2, 4, 8, 16, 32]
     assert batch_sizes(24) == [1, 2, 4, 8, 16, 24]
 
 

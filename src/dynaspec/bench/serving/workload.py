@@ -221,10 +221,7 @@ async def _sharegpt(workload: LoadWorkload, tokens: Tokens | None) -> list[Reque
             break
     if not found:
         raise ConfigError(f"{workload.dataset_path} holds no conversation of a usable length")
-    ordered = LoadWorkload(
-        num_prompts=workload.num_prompts, seed=workload.seed, shuffle=False, oversample=workload.oversample
-    )
-    return _drawn(found, ordered)
+    return _drawn(found, replace(workload, shuffle=False))
 
 
 async def _measured(turn: tuple[str, str], output_len: int | None, tokens: Tokens) -> RequestSpec | None:
