@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from dynaspec.bench.console import Tell
-from dynaspec.bench.decoders import SharedModels, Wrap, open_engine
-from dynaspec.bench.drive import ClosedLoop, StepTrace
+from dynaspec.bench.decoders import ClosedLoop, SharedModels, StepTrace, Wrap, open_engine
 from dynaspec.bench.offline import lower_bound
 from dynaspec.bench.profile_session import Wrapped
 from dynaspec.contract.errors import ConfigError

@@ -20,8 +20,7 @@ import dynaspec.engine  # noqa: F401  # first: it says how PyTorch's threads wai
 # isort: split
 from dynaspec.bench.console import Tell, as_markdown, stages
 from dynaspec.bench.datasets import Dataset, fit, load_dataset, spread
-from dynaspec.bench.decoders import SharedModels, open_engine
-from dynaspec.bench.drive import Job, run_all
+from dynaspec.bench.decoders import Job, SharedModels, open_engine, run_all
 from dynaspec.bench.offline import SCHEMA, rotated
 from dynaspec.bench.profiling import Cells, Grid, measure, prompt_room
 from dynaspec.bench.provenance import provenance

@@ -28,7 +28,7 @@ from rich.text import Text
 import adversary
 from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts
-from dynaspec.bench.drive import Job, StepTrace, run_all
+from dynaspec.bench.decoders import Job, StepTrace, run_all
 from dynaspec.bench.offline import SCHEMA, best_on_odd_rounds, even_rounds, lower_bound, ratios
 from dynaspec.bench.provenance import provenance
 from dynaspec.contract.errors import ConfigError

@@ -19,8 +19,7 @@ import numpy as np
 
 from dynaspec.bench.console import Tell
 from dynaspec.bench.datasets import BenchPrompt
-from dynaspec.bench.decoders import SharedModels, open_engine
-from dynaspec.bench.drive import ClosedLoop, Job, StepTrace, run_all
+from dynaspec.bench.decoders import ClosedLoop, Job, SharedModels, StepTrace, open_engine, run_all
 from dynaspec.bench.offline import lower_bound, ratios
 from dynaspec.cli.console import print_error
 from dynaspec.contract.errors import ConfigError, DynaspecError

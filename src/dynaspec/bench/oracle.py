@@ -29,8 +29,7 @@ from dynaspec.propose.pass_timing import CONTEXT, Runner
 
 from .console import Tell
 from .datasets import BenchPrompt, fit
-from .decoders import SharedModels, open_engine
-from .drive import Job, StepTrace, run_all
+from .decoders import Job, SharedModels, StepTrace, open_engine, run_all
 from .offline import SCHEMA, rotated
 from .oracle_steps import (
     Hindsight,

@@ -21,7 +21,7 @@ from dynaspec.control.profile import Profile
 from dynaspec.engine.engine import Engine
 
 from .console import Tell
-from .drive import ClosedLoop, Job, run_all
+from .decoders import ClosedLoop, Job, run_all
 
 WARM_STEPS, TIMED_STEPS = 2, 16
 """Of one batch, in steps in which all its requests decode."""

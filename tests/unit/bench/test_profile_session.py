@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from adversary import CONFIDENT, Adversarial, lengths_when_sure
-from dynaspec.bench.decoders import open_engine
-from dynaspec.bench.drive import Job, run_all
+from dynaspec.bench.decoders import Job, open_engine, run_all
 from dynaspec.bench.profile_session import Padded
 from dynaspec.contract.proposer import Drafts, ProposerNeeds
 from dynaspec.contract.sampling_params import SamplingParams

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dynaspec.bench.decoders import open_engine
-from dynaspec.bench.drive import Job, run_all
+from dynaspec.bench.decoders import Job, open_engine, run_all
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import parse_policy

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dynaspec.bench.decoders import SharedModels, open_engine
-from dynaspec.bench.drive import ClosedLoop, Job, run_all
+from dynaspec.bench.decoders import ClosedLoop, Job, SharedModels, open_engine, run_all
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import parse_policy
 
@@ -35,7 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr("dynaspec.bench.drive.time", SimpleNamespace(perf_counter=made.read))
+    monkeypatch.setattr("dynaspec.bench.decoders.time", SimpleNamespace(perf_counter=made.read))
     return made
 
 
