@@ -32,7 +32,7 @@ from dynaspec.bench.offline import ratios
 from dynaspec.bench.provenance import provenance
 from dynaspec.contract.sampling_params import RequestOutputKind
 from dynaspec.control.policies.short_names import parse_policy
-from dynaspec.result_files import make_folder, write_json
+from dynaspec.result_output import make_folder, write_json
 from study import errors_told, pair_parser
 
 LEAST_RATIO = 0.95

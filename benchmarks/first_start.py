@@ -27,7 +27,7 @@ from dynaspec.bench.serving.client import send
 from dynaspec.bench.serving.server import Server, ServerError, Target, connect
 from dynaspec.bench.serving.sweep import HOST, free_port, launched
 from dynaspec.contract.errors import ConfigError
-from dynaspec.result_files import make_folder, write_json
+from dynaspec.result_output import make_folder, write_json
 from study import errors_told
 
 LONGEST_S = 600.0

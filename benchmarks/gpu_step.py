@@ -30,7 +30,7 @@ from dynaspec.model.decoder import Decoder
 from dynaspec.model.families import FAMILIES
 from dynaspec.model.loader import assemble
 from dynaspec.model.reader import Reader
-from dynaspec.result_files import write_json
+from dynaspec.result_output import write_json
 
 LLAMA = "LlamaForCausalLM"
 FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",

@@ -29,7 +29,7 @@ from dynaspec.bench.datasets import demo_prompts
 from dynaspec.bench.provenance import provenance
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.tokenizer import Tokenizer
-from dynaspec.result_files import make_folder, write_json
+from dynaspec.result_output import make_folder, write_json
 from hosts_vllm import workloads
 from study import errors_told, pair_parser
 from transformers_side import ASSISTED

@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import vllm_side
@@ -21,6 +20,7 @@ from dynaspec.bench.offline import best_on_odd_rounds, even_rounds, lower_bound,
 from dynaspec.bench.provenance import provenance
 from dynaspec.contract.errors import ConfigError
 from dynaspec.hosts.vllm.launch import BACKEND_KEY, SCHEDULER, speculation_arguments
+from dynaspec.result_output import new_table
 from study import SideProcess, in_the_running, shuffled
 from vllm_side import Load
 
@@ -235,9 +235,8 @@ def as_table(result: Result) -> Table:
     """One workload a line: tokens/s of every side, and dynaspec's speed over the best of the others."""
     first = next(iter(result.rates.values()))
     fixed = [side for side in first if side not in (OURS, SCHEDULED, PLAIN)]
-    table = Table(box=SIMPLE_HEAD, title="vLLM: tokens/s; by itself, and with dynaspec", title_justify="left")
-    for name in ("requests at once", PLAIN, *fixed, SCHEDULED, OURS, "best rival", "dynaspec over it", "over plain"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = ("requests at once", PLAIN, *fixed, SCHEDULED, OURS, "best rival", "dynaspec over it", "over plain")
+    table = new_table("vLLM: tokens/s; by itself, and with dynaspec", columns)
     for workload, rates in result.rates.items():
         best = result.best_rival(workload)
         cells = [f"{median(rates[side]):.1f}" for side in (PLAIN, *fixed, SCHEDULED, OURS)]

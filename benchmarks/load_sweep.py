@@ -19,7 +19,6 @@ import dynaspec.engine  # noqa: F401  # first: it says how PyTorch's threads wai
 
 # isort: split
 from matplotlib.axes import Axes
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -34,7 +33,7 @@ from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.engine.engine import Engine
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.pictures import BLUE, GREEN, GREY, INK, RED, new_figure, save_png, tidy
-from dynaspec.result_files import make_folder, write_json
+from dynaspec.result_output import make_folder, new_table, write_json
 from study import (
     SteadyLoop,
     Window,
@@ -212,11 +211,9 @@ def _one_round(loops: Mapping[str, SteadyLoop], turn_tokens: int, number: int) -
 def as_table(results: Sequence[LoadResult]) -> Table:
     """One load a line: speeds, the best rival, both ratios with their bounds, and whether they hold."""
     policy = results[0].policy
-    table = Table(box=SIMPLE_HEAD, title=f"{policy} under load, tokens/s", title_justify="left")
-    for name in ("at once", "plain", policy, "mean k", "best rival", "its tokens/s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(f"{policy} / best (bound)", justify="right", no_wrap=True)
-    table.add_column(f"{policy} / plain (bound)", justify="right", no_wrap=True)
+    ratios_of = (f"{policy} / best (bound)", f"{policy} / plain (bound)")
+    columns = ("at once", "plain", policy, "mean k", "best rival", "its tokens/s", *ratios_of)
+    table = new_table(f"{policy} under load, tokens/s", columns)
     for result in results:
         table.add_row(
             str(result.load),

@@ -26,7 +26,7 @@ from rich.table import Table
 from dynaspec.bench.datasets import demo_prompts, spread
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.demo import demo_target
-from dynaspec.result_files import make_folder, write_json
+from dynaspec.result_output import make_folder, write_json
 
 BUSY = "while True: pass"
 ALONE, BESIDE, TWO = "alone", "beside a busy process", "two engines, together"

@@ -33,7 +33,7 @@ from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.control.policies.short_names import parse_policy
 from dynaspec.engine.engine import Engine
-from dynaspec.result_files import make_folder, write_json
+from dynaspec.result_output import make_folder, write_json
 
 PLAIN = "plain"
 

@@ -30,7 +30,7 @@ from dynaspec.control.policies.short_names import PLAIN, PolicySpec, parse_polic
 from dynaspec.control.profile import Profile
 from dynaspec.engine.engine import Engine
 from dynaspec.model.batch import BLOCK_SIZE
-from dynaspec.result_files import make_folder, write_json, write_text
+from dynaspec.result_output import make_folder, write_json, write_text
 from study import Window, cacheable, endless, errors_told, mixed, pair_parser, steady_window, warm_prompts
 
 Row = dict[str, Any]

@@ -32,7 +32,7 @@ from dynaspec.bench.serving.server import Server, ServerError, Target, connect
 from dynaspec.bench.serving.sweep import HOST, free_port, launched, serve_command
 from dynaspec.control.policies.short_names import PolicySpec, parse_policy
 from dynaspec.engine.tokenizer import Tokenizer
-from dynaspec.result_files import make_folder, write_json
+from dynaspec.result_output import make_folder, write_json
 from study import errors_told, pair_parser
 
 LEAST_RATIO = 0.9

@@ -20,7 +20,6 @@ import dynaspec.engine  # noqa: F401  # first: it says how PyTorch's threads wai
 # isort: split
 import numpy as np
 from matplotlib.axes import Axes
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -38,7 +37,7 @@ from dynaspec.engine.engine import Engine
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.pictures import BLUE, GREEN, GREY, INK, new_figure, save_png, tidy
-from dynaspec.result_files import make_folder, write_json
+from dynaspec.result_output import make_folder, new_table, write_json
 from load_sweep import FIXED
 from study import cacheable, errors_told, mixed, open_sides, pair_parser, shuffled, warm_prompts
 
@@ -211,10 +210,7 @@ _BINS = 24
 
 def as_table(result: ShiftResult) -> Table:
     """One side a line: tokens per second of every phase and of the whole sequence."""
-    table = Table(box=SIMPLE_HEAD, title="Tokens/s, medians over the rounds", title_justify="left")
-    table.add_column("side", no_wrap=True)
-    for phase in (*result.phases, "all"):
-        table.add_column(phase, justify="right", no_wrap=True)
+    table = new_table("Tokens/s, medians over the rounds", ("side", *result.phases, "all"), left=("side",))
     best = {p: max(result.runs, key=lambda side: median(result.rates(side, p))) for p in (*result.phases, None)}
     for side in result.runs:
         cells = [

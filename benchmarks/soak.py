@@ -33,7 +33,7 @@ from dynaspec.bench.serving.sweep import HOST, free_port, launched, serve_comman
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.control.policies.short_names import parse_policy
 from dynaspec.pictures import BLUE, GOLD, GREY, RED, new_figure, save_png, tidy
-from dynaspec.result_files import make_folder, write_json
+from dynaspec.result_output import make_folder, write_json
 from soak_callers import Caller, Choice, RequestSpec, Tally, draw_calls, draw_requests, drive, known_answer
 from study import errors_told, pair_parser
 

@@ -35,7 +35,7 @@ from dynaspec.engine.gguf_tokenizer import gguf_tokenizer
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.model.gguf.transformers import transformers_config, transformers_model
 from dynaspec.model.kernels.gemm import ROUNDED, best_arithmetic
-from dynaspec.result_files import make_folder, write_json
+from dynaspec.result_output import make_folder, write_json
 from peers import environments, report
 from peers.common import Setting, Workload
 from peers.environments import Recipe, SetUpError

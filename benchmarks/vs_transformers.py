@@ -40,7 +40,7 @@ from dynaspec.engine.build import build_engine
 from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.engine import Engine
 from dynaspec.propose.guard import NoProposer
-from dynaspec.result_files import make_folder, write_json
+from dynaspec.result_output import make_folder, write_json
 from hosts_transformers import Decoded, Process, Side
 from study import errors_told, pair_parser
 from transformers_side import ASSISTED, PLAIN, Arguments

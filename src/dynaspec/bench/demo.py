@@ -11,7 +11,6 @@ from operator import add
 from statistics import median
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +21,7 @@ from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.control.policies.short_names import PLAIN, parse_policy
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.observe.counts import SpecCounts
+from dynaspec.result_output import new_table
 
 from .decoders import SharedModels, TimedRun, different, open_engine, run_once
 from .offline import SCHEMA, rotated
@@ -199,10 +199,9 @@ def speeds_line(measured: PromptTimes) -> Text:
 
 def summary_table(measured: Sequence[PromptTimes]) -> Table:
     """A line for every way, over all prompts."""
-    table = _table("Greedy decoding, one request at a time, all prompts", "\nway")
-    for heading in ("\ntokens/s", "\n× plain", "tokens\n/ step", "accept.\nlength", "wasted\n/ token"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("\nidentical", justify="right", no_wrap=True)
+    numbers = ("\ntokens/s", "\n× plain", "tokens\n/ step", "accept.\nlength", "wasted\n/ token", "\nidentical")
+    title = "Greedy decoding, one request at a time, all prompts"
+    table = new_table(title, ("\nway", *numbers), left=("\nway",), dense=True)
     summaries = summarise(measured)
     fastest = _fastest(summaries)
     for policy, summary in summaries.items():
@@ -212,10 +211,8 @@ def summary_table(measured: Sequence[PromptTimes]) -> Table:
 
 def kinds_table(measured: Sequence[PromptTimes]) -> Table:
     """A line for every kind of prompt: plain decoding's speed, and how many times that the others had."""
-    table = _table("By kind of prompt, × plain", "kind")
-    for policy in measured[0].runs:
-        heading = "plain, tokens/s" if policy == PLAIN else name_of(policy)
-        table.add_column(heading, justify="right", no_wrap=True)
+    ways = ["plain, tokens/s" if policy == PLAIN else name_of(policy) for policy in measured[0].runs]
+    table = new_table("By kind of prompt, × plain", ("kind", *ways), left=("kind",), dense=True)
     for kind, summaries in by_kind(measured).items():
         fastest = _fastest(summaries)
         cells = [
@@ -248,12 +245,6 @@ def as_document(measured: Sequence[PromptTimes]) -> dict[str, Any]:
         "all": {policy: asdict(summary) for policy, summary in summarise(measured).items()},
         "prompts": [_prompt(m) for m in measured],
     }
-
-
-def _table(title: str, first: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, collapse_padding=True)
-    table.add_column(first, no_wrap=True)
-    return table
 
 
 def _fastest(summaries: Mapping[str, Summary]) -> str:

@@ -19,6 +19,7 @@ from dynaspec.control.checkpoint import checkpoint_method, own_target
 from dynaspec.control.policies.short_names import PLAIN, PolicySpec, policy_options, spec_of
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.format import number_text
+from dynaspec.result_output import new_table
 
 from .datasets import BenchPrompt
 from .decoders import DecodingHost, host_of
@@ -235,13 +236,19 @@ def methods_table(results: Sequence[PolicyResult], title: str) -> Table:
     The acceptance length is that of steps with a draft, the target's own token included; tokens per step are those of
     all steps of a request. Rows are the target's, for a request in a step. Drafting is its share of the steps' time.
     """
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, collapse_padding=True)
-    table.add_column("\nmethod", no_wrap=True)
-    for heading in ("\nidentical", "tokens\n/ s", "speed-\nup", "in the\nrounds", "accept.\nlength", "tokens\n/ step"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("accepted\nper position", no_wrap=True)
-    for heading in ("draft-\ning", "rows\n/ step"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    columns = (
+        *(
+            "\nmethod",
+            "\nidentical",
+            "tokens\n/ s",
+            "speed-\nup",
+            "in the\nrounds",
+            "accept.\nlength",
+            "tokens\n/ step",
+        ),
+        *("accepted\nper position", "draft-\ning", "rows\n/ step"),
+    )
+    table = new_table(title, columns, left=("\nmethod", "accepted\nper position"), dense=True)
     fastest = max(result.tokens_per_second for result in results)
     for result in results:
         counts = result.counts

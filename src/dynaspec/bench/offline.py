@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +19,7 @@ from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import PLAIN, PolicySpec
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.format import number_text
+from dynaspec.result_output import new_table
 
 from .datasets import BenchPrompt, fit
 from .decoders import Decoder, DecodingHost, OpenDecoder, TimedRun, different, run_once
@@ -331,9 +331,7 @@ def as_table(results: Sequence[PolicyResult], title: str) -> Table:
     The acceptance length, the share of drafts accepted, in all and per position; then the passes and times of one
     round, the target's before the drafter's.
     """
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    for name in _COLUMNS:
-        table.add_column(name, justify="left" if name in ("policy", "per position") else "right", no_wrap=True)
+    table = new_table(title, _COLUMNS, left=("policy", "per position"))
     fastest = max(result.tokens_per_second for result in results)
     for result in results:
         counts = result.counts

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +25,7 @@ from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
 from dynaspec.propose.pass_timing import CONTEXT, Runner
+from dynaspec.result_output import new_table
 
 from .console import Tell
 from .datasets import BenchPrompt, fit
@@ -426,10 +426,8 @@ HINDSIGHT = (BY_POSITION, BY_CONFIDENCE, BY_SIGNAL)
 def as_table(result: TaskResult) -> Table:
     """One side a line: passes, tokens/s measured and computed, and the share of the gap that it closes."""
     title = f"{result.name}: {result.prompts} prompts, best fixed length {result.best_fixed.partition(':')[2]}"
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("policy", no_wrap=True)
-    for name in ("target passes", "drafter passes", "tokens/s", "computed", "of the gap"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = ("policy", "target passes", "drafter passes", "tokens/s", "computed", "of the gap")
+    table = new_table(title, columns, left=("policy",))
     for line in _in_order(result):
         style = {result.best_fixed: "bold", ORACLE: "bold green"}.get(
             line.side, "dim" if _also_ran(line, result) else ""

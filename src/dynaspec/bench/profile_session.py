@@ -23,7 +23,7 @@ from dynaspec.control.policies.short_names import PolicySpec
 from dynaspec.control.profile import Profile
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.hosts import check_backend
-from dynaspec.result_files import make_folder
+from dynaspec.result_output import make_folder
 
 from .console import Tell
 from .datasets import Dataset, FittedPrompts, fit, spread

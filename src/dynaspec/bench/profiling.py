@@ -11,7 +11,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +18,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.profile import Profile
 from dynaspec.engine.engine import Engine
+from dynaspec.result_output import new_table
 
 from .console import Tell
 from .decoders import ClosedLoop, Job, run_all
@@ -272,11 +272,7 @@ def default_batches() -> int:
 def as_table(profile: Profile, title: str) -> Table:
     """One batch size a line: milliseconds by draft length, and the length of the largest goodput."""
     lengths = list(next(iter(profile.batch_stats.values())))
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("batch", justify="right")
-    for k in lengths:
-        table.add_column(f"k = {k}", justify="right", no_wrap=True)
-    table.add_column("best k", justify="right")
+    table = new_table(title, ("batch", *(f"k = {k}" for k in lengths), "best k"))
     for batch, row in profile.batch_stats.items():
         best = best_length(profile, batch)
         cells = [Text(f"{row[k]:.2f}", style="bold green" if k == best else "") for k in lengths]

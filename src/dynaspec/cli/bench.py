@@ -16,7 +16,7 @@ from dynaspec.cli.load_options import SpacedValues
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.config import EngineConfig
-from dynaspec.result_files import make_folder, write_json
+from dynaspec.result_output import make_folder, write_json
 
 if TYPE_CHECKING:
     from dynaspec.bench.methods import Ways

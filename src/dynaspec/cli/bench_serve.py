@@ -21,7 +21,7 @@ from dynaspec.cli import load_options as o
 from dynaspec.cli.console import note, progress, result_console
 from dynaspec.cli.options import in_panel
 from dynaspec.contract.errors import ConfigError
-from dynaspec.result_files import make_folder, write_json, write_text
+from dynaspec.result_output import make_folder, write_json, write_text
 
 if TYPE_CHECKING:
     from dynaspec.bench.serving.server import LoadSettings, Target

@@ -17,7 +17,7 @@ import dynaspec
 from dynaspec.cli.console import print_error, status
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.result_files import make_folder, write_json
+from dynaspec.result_output import make_folder, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

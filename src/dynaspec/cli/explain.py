@@ -18,7 +18,7 @@ from dynaspec.cli.console import note, result_console, status
 from dynaspec.cli.demo import known_heads
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.result_files import json_text
+from dynaspec.result_output import json_text
 
 if TYPE_CHECKING:
     from dynaspec.bench.methods import Ways

@@ -11,7 +11,7 @@ import typer
 from dynaspec.cli.console import note, result_console, status
 from dynaspec.cli.options import in_panel
 from dynaspec.contract.errors import ConfigError
-from dynaspec.result_files import write_json
+from dynaspec.result_output import write_json
 
 if TYPE_CHECKING:
     from dynaspec.control.profile import Profile

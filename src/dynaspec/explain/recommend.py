@@ -12,7 +12,6 @@ from shlex import join
 from typing import Any, Literal
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +24,7 @@ from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.control.registry import build_controller
 from dynaspec.hosts import check_backend
 from dynaspec.hosts.vllm.launch import speculation_arguments
+from dynaspec.result_output import new_table
 from dynaspec.simulate.comparison import Case, compare
 from dynaspec.simulate.policies import SimulatedPolicy, parse_policies
 from dynaspec.simulate.traces import Trace, closed_loop
@@ -393,9 +393,8 @@ def recommend(
 
 def as_table(predicted: Predicted) -> Table:
     """One load a line: predicted tokens/s."""
-    table = Table(box=SIMPLE_HEAD, title="Predicted tokens/s", title_justify="left")
-    for name in ("requests at once", "plain", "best fixed", "schedule", "auto", "auto over plain"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = ("requests at once", "plain", "best fixed", "schedule", "auto", "auto over plain")
+    table = new_table("Predicted tokens/s", columns)
     for at, load in enumerate(predicted.loads):
         best = predicted.best_fixed(at)
         shown = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dynaspec.result_files import write_text
+from dynaspec.result_output import write_text
 
 from . import figures, sentences
 from .alternatives import Alternative, alternatives, reasons

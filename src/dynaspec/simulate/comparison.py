@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 import dynaspec
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.policies.short_names import PLAIN
+from dynaspec.result_output import new_table
 
 from .costs import CostModel
 from .metrics import SimulatedRun, Totals
@@ -106,9 +106,7 @@ def as_table(results: Sequence[SimulatedResult], title: str) -> Table:
     99th percentile; the same percentile of the time to the first token; tokens drafted for a request in a step, and
     emitted; drafts wasted per token of output; target and drafter passes.
     """
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    for name in _COLUMNS:
-        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
+    table = new_table(title, _COLUMNS, left=("policy",))
     plain = next(result.totals for result in results if result.name == PLAIN)
     real = [result.totals.tokens_per_second for result in results if result.name not in ORACLES]
     for result in results:

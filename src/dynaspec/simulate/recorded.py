@@ -17,7 +17,7 @@ from dynaspec.contract.step import SpecPlan, StepOutcome, StepView
 from dynaspec.control.estimate.acceptance import AcceptanceModel
 from dynaspec.control.estimate.settings import AutoSettings
 from dynaspec.observe.decision_log import ForgetCall, ObserveCall, PlanCall, TrimCall, read_calls, read_log
-from dynaspec.result_files import write_text
+from dynaspec.result_output import write_text
 
 from .traces import Floats, Trace, build_trace, runs_of
 

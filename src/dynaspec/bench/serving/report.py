@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dynaspec.bench.provenance import provenance
+from dynaspec.result_output import new_table
 
 from .load import FinishedLoad
 from .results import LoadFigures, Spread, drafts_by_category, total_drafts
@@ -271,11 +272,8 @@ def _throughput(finished: FinishedLoad) -> Table:
 
 def _times(measured: LoadFigures) -> Table:
     """A time a line, in milliseconds."""
-    table = Table(box=SIMPLE_HEAD, title="Milliseconds", title_justify="left")
-    table.add_column("time", no_wrap=True)
     rows = {name: _columns(spread) for name, spread in measured.spreads.items()}
-    for column in next(iter(rows.values())):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = new_table("Milliseconds", ("time", *next(iter(rows.values()))), left=("time",))
     for name, columns in rows.items():
         table.add_row(_NAMES[name], *("-" if value is None else f"{value:.2f}" for value in columns.values()))
     return table

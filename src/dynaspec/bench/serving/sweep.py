@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dynaspec.bench.console import Tell, as_markdown
@@ -24,6 +23,7 @@ from dynaspec.bench.offline import rotated
 from dynaspec.bench.provenance import provenance
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.policies.short_names import PolicySpec
+from dynaspec.result_output import new_table
 
 from .load import FinishedLoad, run_load_test
 from .report import SCHEMA, figures, remarks
@@ -401,10 +401,8 @@ def as_text(cells: Sequence[Cell]) -> str:
 
 def as_table(cells: Sequence[Cell]) -> Table:
     """The medians for a terminal."""
-    table = Table(box=SIMPLE_HEAD, title="Medians over the rounds; times in ms", title_justify="left")
     rows, summaries = _shown(cells), summarise(cells)
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == "side" else "right", no_wrap=True)
+    table = new_table("Medians over the rounds; times in ms", rows[0], left=("side",))
     for i, row in enumerate(rows):
         last_of_load = i + 1 == len(rows) or summaries[i + 1].point != summaries[i].point
         table.add_row(*("-" if value is None else value for value in row.values()), end_section=last_of_load)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.result_files import make_folder, write_json
+from dynaspec.result_output import make_folder, write_json
 
 
 def test_results_that_cannot_be_written(tmp_path):

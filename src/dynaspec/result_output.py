@@ -1,14 +1,30 @@
-"""How commands and studies write their results: folders, text, JSON."""
+"""How commands and studies show and write their results: tables, folders, text, JSON."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
 from dynaspec.contract.errors import ConfigError
+
+
+def new_table(title: str, columns: Iterable[str], left: Collection[str] = (), *, dense: bool = False) -> Table:
+    """A table without rows.
+
+    Args:
+        left: columns of text; the others have numbers, which stand at the right.
+        dense: as little space between columns as can be.
+    """
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=not dense, collapse_padding=dense)
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    return table
 
 
 def make_folder(path: Path) -> None:
