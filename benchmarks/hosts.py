@@ -11,7 +11,6 @@ The sides alternate; the best rival is picked on odd rounds and compared on even
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -27,6 +26,7 @@ import hosts_vllm
 from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import demo_prompts
 from dynaspec.bench.provenance import provenance
+from dynaspec.cli.console import result_console
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.result_output import make_folder, write_json
@@ -40,7 +40,7 @@ VLLM_PYTHON = Path(".venv-vllm/bin/python")
 
 def main() -> None:
     args = _arguments()
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console = result_console(160)
     with errors_told():
         make_folder(args.output_dir)
         with stages() as tell:

@@ -7,7 +7,6 @@ odd rounds and compared on even ones. Prints ratios with 95 % lower bounds; writ
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -19,7 +18,6 @@ import dynaspec.engine  # noqa: F401  # first: it says how PyTorch's threads wai
 
 # isort: split
 from matplotlib.axes import Axes
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +25,7 @@ from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts, load_prompts, spread
 from dynaspec.bench.offline import SCHEMA, best_on_odd_rounds, even_rounds, lower_bound, ratios
 from dynaspec.bench.provenance import provenance
+from dynaspec.cli.console import result_console
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import PLAIN
@@ -344,7 +343,7 @@ def main() -> None:
         write_json(args.output_dir / "load_sweep.json", as_document(results, asdict(options)))
         names = f"{Path(args.model).name} with {Path(args.draft_model).name}"
         plot_sweep(results, args.output_dir / "load_sweep.png", f"{names}: mixed prompts, greedy, closed loop")
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = result_console(140)
     console.print(as_table(results))
     console.print(verdict(results))
 

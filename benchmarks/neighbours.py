@@ -20,11 +20,11 @@ from statistics import median
 import dynaspec.engine  # first: it says how PyTorch's threads wait
 
 # isort: split
-from rich.console import Console
 from rich.table import Table
 
 from dynaspec.bench.datasets import demo_prompts, spread
 from dynaspec.bench.provenance import provenance
+from dynaspec.cli.console import result_console
 from dynaspec.cli.demo import demo_target
 from dynaspec.result_output import make_folder, write_json
 
@@ -163,7 +163,7 @@ def main() -> None:
         parser.error(f"--control-group is {group}; expected a folder whose cgroup.procs can be written")
     found = measure(args.model or demo_target(), args.loads, args.rounds, args.neighbours, args.tokens, group)
     write_json(args.output_dir / "neighbours.json", {"provenance": provenance(), "tokens_per_second": found})
-    Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(as_table(found))
+    result_console(160).print(as_table(found))
 
 
 if __name__ == "__main__":

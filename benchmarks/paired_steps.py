@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -31,11 +30,10 @@ from dynaspec.bench.provenance import provenance
 from dynaspec.cli.demo import demo_head, demo_target
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
-from dynaspec.control.policies.short_names import parse_policy
+from dynaspec.control.policies.short_names import PLAIN, parse_policy
 from dynaspec.engine.engine import Engine
 from dynaspec.result_output import make_folder, write_json
-
-PLAIN = "plain"
+from study import errors_told
 
 
 @dataclass(slots=True)
@@ -173,10 +171,8 @@ def main() -> None:
         parser.error(
             "--engine-options: async_scheduling is on; expected it off, or a step would run in the other's time"
         )
-    try:
+    with errors_told():
         run(args)
-    except DynaspecError as error:
-        sys.exit(f"error: {error}")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -7,7 +7,6 @@ how fast auto leaves a drafter that becomes useless and comes back to it. Writes
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +29,7 @@ from dynaspec.bench.datasets import BenchPrompt, demo_prompts
 from dynaspec.bench.decoders import Job, StepTrace, run_all
 from dynaspec.bench.offline import SCHEMA, best_on_odd_rounds, even_rounds, lower_bound, ratios
 from dynaspec.bench.provenance import provenance
+from dynaspec.cli.console import result_console
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import PLAIN
@@ -318,7 +318,7 @@ SECTIONS = ("shift", "adversary")
 
 def main() -> None:
     args = _arguments()
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = result_console()
     with errors_told():
         make_folder(args.output_dir)
         with stages() as tell:

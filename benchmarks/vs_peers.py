@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts, fit, load_prompts, spread
 from dynaspec.bench.provenance import provenance
-from dynaspec.cli.console import print_error
+from dynaspec.cli.console import print_error, result_console
 from dynaspec.cli.demo import TARGET_NAME, demo_head, demo_target
 from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.engine.gguf_tokenizer import gguf_tokenizer
@@ -191,7 +190,7 @@ class Sides:
 
 def main() -> None:
     args = _arguments()
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
+    console = result_console(180)
     with errors_told():
         make_folder(args.output_dir)
         make_folder(args.environments)

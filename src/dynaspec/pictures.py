@@ -1,4 +1,4 @@
-"""The style of all pictures, which are PNG files. Only pictures need matplotlib."""
+"""The style of all pictures. Only they need matplotlib."""
 
 from __future__ import annotations
 
@@ -27,20 +27,32 @@ def new_figure(width: float, height: float, title: str) -> Figure:
     return figure
 
 
-def tidy(ax: Axes, title: str, xlabel: str, ylabel: str, *, rules: Literal["x", "y"] = "y") -> None:
+def tidy(
+    ax: Axes,
+    title: str,
+    xlabel: str = "",
+    ylabel: str = "",
+    *,
+    rules: Literal["x", "y"] = "y",
+    ink: str = INK,
+    rule: str = _RULE,
+    edge: str = _EDGE,
+) -> None:
     """Title, labels and light rules.
 
     Args:
         rules: the axis whose values they mark.
+        ink: colour of text; ``rule`` and ``edge`` are those of the rules and of the lower edge.
     """
-    ax.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
-    ax.set_xlabel(xlabel, fontsize=9, color=INK)
-    ax.set_ylabel(ylabel, fontsize=9, color=INK)
-    ax.tick_params(labelsize=8.5, colors=INK, length=0)
-    ax.grid(axis=rules, color=_RULE, linewidth=0.8, zorder=0)
+    ax.set_title(title, loc="left", fontsize=11, fontweight="bold", color=ink)
+    ax.set_xlabel(xlabel, fontsize=9, color=ink)
+    ax.set_ylabel(ylabel, fontsize=9, color=ink)
+    ax.set_facecolor("none")
+    ax.tick_params(labelsize=8.5, colors=ink, length=0)
+    ax.grid(axis=rules, color=rule, linewidth=0.8, zorder=0)
     ax.set_axisbelow(True)
     ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.spines["bottom"].set_color(_EDGE)
+    ax.spines["bottom"].set_color(edge)
 
 
 def series_colours(names: Iterable[str]) -> dict[str, str]:

@@ -359,13 +359,11 @@ def _row_s(target: Model) -> float:
 
 
 def _decoder(name: str, engines: Mapping[str, Engine], fixed_engine: Engine, params: SamplingParams) -> Decode:
-    kind, _, k = name.partition(":")
+    """A policy's own engine, or the one of all fixed lengths."""
     if name in engines:
         engine, asked = engines[name], params
-    elif kind == "constant":
-        engine, asked = fixed_engine, replace(params, max_draft_tokens=int(k))
     else:
-        raise ConfigError(f"no engine runs {name!r}; expected one of {', '.join(engines)}")
+        engine, asked = fixed_engine, replace(params, max_draft_tokens=int(name.partition(":")[2]))
 
     def decode(prompts: Sequence[tuple[int, ...]]) -> SideRun:
         runs = [run_all(engine, [Job(prompt, asked)], 1) for prompt in prompts]

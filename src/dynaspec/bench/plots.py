@@ -172,7 +172,7 @@ def _speeds(ax: Axes, result: TaskResult, sides: Sequence[str]) -> None:
     measured = [(line.measured, place) for line, place in zip(lines, places, strict=True) if line.measured is not None]
     ax.plot([m for m, _ in measured], [p for _, p in measured], "o", color=INK, markersize=3.5, label="measured")
     ax.set_yticks(places, sides)
-    tidy(ax, f"{result.name} ({result.prompts})", "tokens per second", "")
+    tidy(ax, f"{result.name} ({result.prompts})", "tokens per second")
     ax.grid(axis="y", visible=False)
     ax.axvline(result.line(result.best_fixed).computed, color=INK, linewidth=0.8, linestyle=DASHED)
     ax.legend(frameon=False, fontsize=8, loc="lower right")

@@ -6,6 +6,7 @@ import io
 import re
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -16,6 +17,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from dynaspec import pictures
 
 from .alternatives import Alternative
 from .estimates import ByPosition, Calibration, LogCosts, recorded_work
@@ -41,17 +44,7 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=IMAGE_DPI, facecolor="none", layout="constrained")
 
 
-def tidy(ax: Axes, title: str, xlabel: str = "", ylabel: str = "") -> None:
-    """Title, labels and light rules."""
-    ax.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK)
-    ax.set_xlabel(xlabel, fontsize=9, color=INK)
-    ax.set_ylabel(ylabel, fontsize=9, color=INK)
-    ax.set_facecolor("none")
-    ax.tick_params(labelsize=8.5, colors=INK, length=0)
-    ax.grid(axis="y", color=FAINT, linewidth=0.7, zorder=0)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.spines["bottom"].set_color(FAINT)
+tidy = partial(pictures.tidy, ink=INK, rule=FAINT, edge=FAINT)
 
 
 def legend(ax: Axes, **options: Any) -> None:

@@ -48,7 +48,7 @@ def _throughput(ax: Axes, results: Sequence[SimulatedResult], colours: dict[str,
     ax.axvline(plain, color=INK, linewidth=0.8, linestyle=DASHED, zorder=3)
     ax.invert_yaxis()
     ax.margins(x=0.3)
-    tidy(ax, "Output", "tokens a second", "", rules="x")
+    tidy(ax, "Output", "tokens a second", rules="x")
 
 
 def _per_token(ax: Axes, results: Sequence[SimulatedResult], colours: dict[str, str]) -> None:
@@ -64,7 +64,7 @@ def _per_token(ax: Axes, results: Sequence[SimulatedResult], colours: dict[str, 
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.4, -0.7)
     ax.set_xlim(left=0)
-    tidy(ax, "Time per output token", "ms; median request, line from the 10th to the 99th percentile", "", rules="x")
+    tidy(ax, "Time per output token", "ms; median request, line from the 10th to the 99th percentile", rules="x")
 
 
 def _over_time(lengths: Axes, load: Axes, results: Sequence[SimulatedResult], colours: dict[str, str]) -> None:
