@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.errors import ConfigError
+from dynaspec.contract.signals import logit
 from dynaspec.contract.step import LOGIT_RANGE, Limits, SpecPlan, StepOutcome, StepView
 from dynaspec.observe.decision_log import Header, Record, read_header, read_log
 from dynaspec.observe.estimates import Estimates, Mode, Probe, ProposerEstimates, read_estimates
@@ -288,7 +289,7 @@ class _Collected:
         expected = _expectation(record.plan, estimates.proposers.get(name), at)
         for j in range(tested):
             c = confidence[j] if j < len(confidence) else np.nan
-            e = signal[j] if j < len(signal) else _logit(c)
+            e = signal[j] if j < len(signal) else np.nan if np.isnan(c) else logit(c)
             self.verdicts.append(
                 (index, j, j < outcome.accepted[i], c, np.nan if expected is None else expected.of(e, j))
             )
@@ -305,12 +306,6 @@ class _Expectation:
     def of(self, signal: float, position: int) -> float:
         bias = self.bias[min(position, len(self.bias) - 1)] if self.bias else 0.0
         return float(1 / (1 + np.exp(-(self.weight * signal + bias + self.offset))))
-
-
-def _logit(confidence: float) -> float:
-    """The signal of a token of which only the confidence is known, see ``DraftView.signal``."""
-    clipped = min(max(confidence, 1e-6), 1 - 1e-6)
-    return float(np.clip(np.log(clipped / (1 - clipped)), -LOGIT_RANGE, LOGIT_RANGE))
 
 
 def _expectation(plan: SpecPlan, proposer: ProposerEstimates | None, at: int | None) -> _Expectation | None:

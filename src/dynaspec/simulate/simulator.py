@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from dynaspec.contract.controller import Controller
 from dynaspec.contract.errors import CapacityError, ConfigError, IntegrityError
+from dynaspec.contract.signals import logits
 from dynaspec.contract.step import (
-    LOGIT_RANGE,
     DraftView,
     Ended,
     Limits,
@@ -30,7 +30,6 @@ from .traces import Arrivals, Floats, Ints, Trace
 
 _FEW_ROWS = 16
 """Prefill gets at least so many rows where decoding leaves them, however long drafts are."""
-_EDGE = 1e-9
 ControllerFactory = Callable[[Limits], Controller]
 _ENDED: tuple[Ended, ...] = ("none", "rejected", "all_accepted", "stopped")
 _NONE, _REJECTED, _ALL, _STOPPED = range(4)
@@ -222,9 +221,8 @@ def draft(trace: Trace, at: Ints, left: Ints, depth: Ints, stop: StopRule | None
 
 
 def _survival(confidence: Floats, stop: StopRule) -> Floats:
-    logit = np.log(confidence / np.maximum(1.0 - confidence, _EDGE) + _EDGE).clip(-LOGIT_RANGE, LOGIT_RANGE)
     offset = np.array(stop.offset or (0.0,), dtype=np.float64)[:, None]
-    odds = np.exp(stop.weight * logit + _entries(stop.bias or (0.0,), confidence.shape[1]) + offset)
+    odds = np.exp(stop.weight * logits(confidence) + _entries(stop.bias or (0.0,), confidence.shape[1]) + offset)
     return np.asarray(np.cumprod(odds / (1.0 + odds), axis=1), dtype=np.float64)
 
 
