@@ -28,7 +28,7 @@ from dynaspec.bench.decoders import SharedModels, open_engine
 from dynaspec.bench.demo import load_demo_prompts
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.demo import demo_head, demo_target
-from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.control.policies.short_names import PLAIN, parse_policy
 from dynaspec.engine.engine import Engine

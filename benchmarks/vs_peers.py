@@ -27,9 +27,9 @@ import torch
 from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts, fit, load_prompts, spread
 from dynaspec.bench.provenance import provenance
-from dynaspec.cli.console import print_error, result_console
+from dynaspec.cli.console import result_console
 from dynaspec.cli.demo import TARGET_NAME, demo_head, demo_target
-from dynaspec.contract.errors import ConfigError, DynaspecError
+from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.gguf_tokenizer import gguf_tokenizer
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.model.gguf.transformers import transformers_config, transformers_model

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.signals import logit
-from dynaspec.contract.step import LOGIT_RANGE, Limits, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import Limits, SpecPlan, StepOutcome, StepView
 from dynaspec.observe.decision_log import Header, Record, read_header, read_log
 from dynaspec.observe.estimates import Estimates, Mode, Probe, ProposerEstimates, read_estimates
 
