@@ -23,7 +23,7 @@ from .policies.confidence import ConfidenceStop
 from .policies.goodput import Goodput
 from .policies.lengths import Constant, Elastic, HeuristicController, LengthController, LengthPolicy, Schedule
 from .policies.wrappers import KvGate, OffSwitch, PlainController
-from .resolve import DEFAULT_TREE_WIDTH, SHAPE_KEY, WIDTH_KEY
+from .resolve import DEFAULT_TREE_WIDTH, TREE_KEYS, tree_key
 
 T = TypeVar("T")
 _WARM_UP_LONGEST, _WARM_UP_STEPS = 4, 8
@@ -53,6 +53,9 @@ def build_controller(config: SpeculativeConfig | None, limits: Limits, *, costs:
     """
     if config is None:
         return PlainController()
+    given = tree_key({name: getattr(config, name) for name in TREE_KEYS})
+    if given is not None and not limits.can_branch:
+        raise ConfigError(f"{given} is set, but this host verifies chains only; expected no {given}")
     controller = POLICIES[config.policy](config, ControllerHost(limits, costs or PassCosts()))
     if config.kv_write_gating_threshold:
         _check_gating(limits)
@@ -79,9 +82,6 @@ def _planner(config: SpeculativeConfig, limits: Limits) -> ChainPlanner:
 
 def _by_length(config: SpeculativeConfig, host: ControllerHost, policy: LengthPolicy) -> Controller:
     tree = None if config.tree is None else (config.tree, config.most_nodes)
-    if tree is not None and not host.limits.can_branch:
-        given = WIDTH_KEY if config.speculative_token_tree is None else SHAPE_KEY
-        raise ConfigError(f"{given} is set, but this host verifies chains only; expected no {given}")
     return LengthController(policy, _planner(config, host.limits), _stop(config, host.limits), tree)
 
 

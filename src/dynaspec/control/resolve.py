@@ -77,7 +77,7 @@ def resolve_trees(values: dict[str, Any]) -> None:
     """
     if SHAPE_KEY in values:
         _resolve_shape(values)
-    given = next((key for key in TREE_KEYS if key in values and (key, values[key]) != (WIDTH_KEY, 1)), None)
+    given = tree_key(values)
     if given is not None and values["method"] in METHODS and values["method"] not in WITH_TREES:
         raise ConfigError(
             f"{given} is {plain(values[given])!r} but method is {values['method']!r}, which drafts chains; expected no "
@@ -114,6 +114,12 @@ def _resolve_shape(values: dict[str, Any]) -> None:
     values.setdefault("policy", "constant")
 
 
+def tree_key(values: Mapping[str, Any]) -> str | None:
+    """The first of canonical keys that asks for trees; None = drafts are chains, as with a width of 1."""
+    asked = (key for key in TREE_KEYS if values.get(key) is not None and (key, values[key]) != (WIDTH_KEY, 1))
+    return next(asked, None)
+
+
 def check_tree_policy(values: Mapping[str, Any]) -> None:
     """
     Raises:
@@ -122,7 +128,7 @@ def check_tree_policy(values: Mapping[str, Any]) -> None:
     policy = values["policy"]
     # ``auto`` prices what is looked up as chains.
     allowed = ("constant",) if SHAPE_KEY in values or values["method"] not in BY_PASSES else _TREE_POLICIES
-    given = next((key for key in TREE_KEYS if key in values and (key, values[key]) != (WIDTH_KEY, 1)), None)
+    given = tree_key(values)
     if given is not None and policy not in allowed:
         raise ConfigError(
             f"{given} is {plain(values[given])!r} but policy is {policy!r}; expected no {given}, or policy "

@@ -113,6 +113,11 @@ class TestHosts:
         assert plan.tree is not None
         assert plan.nodes[0] >= plan.depth[0] > 0
 
+    def test_auto_refuses_there_too(self) -> None:
+        with pytest.raises(ConfigError, match="^tree_width is set, but this host verifies chains only"):
+            controller(limits(), tree_width=2)
+        assert controller(limits(), tree_width=1).plan(view("a", limits())).tree is None
+
     def test_a_plan_without_drafts_has_no_tree(self) -> None:
         host = limits(can_branch=True)
         made = controller(host, policy="constant", tree_width=2)

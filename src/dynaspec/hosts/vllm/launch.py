@@ -27,7 +27,15 @@ from dynaspec.control.keys import (
     canonical,
     spelled_out,
 )
-from dynaspec.control.resolve import DEFAULT_CAP, DEFAULT_HYBRID_LOOKUP, SCHEDULE_KEY, infer_method, infer_policy
+from dynaspec.control.resolve import (
+    DEFAULT_CAP,
+    DEFAULT_HYBRID_LOOKUP,
+    SCHEDULE_KEY,
+    WIDTH_KEY,
+    infer_method,
+    infer_policy,
+    tree_key,
+)
 
 from .settings import (
     DRAFTER,
@@ -153,12 +161,17 @@ def _read(value: Any, environ: Mapping[str, str], vllms: Collection[str]) -> tup
     """What dynaspec reads, what only vLLM does, and the method.
 
     Raises:
-        ConfigError: see ``keys_of``, ``canonical`` and ``check_method``.
+        ConfigError: see ``keys_of``, ``canonical`` and ``check_method``; or drafts are to be trees.
     """
     given, passed = split(keys_of(value), vllms)
     named = fill_in(canonical(given, KEYS), environ)
     method = infer_method(named)
     check_method(method, named)
+    if (given := tree_key(named)) is not None:
+        raise ConfigError(
+            f"{given} is {named[given]!r}, but vLLM verifies chains only; expected no {given}, or dynaspec's own engine"
+        )
+    named.pop(WIDTH_KEY, None)  # 1: chains
     return named, passed, method
 
 

@@ -101,6 +101,10 @@ def test_heuristics_start_where_they_are_told_and_may_grow() -> None:
     assert told["additional_config"]["dynaspec"] == {"policy": "heuristic", "num_speculative_tokens": 4}
 
 
+def test_a_tree_of_width_1_is_a_chain() -> None:
+    assert arguments({"model": "d", "tree_width": 1}) == arguments({"model": "d"})
+
+
 @pytest.mark.parametrize(("asked", "told"), [(True, {"use_heterogeneous_vocab": True}), (False, {})])
 def test_another_vocabulary_is_vllm_s_to_translate(asked: bool, told: dict[str, bool]) -> None:
     found = arguments({"model": "d", "use_heterogeneous_vocab": asked})["speculative_config"]
@@ -163,6 +167,12 @@ def test_options_under_other_names() -> None:
             "use_heterogeneous_vocab is 'slem', which vLLM does not",
         ),
         ({"assistant_early_exit": 2}, {}, "method is 'early_exit', which vLLM does not have"),
+        ({"model": "d", "tree_width": 3}, {}, "tree_width is 3, but vLLM verifies chains only; expected no tree_width"),
+        (
+            {"method": "eagle3", "model": "d", "speculative_token_tree": "[(0,), (1,)]", "drafter_backend": "vllm"},
+            {},
+            "speculative_token_tree is '[(0,), (1,)]', but vLLM verifies chains only",
+        ),
         ({"model": "d", "num_speculative_tokens": 0}, {}, "num_speculative_tokens is 0"),
         ({"model": "d", "policy": "heuristc"}, {}, "policy is 'heuristc'"),
         ({"method": "eagle", "model": "d", "num_speculative_tokens": 4, "policy": "x"}, {}, "policy is 'x'"),
