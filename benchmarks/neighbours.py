@@ -26,7 +26,9 @@ from dynaspec.bench.datasets import demo_prompts, spread
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.console import result_console
 from dynaspec.cli.demo import demo_target
+from dynaspec.contract.errors import DynaspecError
 from dynaspec.result_output import make_folder, write_json
+from study import errors_told
 
 BUSY = "while True: pass"
 ALONE, BESIDE, TWO = "alone", "beside a busy process", "two engines, together"
@@ -57,10 +59,15 @@ class Engine:
         print(requests, file=self._process.stdin, flush=True)
 
     def end(self) -> float:
-        """Waits until it has; tokens per second."""
-        if self._process.stdout is None:
-            return 0.0
-        return float(self._process.stdout.readline())
+        """Waits until it has; tokens per second.
+
+        Raises:
+            DynaspecError: the process has ended.
+        """
+        line = "" if self._process.stdout is None else self._process.stdout.readline()
+        if not line:
+            raise DynaspecError(f"an engine's process ended with exit status {self._process.wait()}; see above")
+        return float(line)
 
     def rate(self, requests: int) -> float:
         self.begin(requests)
@@ -155,14 +162,16 @@ def main() -> None:
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(args.serve, args.tokens)
+        with errors_told():
+            serve(args.serve, args.tokens)
         return
-    make_folder(args.output_dir)
     group = args.control_group
     if group is not None and not os.access(group / "cgroup.procs", os.W_OK):
         parser.error(f"--control-group is {group}; expected a folder whose cgroup.procs can be written")
-    found = measure(args.model or demo_target(), args.loads, args.rounds, args.neighbours, args.tokens, group)
-    write_json(args.output_dir / "neighbours.json", {"provenance": provenance(), "tokens_per_second": found})
+    with errors_told():
+        make_folder(args.output_dir)
+        found = measure(args.model or demo_target(), args.loads, args.rounds, args.neighbours, args.tokens, group)
+        write_json(args.output_dir / "neighbours.json", {"provenance": provenance(), "tokens_per_second": found})
     result_console(160).print(as_table(found))
 
 

@@ -132,7 +132,10 @@ SPECULATION: Mapping[str, Any] = {
     "method": _option(str, f"{', '.join(METHODS)}; default: what the other options imply.", "Speculation"),
     "draft_model": DraftModel,
     "policy": _option(
-        str, "auto, constant, heuristic, heuristic_transient, confidence or elastic; default: auto.", "Speculation"
+        str,
+        "auto, constant, heuristic, heuristic_transient, confidence or elastic; default: auto. schedule and goodput "
+        "need a table: see --speculative-config.",
+        "Speculation",
     ),
     "num_speculative_tokens": _option(int, "Draft length; with a confidence threshold the longest one.", "Speculation"),
     "draft_confidence_threshold": _option(

@@ -114,7 +114,7 @@ class TestHosts:
         assert plan.nodes[0] >= plan.depth[0] > 0
 
     def test_auto_refuses_there_too(self) -> None:
-        with pytest.raises(ConfigError, match="^tree_width is set, but this host verifies chains only"):
+        with pytest.raises(ConfigError, match=r"^tree_width is set, but this host verifies chains only"):
             controller(limits(), tree_width=2)
         assert controller(limits(), tree_width=1).plan(view("a", limits())).tree is None
 
