@@ -167,9 +167,9 @@ def _read(value: Any, environ: Mapping[str, str], vllms: Collection[str]) -> tup
     named = fill_in(canonical(given, KEYS), environ)
     method = infer_method(named)
     check_method(method, named)
-    if (given := tree_key(named)) is not None:
+    if (tree := tree_key(named)) is not None:
         raise ConfigError(
-            f"{given} is {named[given]!r}, but vLLM verifies chains only; expected no {given}, or dynaspec's own engine"
+            f"{tree} is {named[tree]!r}, but vLLM verifies chains only; expected no {tree}, or dynaspec's own engine"
         )
     named.pop(WIDTH_KEY, None)  # 1: chains
     return named, passed, method
