@@ -123,7 +123,7 @@ def tree_key(values: Mapping[str, Any]) -> str | None:
 def check_tree_policy(values: Mapping[str, Any]) -> None:
     """
     Raises:
-        ConfigError: trees with a policy that plans lengths only.
+        ConfigError: trees with a policy that plans lengths only, or with pretended acceptance, which has chains only.
     """
     policy = values["policy"]
     # ``auto`` prices what is looked up as chains.
@@ -133,6 +133,11 @@ def check_tree_policy(values: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{given} is {plain(values[given])!r} but policy is {policy!r}; expected no {given}, or policy "
             f"{either(allowed)}"
+        )
+    if given is not None and values.get("rejection_sample_method") == "synthetic":
+        raise ConfigError(
+            f"{given} is {plain(values[given])!r} beside rejection_sample_method 'synthetic', which accepts chains; "
+            "expected one of the two"
         )
     for other in ("draft_confidence_threshold", "kv_write_gating_threshold"):
         if given is not None and values.get(other):

@@ -92,7 +92,7 @@ class Loop(ABC, Generic[P]):
         """How good the model is, for the report of a step."""
 
     def stepped(self, tokens_before: int, over: bool) -> None:
-        """Hears of a step: how many tokens were trained on before it, and whether it was the last."""
+        """Called after a step, with the tokens trained on before it and whether it was the last; does nothing here."""
 
     def more_state(self) -> dict[str, Any]:
         """What a checkpoint has beside weights, optimizers and progress."""

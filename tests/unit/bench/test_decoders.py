@@ -6,29 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from dynaspec.bench.decoders import ClosedLoop, Job, SharedModels, open_engine, run_all
-from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import parse_policy
-
-PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+from support.job_engines import PARAMS, Clock, jobs, opened
 
 
 @pytest.fixture
 def engine(tiny):
-    made = open_engine(tiny.target, parse_policy("constant:2", tiny.drafter), max_num_seqs=4)
-    yield made
-    made.verify_integrity()
-    made.close()
-
-
-class Clock:
-    """Goes on by a second whenever it is read."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def read(self) -> float:
-        self.now += 1.0
-        return self.now
+    with opened(tiny) as made:
+        yield made
 
 
 @pytest.fixture
@@ -36,10 +21,6 @@ def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr("dynaspec.bench.decoders.time", SimpleNamespace(perf_counter=made.read))
     return made
-
-
-def jobs(count: int) -> list[Job]:
-    return [Job((5 + i, 6, 7), PARAMS) for i in range(count)]
 
 
 def test_all_jobs_are_decoded_in_their_order(engine):

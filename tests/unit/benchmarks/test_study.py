@@ -7,11 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from dynaspec.bench.decoders import Job, open_engine, run_all
+from dynaspec.bench.decoders import Job, run_all
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.control.policies.short_names import parse_policy
 from study import SteadyLoop, cacheable, in_the_running, shuffled, steady_window, warm_prompts
+from support.job_engines import PARAMS, Clock, jobs, opened
 
 
 def test_every_side_follows_every_other_in_some_round():
@@ -32,26 +31,10 @@ def test_only_who_is_behind_for_certain_sits_out():
     assert in_the_running(rates, 0.7, always=()) == ["a", "b", "c"]
 
 
-PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
-
-
 @pytest.fixture
 def engine(tiny):
-    made = open_engine(tiny.target, parse_policy("constant:2", tiny.drafter), max_num_seqs=4)
-    yield made
-    made.verify_integrity()
-    made.close()
-
-
-class Clock:
-    """Goes on by a second whenever it is read."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def read(self) -> float:
-        self.now += 1.0
-        return self.now
+    with opened(tiny) as made:
+        yield made
 
 
 @pytest.fixture
@@ -59,10 +42,6 @@ def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr("study.time", SimpleNamespace(perf_counter=made.read))
     return made
-
-
-def jobs(count: int) -> list[Job]:
-    return [Job((5 + i, 6, 7), PARAMS) for i in range(count)]
 
 
 def test_a_window_counts_from_when_all_decode(engine):

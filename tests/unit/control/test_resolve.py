@@ -85,6 +85,10 @@ class TestKeys:
                 {"speculative_token_tree": SHAPE, "num_speculative_tokens": 4},
                 "num_speculative_tokens is 4 but speculative_token_tree has 3 nodes and depth 2; expected either",
             ),
+            (
+                {"tree_width": 2, "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5]},
+                "tree_width is 2 beside rejection_sample_method 'synthetic', which accepts chains; expected one",
+            ),
             ({"tree_nodes": 5}, "tree_nodes is 5 but there is no tree_width above 1; expected one"),
             ({"tree_nodes": 5, "tree_width": 1}, "tree_nodes is 5 but there is no tree_width above 1; expected one"),
         ],
