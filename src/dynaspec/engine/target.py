@@ -119,7 +119,10 @@ class TargetVerifier:
             result = StepResult(none, none, none, np.zeros((0, 1), dtype=np.int64), [None] * len(batch.chunks))
             _collect_logprobs(batch, layout, self._model, hidden, None, result)
             return result
-        logits = self._model.logits(hidden[torch.from_numpy(layout.sampled_at).to(hidden.device)])
+        sampled = hidden
+        if layout.sampled_at.size < hidden.shape[0]:  # else every row of the pass gives a token: nobody reads a prompt
+            sampled = hidden[torch.from_numpy(layout.sampled_at).to(hidden.device)]
+        logits = self._model.logits(sampled)
         scores = self._sampler.process(logits, layout.sampled)
         walked = None
         if layout.trees is None:

@@ -69,7 +69,7 @@ class CpuDecoder(Decoder):
 
     def move_kv(self, kv: Sequence[KV], source: torch.Tensor, target: torch.Tensor) -> None:
         """See ``Model``."""
-        move(self.compiled, self._caches.of(kv), len(kv[0][0]), source.numpy(), target.numpy())
+        move(self.compiled, self._caches.of(kv), kv[0][0].shape[0], source.numpy(), target.numpy())
 
     def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
         """See ``Model``."""
@@ -82,7 +82,7 @@ class CpuDecoder(Decoder):
 
     def _arguments(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None) -> tuple[Any, ...]:
         kept = NO_TAPS if taps is None else (taps.arena.numpy(), taps.columns)
-        return self.compiled, *kept, self._caches.of(kv), len(kv[0][0]), PassRows.of(batch)
+        return self.compiled, *kept, self._caches.of(kv), kv[0][0].shape[0], PassRows.of(batch)
 
 
 def compile_decoder(
