@@ -16,14 +16,13 @@ from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestMetrics,
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from dynaspec.inputs import TextPrompt, TokensPrompt
 from dynaspec.observe.counts import SpecCounts
+from dynaspec.version import __version__
 
 if TYPE_CHECKING:
     from dynaspec.api import LLM, AsyncLLM
     from dynaspec.api.options import AsyncEngineArgs, EngineArgs
     from dynaspec.control.config import SpeculativeConfig
     from dynaspec.engine.config import EngineConfig
-
-__version__ = "0.1.0"
 
 __all__ = [
     "LLM",
@@ -48,6 +47,7 @@ __all__ = [
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
+    "__version__",
 ]
 
 _LAZY = {

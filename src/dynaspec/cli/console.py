@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-import dynaspec
 from dynaspec.engine.config import EngineConfig
 from dynaspec.server.config import ServerConfig
 from dynaspec.server.logs import FIELDS
+from dynaspec.version import __version__
 
 if TYPE_CHECKING:
     from dynaspec.server.state import ServerState
@@ -87,7 +87,7 @@ def announce(engine: EngineConfig, state: ServerState, url: str) -> None:
         logger.info("listening", extra={FIELDS: fields})
         return
     console = stderr_console()
-    console.print(Text.assemble("dynaspec ", dynaspec.__version__, " serves ", (engine.model, "bold"), *_alias(state)))
+    console.print(Text.assemble("dynaspec ", __version__, " serves ", (engine.model, "bold"), *_alias(state)))
     for name, value in [("drafts", drafting(engine)), *addresses(state.config, url), ("stop", stopping(state.config))]:
         console.print(Text.assemble((f"  {name:<9}  ", "dim"), value))
 

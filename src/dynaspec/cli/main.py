@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from dynaspec import __version__
 from dynaspec.cli import bench, chat, collect_env, demo, explain, generate, profile, serve, simulate, train
 from dynaspec.cli.console import print_error
 from dynaspec.cli.load_options import SpacedValues
 from dynaspec.compile_worker import compile_worker
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.runtime import prepare_process
+from dynaspec.version import __version__
 
 BAD_INPUT = 2
 """Exit code where what was given cannot work; the shell's own for wrong usage."""

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from rich.text import Text
 
-import dynaspec
 from dynaspec.cli.console import stderr_console
 from dynaspec.cli.options import json_object
 from dynaspec.cli.vllm_flags import read_pairs, settle
@@ -24,6 +23,7 @@ from dynaspec.engine.config import parse_bytes
 from dynaspec.engine.vllm_options import Foreign
 from dynaspec.hosts.vllm.launch import require_vllm, speculation_arguments
 from dynaspec.server.config import API_KEY_VARIABLE
+from dynaspec.version import __version__
 
 _KEY = "speculation."
 """Before the names of keys, as some of them are options' names too."""
@@ -299,7 +299,7 @@ def serve_on_vllm(arguments: Sequence[str]) -> NoReturn:
     told = handed_over(request, server.parse(request.passed))
     server.check(server.parse(told))
     command = request.shown(["vllm", "serve", *told])
-    stderr_console().print(Text.assemble(f"dynaspec {dynaspec.__version__} hands over to vLLM:\n  ", (command, "bold")))
+    stderr_console().print(Text.assemble(f"dynaspec {__version__} hands over to vLLM:\n  ", (command, "bold")))
     become_server(told)
 
 

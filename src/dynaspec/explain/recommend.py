@@ -15,7 +15,6 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-import dynaspec
 from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.policies.goodput import schedule_of
@@ -28,6 +27,7 @@ from dynaspec.result_output import new_table
 from dynaspec.simulate.comparison import Case, compare
 from dynaspec.simulate.policies import SimulatedPolicy, parse_policies
 from dynaspec.simulate.traces import Trace, closed_loop
+from dynaspec.version import __version__
 
 from .evidence import Evidence
 from .sentences import CLEARLY
@@ -350,7 +350,7 @@ class Recommendation:
         return {
             "schema": SCHEMA,
             "kind": "recommendation",
-            "dynaspec": dynaspec.__version__,
+            "dynaspec": __version__,
             "sources": list(evidence.sources),
             "backend": self.backend,
             "recommendation": self.verdict.choice,

@@ -22,9 +22,9 @@ from .families import FAMILIES, Family
 from .families.common import UnsupportedVariantError, special_tokens
 from .generation_config import read_generation_config
 from .layer import Weights
-from .ops import ops_for
 from .quantization import Quantization, check_not_quantised, check_quantization, quantised_with
 from .reader import Reader
+from .stack import ops_for
 from .weights import Checkpoint, TensorSource, find_checkpoint, read_json
 
 logger = logging.getLogger(__name__)

@@ -116,12 +116,3 @@ class TorchOps:
 
     def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         return cap * torch.tanh(x / cap)
-
-
-def ops_for(device: torch.device) -> Ops:
-    """The fastest operations for a device."""
-    if device.type != "cuda":
-        return TorchOps()
-    from .cuda_ops import CudaOps  # needs Triton
-
-    return CudaOps()

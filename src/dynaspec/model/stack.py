@@ -9,7 +9,7 @@ import torch
 from .attention.base import KV, AttentionBackend, AttentionMeta
 from .config import DecoderConfig
 from .layer import Layer
-from .ops import Ops, RopeTable
+from .ops import Ops, RopeTable, TorchOps
 
 
 class OpsStack:
@@ -83,3 +83,12 @@ class OpsStack:
 
     def _mlp(self, layer: Layer, h: torch.Tensor) -> torch.Tensor:
         return layer.down(self._ops.activate(self._config.mlp, layer.up(h)))
+
+
+def ops_for(device: torch.device) -> Ops:
+    """The fastest operations for a device."""
+    if device.type != "cuda":
+        return TorchOps()
+    from .cuda_ops import CudaOps  # needs Triton
+
+    return CudaOps()

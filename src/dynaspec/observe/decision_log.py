@@ -23,11 +23,11 @@ from typing import Any, BinaryIO
 
 from pydantic import BaseModel
 
-import dynaspec
 from dynaspec.contract.controller import Controller, Explains
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
+from dynaspec.version import __version__
 
 from .codec import (
     FORMAT,
@@ -71,7 +71,7 @@ class DecisionLog:
             self._file: BinaryIO | None = self._path.open("wb", buffering=BUFFER_BYTES)
         except OSError as error:
             raise ConfigError(f"the decision log {self._path} cannot be written: {error.strerror}") from None
-        first = {"format": FORMAT, "version": VERSION, "dynaspec": dynaspec.__version__, "header": dict(header or {})}
+        first = {"format": FORMAT, "version": VERSION, "dynaspec": __version__, "header": dict(header or {})}
         self.write(lambda: first)
 
     @property

@@ -19,9 +19,8 @@ from dynaspec.contract.proposer import Ints
 from dynaspec.kv.arena import Arena
 from dynaspec.kv.rows import fill_rows
 from dynaspec.model.compiled import NO_TAPS, Addresses, CacheAddresses, CompiledDecoder
-from dynaspec.model.decoder_heads.compiled import CompiledHead
 from dynaspec.model.kernels.decode import PassRows, decode, logits
-from dynaspec.model.kernels.decoder_heads import fuse, head_logits, head_pass
+from dynaspec.model.kernels.decoder_heads import CompiledHead, fuse, head_logits, head_pass
 
 from .drafter import Chain, Tree
 from .first_choice import Choices, take_first

@@ -18,8 +18,16 @@ from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, Offers, ProposerNeeds, TargetStep
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule, TreeRule
 from dynaspec.kv.blocks import BlockTables
-from dynaspec.model.kernels.state_heads import medusa_logits, mlp_begin, mlp_logits, mlp_step
-from dynaspec.model.state_heads.base import CompiledHeads, CompiledMedusa, CompiledMlp, StateHeads
+from dynaspec.model.kernels.state_heads import (
+    CompiledHeads,
+    CompiledMedusa,
+    CompiledMlp,
+    medusa_logits,
+    mlp_begin,
+    mlp_logits,
+    mlp_step,
+)
+from dynaspec.model.state_heads.base import StateHeads
 from dynaspec.model.taps import Taps
 from dynaspec.sampling.state import SamplerState
 

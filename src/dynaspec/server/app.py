@@ -9,8 +9,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from dynaspec import __version__
 from dynaspec.contract.errors import DynaspecError, RequestError
+from dynaspec.version import __version__
 
 from .dashboard.live import LiveFeed
 from .errors import ApiError, bad_request, engine_stopped, not_found, unreadable_body, validation_error

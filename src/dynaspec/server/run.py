@@ -35,7 +35,7 @@ from .errors import bad_request
 from .middleware import as_response
 from .prompts import check_template
 from .state import ServerState
-from .tracing import Tracing, open_tracing
+from .tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -312,6 +312,26 @@ def _open(config: EngineConfig) -> AsyncLLM:
         speculative_config=config.speculative_config,
         **{name: getattr(config, name) for name in options},
     )
+
+
+def open_tracing(endpoint: str | None) -> Tracing:
+    """
+    Args:
+        endpoint: URL that takes traces by OTLP over HTTP; None = no traces.
+
+    Raises:
+        ConfigError: there is an endpoint, but OpenTelemetry is not installed.
+    """
+    if endpoint is None:
+        return Tracing()
+    try:
+        from .tracing_otel import OtelTracing
+    except ImportError as error:
+        raise ConfigError(
+            f"otlp_traces_endpoint is {endpoint!r}, but OpenTelemetry is not installed ({error.name} is missing); "
+            "expected it: pip install 'dynaspec[otel]'"
+        ) from None
+    return OtelTracing.to(endpoint)
 
 
 def make_state(llm: AsyncLLM, config: ServerConfig, tracing: Tracing | None = None) -> ServerState:

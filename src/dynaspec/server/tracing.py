@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from typing import Literal
 
-from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
 
@@ -35,23 +34,3 @@ class Tracing:
 
     def close(self) -> None:
         """Sends what is left, for some seconds at most."""
-
-
-def open_tracing(endpoint: str | None) -> Tracing:
-    """
-    Args:
-        endpoint: URL that takes traces by OTLP over HTTP; None = no traces.
-
-    Raises:
-        ConfigError: there is an endpoint, but OpenTelemetry is not installed.
-    """
-    if endpoint is None:
-        return Tracing()
-    try:
-        from .tracing_otel import OtelTracing
-    except ImportError as error:
-        raise ConfigError(
-            f"otlp_traces_endpoint is {endpoint!r}, but OpenTelemetry is not installed ({error.name} is missing); "
-            "expected it: pip install 'dynaspec[otel]'"
-        ) from None
-    return OtelTracing.to(endpoint)

@@ -18,9 +18,9 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from dynaspec import __version__
 from dynaspec.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
+from dynaspec.version import __version__
 
 from .tracing import Operation, Outputs, Trace, Tracing
 

@@ -10,10 +10,10 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-import dynaspec
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.result_output import new_table
+from dynaspec.version import __version__
 
 from .costs import CostModel
 from .metrics import SimulatedRun, Totals
@@ -133,7 +133,7 @@ def document(results: Sequence[SimulatedResult], options: Mapping[str, Any], cos
     return {
         "schema": SCHEMA,
         "kind": "simulation",
-        "dynaspec": dynaspec.__version__,
+        "dynaspec": __version__,
         "costs": costs,
         "options": dict(options),
         "policies": {result.name: result.totals.document() for result in results},

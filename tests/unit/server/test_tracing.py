@@ -21,7 +21,8 @@ from dynaspec.contract.errors import ConfigError, DynaspecError
 from dynaspec.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind
 from dynaspec.server.app import create_app
-from dynaspec.server.tracing import Tracing, open_tracing
+from dynaspec.server.run import open_tracing
+from dynaspec.server.tracing import Tracing
 from dynaspec.server.tracing_otel import OtelTracing
 from unit.server.serving import MODEL, Client, make_state
 

@@ -26,13 +26,13 @@ from dynaspec.model.batch import ForwardBatch
 from dynaspec.model.compiled import CacheAddresses
 from dynaspec.model.layer import Layer
 from dynaspec.model.linear import Linear
-from dynaspec.model.ops import Norm, Ops, ops_for
-from dynaspec.model.stack import OpsStack
+from dynaspec.model.ops import Norm, Ops
+from dynaspec.model.stack import OpsStack, ops_for
 
 from .config import FIRST_POSITION, HeadConfig
 
 if TYPE_CHECKING:
-    from .compiled import CompiledHead
+    from dynaspec.model.kernels.decoder_heads import CompiledHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,7 @@ class Head:
         self._caches = CacheAddresses()
         self.compiled: CompiledHead | None = None
         if self.device.type == "cpu" and self.dtype == torch.float32:
-            from .compiled import compile_head  # it compiles its kernels when it is imported
-
-            self.compiled = compile_head(config, weights, spec)
+            self.compiled = _compile(config, weights, spec)
         self.kv_bytes_per_block = bytes_per_block(self._attention, decoder.num_layers, self.dtype)
 
     def kv_shapes(self, num_blocks: int) -> tuple[Shape, Shape]:
@@ -176,3 +174,30 @@ def kernels() -> Any:
     from dynaspec.model.kernels import decoder_heads
 
     return decoder_heads
+
+
+def _compile(config: HeadConfig, weights: HeadWeights, spec: AttentionSpec) -> CompiledHead:
+    """The head that these weights are of, for compiled code."""
+    from dynaspec.model.cpu_decoder import compile_decoder, matrix_row, norm_row
+    from dynaspec.model.kernels.decoder_heads import CompiledHead
+    from dynaspec.model.kernels.layers import MATRIX
+
+    none = (0,) * MATRIX
+    ends = weights.embedding, weights.head, weights.final_norm
+    entrance = [
+        *(none if weights.fusion is None else matrix_row(weights.fusion)),
+        *(none if weights.projection is None else matrix_row(weights.projection)),
+        *norm_row(weights.hidden_norm),
+        *norm_row(weights.embedding_norm),
+        *norm_row(weights.input_norm),
+        *(number for norm in weights.state_norms for number in norm_row(norm)),
+    ]
+    return CompiledHead(
+        compile_decoder(config.decoder, weights.layers, spec, *ends),
+        np.array(entrance, np.int64),
+        config.target_hidden,
+        config.hidden_first,
+        config.zero_first,
+        config.norm_before_residual,
+        config.norm_output,
+    )

@@ -3,12 +3,13 @@ same bits."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from dynaspec.compiled import copy_row, njit
-from dynaspec.model.compiled import Addresses
-from dynaspec.model.decoder_heads.compiled import CompiledHead
+from dynaspec.model.compiled import Addresses, CompiledDecoder
 from dynaspec.model.decoder_heads.config import FIRST_POSITION
 
 from .decode import FINAL_NORM, HEAD, PassRows, attention_of
@@ -21,6 +22,21 @@ Int64 = npt.NDArray[np.int64]
 FUSION, PROJECTION = 0, MATRIX
 HIDDEN_NORM, EMBEDDING_NORM, INPUT_NORM, STATE_NORMS = range(2 * MATRIX, 2 * MATRIX + 4 * NORM, NORM)
 """Columns of ``CompiledHead.entrance``; a matrix or norm whose address is 0 is not there."""
+
+
+class CompiledHead(NamedTuple):
+    """All that compiled code needs to run a head. Whoever keeps it keeps the head, too: it has the addresses of its
+    weights."""
+
+    decoder: CompiledDecoder
+    entrance: Int64
+    """[STATE_NORMS + …] fusion matrix, projection, norms of the hidden state, of the embedding, of all states, and of
+    single ones, in the columns above."""
+    target_hidden: int
+    hidden_first: bool
+    zero_first: bool
+    norm_before_residual: bool
+    norm_output: bool
 
 
 @njit(cache=True, nogil=True, apart=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from dynaspec.compiled import njit
-from dynaspec.model.state_heads.base import CompiledMedusa, CompiledMlp
 
 from .elementwise import GELU, SILU, activate
 from .layers import MATRIX, NORM, norm, product
@@ -17,6 +18,35 @@ Int64 = npt.NDArray[np.int64]
 
 PROJECTION, STEP_NORM, OUTPUT = 0, MATRIX, MATRIX + NORM
 """Columns of ``CompiledMlp.table``."""
+
+
+class CompiledMedusa(NamedTuple):
+    """Medusa heads; whoever keeps it keeps those, too: it has the addresses of their weights."""
+
+    blocks: Int64
+    """[heads, layers, MATRIX] see ``layers.product``."""
+    outputs: Int64
+    """[heads, MATRIX]"""
+    threads: int
+
+
+class CompiledMlp(NamedTuple):
+    """The same of an MLP speculator."""
+
+    embedding: Floats
+    """[heads, or 1 for all of them, vocabulary, inner]"""
+    embedding_scale: np.float32
+    table: Int64
+    """[heads, …] projection, norm and output of each, in the columns above."""
+    biases: Floats
+    """[heads, inner] of the norms."""
+    first_norm: Int64
+    """[NORM] of the target's states; 0 = none."""
+    eps: float
+    threads: int
+
+
+CompiledHeads = CompiledMedusa | CompiledMlp
 
 
 @njit(cache=True, nogil=True)

@@ -1,8 +1,8 @@
-"""What drafting needs of heads, what they have in common, and what compiled code needs to run them."""
+"""What drafting needs of heads, and what they have in common."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,37 +13,8 @@ from dynaspec.model.head_tensors import HeadTensors
 from dynaspec.model.quantization import Quantization, check_quantization
 from dynaspec.model.reader import Reader
 
-Floats = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
-
-
-class CompiledMedusa(NamedTuple):
-    """See ``heads.medusa``."""
-
-    blocks: Int64
-    """[heads, layers, MATRIX] see ``kernels.layers``."""
-    outputs: Int64
-    """[heads, MATRIX]"""
-    threads: int
-
-
-class CompiledMlp(NamedTuple):
-    """See ``heads.mlp_speculator``."""
-
-    embedding: Floats
-    """[heads, or 1 for all of them, vocabulary, inner]"""
-    embedding_scale: np.float32
-    table: Int64
-    """[heads, …] projection, norm and output of each; see ``kernels.heads``."""
-    biases: Floats
-    """[heads, inner] of the norms."""
-    first_norm: Int64
-    """[NORM] of the target's states; 0 = none."""
-    eps: float
-    threads: int
-
-
-CompiledHeads = CompiledMedusa | CompiledMlp
+if TYPE_CHECKING:
+    from dynaspec.model.kernels.state_heads import CompiledHeads
 
 
 class StateHeads(Protocol):

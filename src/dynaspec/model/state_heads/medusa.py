@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,12 @@ from dynaspec.model.head_tensors import PICKLED, HeadTensors, open_tensors
 from dynaspec.model.linear import Linear
 from dynaspec.model.quantization import Quantization
 from dynaspec.model.reader import Reader
-from dynaspec.model.state_heads.base import CompiledHeads, CompiledMedusa
 from dynaspec.model.weights import HEADS_BESIDE, find_checkpoint, read_json
 
 from .base import kernels, on_cpu, reader_of
+
+if TYPE_CHECKING:
+    from dynaspec.model.kernels.state_heads import CompiledHeads, CompiledMedusa
 
 _FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _WHAT = "a Medusa checkpoint"
@@ -191,6 +193,7 @@ def _output(
 def _compile(weights: MedusaWeights) -> CompiledMedusa:
     from dynaspec.model.cpu_decoder import matrix_row
     from dynaspec.model.kernels.layers import MATRIX
+    from dynaspec.model.kernels.state_heads import CompiledMedusa
     from dynaspec.model.kernels.team import team_size
 
     blocks = np.array([[matrix_row(layer) for layer in block] for block in weights.blocks], np.int64)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +25,15 @@ from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
 from dynaspec.model.head_tensors import PICKLED, HeadTensors, open_tensors
 from dynaspec.model.linear import Linear
-from dynaspec.model.ops import Norm, Ops, ops_for
+from dynaspec.model.ops import Norm, Ops
 from dynaspec.model.quantization import Quantization
-from dynaspec.model.state_heads.base import CompiledHeads, CompiledMlp
+from dynaspec.model.stack import ops_for
 from dynaspec.model.weights import find_checkpoint, read_json
 
 from .base import kernels, on_cpu, reader_of
+
+if TYPE_CHECKING:
+    from dynaspec.model.kernels.state_heads import CompiledHeads, CompiledMlp
 
 _WHAT = "an MLP speculator"
 _EPS = 1e-6
@@ -198,6 +201,7 @@ def _read_weights(
 
 def _compile(config: MlpConfig, weights: MlpWeights) -> CompiledMlp:
     from dynaspec.model.cpu_decoder import matrix_row, norm_row
+    from dynaspec.model.kernels.state_heads import CompiledMlp
     from dynaspec.model.kernels.team import team_size
 
     rows = zip(weights.projections, weights.norms, weights.outputs, strict=True)

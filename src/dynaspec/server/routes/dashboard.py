@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.staticfiles import StaticFiles
 
-from dynaspec import __version__
+from dynaspec.version import __version__
 
 from ..dashboard.live import About, LiveFeed, encode
 from ..state import ServerState, State

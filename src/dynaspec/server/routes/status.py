@@ -6,7 +6,6 @@ from fastapi import APIRouter, Header
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from dynaspec import __version__
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.observe.families import ENGINE_FAMILIES, HEALTH
 from dynaspec.observe.prometheus import FamilyCollector, render
@@ -16,6 +15,7 @@ from dynaspec.server.middleware import HTTP_FAMILIES
 from dynaspec.server.protocol.base import errors
 from dynaspec.server.protocol.model import ModelCard, ModelList
 from dynaspec.server.state import ServerState, State
+from dynaspec.version import __version__
 
 router = APIRouter()
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.contract.controller import Controller
-from dynaspec.contract.proposer import Drafts, Ints, NewText, Offers
-from dynaspec.contract.step import DraftView, Limits, Needs, SpecPlan, StepView
+from dynaspec.contract.proposer import Ints, NewText, Offers
+from dynaspec.contract.step import Limits, Needs, SpecPlan, StepView
 from dynaspec.kv.blocks import BlockTables
 from dynaspec.observe.decision_log import DecisionLog
 from dynaspec.propose.guard import TargetPassTimer
@@ -27,26 +27,8 @@ from dynaspec.propose.offers import view_columns
 from dynaspec.propose.router import Part, Router
 from dynaspec.propose.watermark import draft_view
 
-from .outcome import DraftResult, build_outcome, draft_result
+from .outcome import DraftResult, PendingStep, build_outcome, draft_result
 from .texts import Int32, MatchedBatch, Texts
-
-
-@dataclass(slots=True)
-class PendingStep:
-    """What was drafted, until the next step has verified it."""
-
-    view: StepView
-    lanes: Ints
-    granted: SpecPlan
-    plan: SpecPlan
-    """After the trim."""
-    drafts: Drafts
-    drafted: DraftView
-    offers: tuple[Offers | None, ...]
-    """What each proposer was found to offer."""
-    began_s: float
-    """When drafting began, which is when the step before ended."""
-    ended_s: float
 
 
 @dataclass(slots=True)

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dynaspec.compiled import kernel
-from dynaspec.contract.proposer import Ints
-from dynaspec.contract.step import Ended, StepOutcome, Work
+from dynaspec.contract.proposer import Drafts, Ints, Offers
+from dynaspec.contract.step import DraftView, Ended, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.propose.offers import came_true
 
 from .texts import Int32, MatchedBatch, Texts
 
-if TYPE_CHECKING:
-    from .drafting import PendingStep
-
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class PendingStep:
+    """What was drafted, until the next step has verified it."""
+
+    view: StepView
+    lanes: Ints
+    granted: SpecPlan
+    plan: SpecPlan
+    """After the trim."""
+    drafts: Drafts
+    drafted: DraftView
+    offers: tuple[Offers | None, ...]
+    """What each proposer was found to offer."""
+    began_s: float
+    """When drafting began, which is when the step before ended."""
+    ended_s: float
 
 
 @dataclass(frozen=True, slots=True)

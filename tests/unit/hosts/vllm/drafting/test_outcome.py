@@ -10,8 +10,7 @@ import pytest
 
 from dynaspec.contract.proposer import Drafts, Offers
 from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
-from dynaspec.hosts.vllm.drafting.drafting import PendingStep
-from dynaspec.hosts.vllm.drafting.outcome import DraftResult, build_outcome, draft_result
+from dynaspec.hosts.vllm.drafting.outcome import DraftResult, PendingStep, build_outcome, draft_result
 from dynaspec.hosts.vllm.drafting.texts import MatchedBatch, Texts
 
 TEXT = [5, 6, 7, 8]
