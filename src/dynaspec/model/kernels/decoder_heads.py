@@ -92,7 +92,8 @@ def head_pass(head: CompiledHead, caches: Addresses, blocks: int, rows: PassRows
             norm(x, first, ATTENTION_NORM, model.eps, h)
     else:
         x, h = normed.copy() if head.norm_before_residual else hidden.copy(), both
-    delta = after_norm(model, x, h, first, caches[0], blocks, work)
+    delta = np.empty_like(x)
+    after_norm(model, x, h, delta, first, caches[0], blocks, work)
     further, no_taps, nowhere = np.arange(1, model.layers.shape[0]), np.empty((0, 0), np.float32), np.empty(0, np.int64)
     run(model, x, delta, further, no_taps, nowhere, caches, blocks, work)
     if head.norm_output:
