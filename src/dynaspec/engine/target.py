@@ -120,7 +120,7 @@ class TargetVerifier:
             _collect_logprobs(batch, layout, self._model, hidden, None, result)
             return result
         sampled = hidden
-        if layout.sampled_at.size < hidden.shape[0]:  # else every row of the pass gives a token: nobody reads a prompt
+        if layout.sampled_at.size < hidden.shape[0]:  # else every row gives a token, as where nobody reads a prompt
             sampled = hidden[torch.from_numpy(layout.sampled_at).to(hidden.device)]
         logits = self._model.logits(sampled)
         scores = self._sampler.process(logits, layout.sampled)
