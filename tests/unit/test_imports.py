@@ -10,5 +10,5 @@ import grimp
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph = grimp.build_graph("dynaspec", cache_dir=None)
     imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
-    assert len(imported) > 300
+    assert "dynaspec.engine.engine" in imported["dynaspec.engine.build"]  # it has seen the modules
     TopologicalSorter(imported).prepare()  # raises an error that names the modules of a circle
