@@ -93,9 +93,10 @@ _BYTE_PRODUCTS = _byte_products()
 DIGITS = 1 if _VNNI else 2
 """Parts of an input that meets int8 weights. Two are its digits to the base of 16, each within ±8: so the products of a
 group, in each of 16 words two sums of 16, are 16 · 8 · 255 at most."""
-TILE_ROWS = ((4, 3), (12, 6))
-"""Rows worked on at a time, at most, without AVX-512's registers and with them, of one digit and of two: their integers
-in registers, two weights and their like."""
+TILE_ROWS = ((4, 3), (6, 6))
+"""Rows worked on at a time, at most, without AVX-512's registers and with them, of one digit and of two. What is in
+registers: their integers, two weights and their like; of one digit with AVX-512's also their sums, which were stored and
+loaded with every group otherwise."""
 
 
 def _call(builder: Any, name: str, result: Any, args: Vectors, size: int) -> Any:
