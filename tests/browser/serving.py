@@ -11,9 +11,9 @@ from typing import Any
 import uvicorn
 
 from dynaspec import AsyncLLM
-from dynaspec.server.admission import Admission
 from dynaspec.server.app import create_app
 from dynaspec.server.config import ServerConfig
+from dynaspec.server.middleware import Admission
 from dynaspec.server.state import ServerState
 
 MODEL = "tiny <b>model</b>"

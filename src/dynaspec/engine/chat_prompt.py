@@ -2,7 +2,7 @@
 
 Such a template gets the same conversation in words: a system message that describes the tools and how to call them,
 calls and results as text. The forms of calls are those that models are trained with; the server's parsers
-(``server.tool_formats``) read them back.
+(``server.tools``) read them back.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from .dashboard.live import LiveFeed
 from .errors import ApiError, bad_request, engine_stopped, not_found, unreadable_body, validation_error
 from .logs import request_log
 from .middleware import REQUEST_ID, ApiKeys, BelowRootPath, BoundedBody, ExactPaths, Exchanges, as_response
-from .routes import dashboard, generation, status
+from .routes import dashboard, router
 from .state import ServerState
 
 _DESCRIPTION = "OpenAI-compatible, with exact speculative decoding. Errors are OpenAI's error objects."
@@ -38,11 +38,10 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.dynaspec = state
     for kind in (ApiError, RequestError, DynaspecError, RequestValidationError, RouterException):
         app.add_exception_handler(kind, _tell)
-    app.include_router(generation.router)
-    app.include_router(status.router)
+    app.include_router(router)
     if config.enable_dashboard:
         app.state.live_feed = LiveFeed(state.llm.snapshot, interval_s=config.stats_interval_s)
-        app.include_router(dashboard.router)
+        app.include_router(dashboard)
     return app
 
 

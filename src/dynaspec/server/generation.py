@@ -17,8 +17,8 @@ from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
 
 from .errors import ApiError, bad_request, engine_stopped
-from .prompts import EncodedPrompt
-from .tracing import Outputs, Trace
+from .inputs import EncodedPrompt
+from .state import Outputs, Trace
 
 T = TypeVar("T")
 

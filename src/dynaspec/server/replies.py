@@ -1,4 +1,4 @@
-"""Answers of ``/v1/completions`` and ``/v1/chat/completions``, whole or in chunks.
+"""Answers of ``/v1/completions`` and ``/v1/chat/completions``, whole or in chunks, log-probabilities included.
 
 While deltas go out, the text of each token and its source are kept for each continuation (``Choice``).
 """
@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
-from dynaspec.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.tokenizer import Detokenizer, Tokenizer
 
-from . import logprobs
 from .generation import Job
-from .params import reported_speculation
+from .inputs import reported_speculation
 from .protocol.chat import (
     AnswerMessage,
     CalledTool,
@@ -29,6 +28,8 @@ from .protocol.chat import (
     ChatRequest,
     ChunkChoice,
     Delta,
+    TokenLogprob,
+    TopLogprob,
 )
 from .protocol.completions import (
     CompletionChoice,
@@ -37,8 +38,7 @@ from .protocol.completions import (
     CompletionReply,
     CompletionRequest,
 )
-from .protocol.generation import FinishReason
-from .protocol.reports import TokenSource, Usage, WrittenToken
+from .protocol.generation import FinishReason, PromptLogprob, PromptLogprobs, TokenSource, Usage, WrittenToken
 from .reports import Reports, UsageCounter, report
 from .tools import Parsed, ToolParser, ToolUse
 
@@ -254,7 +254,7 @@ class CompletionReplies(Replies):
             stop_reason=delta.stop_reason,
             token_ids=(() if self._prompt_alone else delta.token_ids) if ids else None,
             prompt_token_ids=output.prompt_token_ids if ids and first else None,
-            prompt_logprobs=logprobs.for_prompt(output, body.prompt_logprobs) if first else None,
+            prompt_logprobs=_prompt_logprobs(output, body.prompt_logprobs) if first else None,
             speculation=report(delta.metrics, self._level) if delta.finish_reason is not None else None,
             token_sources=choice.written(delta, texts) if sources else None,
         )
@@ -272,7 +272,7 @@ class CompletionReplies(Replies):
         top = self._body.logprobs
         if top is None or delta.logprobs is None:
             return None
-        told = logprobs.ForCompletion(self._tokenizer, top)
+        told = _CompletionLogprobs(self._tokenizer, top)
         if first and self._body.echo and output.prompt_logprobs is not None:
             tokens = output.prompt_token_ids
             grown = TokenTexts(self._tokenizer, (), skip_special_tokens=self._body.skip_special_tokens).add(tokens)
@@ -317,7 +317,7 @@ class ChatReplies(Replies):
     def _of_prompt(self, output: RequestOutput) -> dict[str, Any]:
         return {
             "prompt_token_ids": output.prompt_token_ids if self._body.return_token_ids else None,
-            "prompt_logprobs": logprobs.for_prompt(output, self._body.prompt_logprobs),
+            "prompt_logprobs": _prompt_logprobs(output, self._body.prompt_logprobs),
         }
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
@@ -358,7 +358,7 @@ class ChatReplies(Replies):
         if completion.logprobs is None:
             return None
         top = self._body.top_logprobs or 0
-        return logprobs.for_chat(self._tokenizer, completion.token_ids, completion.logprobs, top)
+        return _chat_logprobs(self._tokenizer, completion.token_ids, completion.logprobs, top)
 
 
 def _finish_reason(completion: CompletionOutput, parser: ToolParser) -> FinishReason | None:
@@ -368,3 +368,119 @@ def _finish_reason(completion: CompletionOutput, parser: ToolParser) -> FinishRe
 def _unnumbered(call: CalledTool) -> CalledTool:
     """As it stands in a whole answer, where its place says its number."""
     return call.model_copy(update={"index": None})
+
+
+# --- log-probabilities, in the two forms that OpenAI has for them, and vLLM's for a prompt ---
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_LOWEST = -9999.0
+"""Stands for −∞, which JSON does not have."""
+
+_Positions = Sequence[Mapping[int, Logprob] | None]
+"""Candidates by token at each position; None for a prompt's first."""
+
+
+class _CompletionLogprobs:
+    """OpenAI's older form, put together from runs of tokens.
+
+    Args:
+        top: most candidates at a position, beside the chosen one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, top: int) -> None:
+        self.told = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        self._tokenizer = tokenizer
+        self._top = top
+
+    def add(self, tokens: Sequence[int], positions: _Positions, texts: Sequence[str], *, offset: int) -> None:
+        """
+        Args:
+            texts: what each token adds to the text.
+            offset: characters of the choice's text before them.
+        """
+        told = self.told
+        for token, candidates, text in zip(tokens, positions, texts, strict=True):
+            told.tokens.append(_token_name(self._tokenizer, token, None if candidates is None else candidates[token]))
+            told.text_offset.append(offset)
+            offset += len(text)
+            if candidates is None:
+                told.token_logprobs.append(None)
+                told.top_logprobs.append(None)
+            else:
+                told.token_logprobs.append(_bounded(candidates[token]))
+                told.top_logprobs.append(_by_name(self._tokenizer, _cut(candidates, token, self._top)))
+
+
+def _chat_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[int], positions: Sequence[Mapping[int, Logprob]], top: int
+) -> ChatLogprobs:
+    """
+    Args:
+        top: most candidates at a position, the most probable first.
+    """
+    content = []
+    for token, candidates in zip(tokens, positions, strict=True):
+        ranked = sorted(candidates.items(), key=lambda candidate: candidate[1].rank)[:top]
+        chosen = _candidate(tokenizer, token, candidates[token])
+        rivals = [_candidate(tokenizer, *one) for one in ranked]
+        content.append(
+            TokenLogprob(token=chosen.token, logprob=chosen.logprob, bytes=chosen.bytes, top_logprobs=rivals)
+        )
+    return ChatLogprobs(content=content)
+
+
+def _prompt_logprobs(output: RequestOutput, top: int | None) -> PromptLogprobs | None:
+    """vLLM's form; ``top`` as for a completion, None if none were asked for."""
+    if top is None or output.prompt_logprobs is None:
+        return None
+    return [
+        None
+        if candidates is None
+        else {
+            token: PromptLogprob(logprob=_bounded(one), rank=one.rank, decoded_token=one.decoded_token)
+            for token, one in _cut(candidates, chosen, top).items()
+        }
+        for chosen, candidates in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+    ]
+
+
+def _cut(candidates: Mapping[int, Logprob], chosen: int, top: int) -> dict[int, Logprob]:
+    return {token: one for token, one in candidates.items() if one.rank <= top or token == chosen}
+
+
+def _candidate(tokenizer: Tokenizer, token: int, one: Logprob) -> TopLogprob:
+    text = _token_text(tokenizer, token, one)
+    spelled = _token_bytes(tokenizer, token, text)
+    return TopLogprob(token=text, logprob=_bounded(one), bytes=None if spelled is None else list(spelled))
+
+
+def _by_name(tokenizer: Tokenizer, candidates: Mapping[int, Logprob]) -> dict[str, float]:
+    """Of tokens with the same name the most probable one's."""
+    told: dict[str, float] = {}
+    for token, one in sorted(candidates.items(), key=lambda candidate: candidate[1].rank):
+        told.setdefault(_token_name(tokenizer, token, one), _bounded(one))
+    return told
+
+
+def _token_name(tokenizer: Tokenizer, token: int, one: Logprob | None) -> str:
+    """A token's text, or its bytes if they are no text."""
+    text = _token_text(tokenizer, token, one)
+    if _REPLACEMENT not in text:
+        return text
+    spelled = tokenizer.token_bytes(token)
+    return text if spelled is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+
+def _token_text(tokenizer: Tokenizer, token: int, one: Logprob | None) -> str:
+    if one is not None and one.decoded_token is not None:
+        return one.decoded_token
+    return tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _token_bytes(tokenizer: Tokenizer, token: int, text: str) -> bytes | None:
+    """Decoding it again takes long where there are thousands, and says nothing new unless bytes are no text."""
+    return tokenizer.token_bytes(token) if _REPLACEMENT in text else text.encode()
+
+
+def _bounded(one: Logprob) -> float:
+    return max(one.logprob, _LOWEST)

@@ -9,9 +9,9 @@ from dataclasses import replace
 from dynaspec.contract.outputs import RequestMetrics, RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams, SpeculationMetrics
 
-from .params import reported_speculation
-from .protocol.generation import GenerationRequest
-from .protocol.reports import (
+from .inputs import reported_speculation
+from .protocol.generation import (
+    GenerationRequest,
     PerRequestMetrics,
     PromptTokensDetails,
     SpeculationReport,

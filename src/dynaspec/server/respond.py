@@ -17,12 +17,11 @@ from dynaspec.contract.sampling_params import SamplingParams
 
 from .errors import ApiError, bad_request, unknown_model
 from .generation import ClientGone, Generation, Job, running, unless_gone
-from .prompts import EncodedPrompt
+from .inputs import EncodedPrompt
 from .protocol.base import AddressedRequest
 from .protocol.generation import GenerationRequest
 from .replies import Replies
-from .state import IGNORED_FIELDS, ServerState, shown_field
-from .tracing import Operation
+from .state import IGNORED_FIELDS, Operation, ServerState, shown_field
 
 _MOST_NAMED = 10
 """Unknown fields of a request that its answer's header names."""

@@ -28,14 +28,12 @@ from dynaspec.engine.chat_prompt import ToolFormat, format_of
 from dynaspec.engine.config import EngineConfig
 from dynaspec.runtime import settle
 
-from .admission import Admission
 from .app import create_app
 from .config import ServerConfig
 from .errors import bad_request
-from .middleware import as_response
-from .prompts import check_template
-from .state import ServerState
-from .tracing import Tracing
+from .inputs import check_template
+from .middleware import Admission, as_response
+from .state import ServerState, Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -325,7 +323,7 @@ def open_tracing(endpoint: str | None) -> Tracing:
     if endpoint is None:
         return Tracing()
     try:
-        from .tracing_otel import OtelTracing
+        from .tracing import OtelTracing
     except ImportError as error:
         raise ConfigError(
             f"otlp_traces_endpoint is {endpoint!r}, but OpenTelemetry is not installed ({error.name} is missing); "

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Depends, Request
 
 from dynaspec.api import AsyncLLM
+from dynaspec.contract.outputs import RequestOutput
+from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.chat_prompt import ToolFormat
 
-from .admission import Admission
 from .config import ServerConfig
-from .middleware import HttpMetrics
-from .tracing import Tracing
+from .middleware import Admission, HttpMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,34 @@ def shown_field(path: str) -> str:
     """A path to a field as a header may have it: without the places in lists; ``?`` for what is no name."""
     name = re.sub(r"\.\d+\.", "[].", path)
     return name if _FIELD.fullmatch(name) else "?"
+
+
+Operation = Literal["chat", "text_completion"]
+"""``gen_ai.operation.name``."""
+Outputs = AsyncGenerator[RequestOutput, None]
+
+
+class Trace:
+    """Follows the engine's requests behind one HTTP request; this one only hands outputs on."""
+
+    def follow(self, outputs: Outputs, params: SamplingParams, request_id: str) -> Outputs:
+        """The same outputs; closing these closes those."""
+        return outputs
+
+
+class Tracing:
+    """Where traces go; this one goes nowhere."""
+
+    def trace(self, operation: Operation, model: str, headers: Mapping[str, str]) -> Trace:
+        """
+        Args:
+            model: as the client has named it.
+            headers: of the HTTP request; ``traceparent`` and ``tracestate`` say what trace it belongs to.
+        """
+        return Trace()
+
+    def close(self) -> None:
+        """Sends what is left, for some seconds at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dynaspec.observe.families import ENGINE_FAMILIES
 from dynaspec.server.protocol.base import Unsupported
 from dynaspec.server.protocol.chat import ChatRequest
 from dynaspec.server.protocol.completions import CompletionRequest
-from dynaspec.server.protocol.reports import SpeculationOptions
+from dynaspec.server.protocol.generation import SpeculationOptions
 from unit.deploy.serve_command import DOCS, flags
 
 TEXT = (DOCS / "moving-from-vllm.md").read_text()

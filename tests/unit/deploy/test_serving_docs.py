@@ -15,9 +15,8 @@ from dynaspec.cli.console import stopping
 from dynaspec.cli.main import BAD_INPUT
 from dynaspec.observe.families import ENGINE_FAMILIES
 from dynaspec.server import middleware
-from dynaspec.server.admission import ADMISSION_FAMILIES
 from dynaspec.server.config import ServerConfig
-from dynaspec.server.middleware import HTTP_FAMILIES
+from dynaspec.server.middleware import ADMISSION_FAMILIES, HTTP_FAMILIES
 from dynaspec.server.protocol.base import RequestModel
 from dynaspec.server.protocol.chat import ChatRequest
 from dynaspec.server.protocol.completions import CompletionRequest

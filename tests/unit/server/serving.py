@@ -10,9 +10,9 @@ import httpx
 from fastapi import FastAPI
 
 from dynaspec import AsyncLLM
-from dynaspec.server.admission import Admission
 from dynaspec.server.app import create_app
 from dynaspec.server.config import ServerConfig
+from dynaspec.server.middleware import Admission
 from dynaspec.server.run import tool_format_of
 from dynaspec.server.state import ServerState
 

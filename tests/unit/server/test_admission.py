@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from dynaspec.server.admission import Admission
 from dynaspec.server.errors import ApiError
+from dynaspec.server.middleware import Admission
 
 
 class Clock:

@@ -7,7 +7,7 @@ import pytest
 
 from dynaspec import LLM, AsyncLLM, SamplingParams
 from dynaspec.contract.errors import ConfigError
-from dynaspec.server.prompts import check_template
+from dynaspec.server.inputs import check_template
 from support.engines import PlainDecoding
 from unit.server.serving import Client, make_app, texts_of
 

@@ -17,9 +17,9 @@ from starlette.applications import Starlette
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.snapshot import EngineSnapshot, LiveRequest
-from dynaspec.server.admission import Admission
 from dynaspec.server.app import create_app
 from dynaspec.server.config import ServerConfig
+from dynaspec.server.middleware import Admission
 from dynaspec.server.state import ServerState
 from support.snapshots import snapshot
 

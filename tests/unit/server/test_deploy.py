@@ -14,8 +14,7 @@ import yaml
 
 from dynaspec.observe.families import ENGINE_FAMILIES, HEALTH
 from dynaspec.observe.family import Family, HistogramFamily
-from dynaspec.server.admission import ADMISSION_FAMILIES
-from dynaspec.server.middleware import HTTP_FAMILIES
+from dynaspec.server.middleware import ADMISSION_FAMILIES, HTTP_FAMILIES
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -155,7 +154,7 @@ def test_the_documentation_lists_every_family() -> None:
 
 
 def test_the_documentation_lists_every_attribute_of_a_span() -> None:
-    sources = (ROOT / "src/dynaspec/server/tracing_otel.py").read_text()
+    sources = (ROOT / "src/dynaspec/server/tracing.py").read_text()
     told = set(re.findall(r'"((?:gen_ai|dynaspec|error)\.[\w.]+)"', sources))
     assert len(told) > 20
     assert told == set(re.findall(r"`((?:gen_ai|dynaspec|error)\.[\w.]+)`", (ROOT / "docs/metrics.md").read_text()))

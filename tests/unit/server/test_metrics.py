@@ -12,9 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from starlette.types import Receive, Scope, Send
 
 from dynaspec import AsyncLLM
-from dynaspec.server.admission import Admission
 from dynaspec.server.app import create_app
-from dynaspec.server.middleware import Exchanges, HttpMetrics
+from dynaspec.server.middleware import Admission, Exchanges, HttpMetrics
 from dynaspec.server.state import ServerState
 from support.asgi import exchange
 from support.checkpoints import Pair

@@ -8,7 +8,7 @@ import pytest
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from dynaspec.engine.sampling_defaults import SamplingDefaults
 from dynaspec.server.errors import ApiError
-from dynaspec.server.params import chat_params, completion_params, form_of, reported_speculation
+from dynaspec.server.inputs import chat_params, completion_params, form_of, reported_speculation
 from dynaspec.server.protocol.chat import ChatRequest
 from dynaspec.server.protocol.completions import CompletionRequest
 

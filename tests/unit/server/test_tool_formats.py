@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from dynaspec.engine.chat_prompt import WORDINGS, ToolFormat
-from dynaspec.server.tool_formats import READERS
-from dynaspec.server.tools import ToolParser, ToolUse
+from dynaspec.server.tools import READERS, ToolParser, ToolUse
 
 Found = list[tuple[str, str]]
 

@@ -22,8 +22,8 @@ from dynaspec.contract.outputs import CompletionOutput, RequestMetrics, RequestO
 from dynaspec.contract.sampling_params import RequestOutputKind
 from dynaspec.server.app import create_app
 from dynaspec.server.run import open_tracing
-from dynaspec.server.tracing import Tracing
-from dynaspec.server.tracing_otel import OtelTracing
+from dynaspec.server.state import Tracing
+from dynaspec.server.tracing import OtelTracing
 from unit.server.serving import MODEL, Client, make_state
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -220,7 +220,7 @@ def test_without_an_endpoint_nothing_is_traced() -> None:
 
 
 def test_without_the_extra_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "dynaspec.server.tracing_otel", raising=False)
+    monkeypatch.delitem(sys.modules, "dynaspec.server.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"opentelemetry.sdk.trace is missing.*pip install 'dynaspec\[otel\]'"):
         open_tracing("http://localhost:4318/v1/traces")

@@ -8,8 +8,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from .base import LIST, OBJECT, TEXT, Natural, Positive, ReplyModel, RequestModel, Unsupported, extra, json_kind
-from .generation import FinishReason, GenerationRequest, PromptLogprobs, StopReason, TopLogprobs
-from .reports import PerRequestMetrics, SpeculationReport, Timings, Usage, WrittenToken
+from .generation import (
+    FinishReason,
+    GenerationRequest,
+    PerRequestMetrics,
+    PromptLogprobs,
+    SpeculationReport,
+    StopReason,
+    Timings,
+    TopLogprobs,
+    Usage,
+    WrittenToken,
+)
 
 _TEXT_ALONE = Unsupported("the model reads text alone; expected parts of type 'text'")
 

@@ -8,8 +8,20 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from .base import Integers, Natural, ReplyModel, Unsupported, extra
-from .generation import Copies, FinishReason, GenerationRequest, PromptLogprobs, StopReason, TokenId, TopLogprobs
-from .reports import PerRequestMetrics, SpeculationReport, Timings, Usage, WrittenToken
+from .generation import (
+    Copies,
+    FinishReason,
+    GenerationRequest,
+    PerRequestMetrics,
+    PromptLogprobs,
+    SpeculationReport,
+    StopReason,
+    Timings,
+    TokenId,
+    TopLogprobs,
+    Usage,
+    WrittenToken,
+)
 
 MAX_PROMPTS = 1024
 MAX_PROMPT_TOKENS = 2**20

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from dynaspec.contract.outputs import CompletionOutput, Logprob, RequestOutput
-from dynaspec.server.params import completion_params
+from dynaspec.server.inputs import completion_params
 from dynaspec.server.protocol.completions import CompletionRequest
 from soak_callers import Choice, draw_requests, known_answer
 

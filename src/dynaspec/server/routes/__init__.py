@@ -1,1 +1,0 @@
-"""The HTTP endpoints; each file has a ``router``."""
