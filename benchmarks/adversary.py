@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from dynaspec.bench.console import Tell
 from dynaspec.bench.decoders import ClosedLoop, SharedModels, StepTrace, Wrap, open_engine
 from dynaspec.bench.offline import lower_bound
 from dynaspec.bench.profile_session import Wrapped
@@ -25,6 +24,7 @@ from dynaspec.engine.engine import Engine
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.pictures import GREEN, RED, new_figure, save_png, tidy
 from dynaspec.propose.stopping import stop_mask
+from dynaspec.result_output import Tell
 from study import endless, warm_prompts
 
 CONFIDENT = 0.98

@@ -23,13 +23,12 @@ from rich.console import Console
 
 import hosts_transformers
 import hosts_vllm
-from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import demo_prompts
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.console import result_console
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.tokenizer import Tokenizer
-from dynaspec.result_output import make_folder, write_json
+from dynaspec.result_output import Tell, make_folder, stages, write_json
 from hosts_vllm import workloads
 from study import errors_told, pair_parser
 from transformers_side import ASSISTED

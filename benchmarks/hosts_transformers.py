@@ -17,11 +17,11 @@ from statistics import median
 from typing import Any
 
 import transformers_side
-from dynaspec.bench.console import Tell
 from dynaspec.bench.datasets import BenchPrompt
 from dynaspec.bench.offline import lower_bound, ratios, rotated
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.tokenizer import Tokenizer
+from dynaspec.result_output import Tell
 from study import SideProcess
 from transformers_side import ASSISTED, OURS, PLAIN, Arguments
 

@@ -14,13 +14,12 @@ from typing import Any
 from rich.table import Table
 
 import vllm_side
-from dynaspec.bench.console import Tell
 from dynaspec.bench.datasets import BenchPrompt
 from dynaspec.bench.offline import best_on_odd_rounds, even_rounds, lower_bound, ratios
 from dynaspec.bench.provenance import provenance
 from dynaspec.contract.errors import ConfigError
 from dynaspec.hosts.vllm.launch import BACKEND_KEY, SCHEDULER, speculation_arguments
-from dynaspec.result_output import new_table
+from dynaspec.result_output import Tell, new_table
 from study import SideProcess, in_the_running, shuffled
 from vllm_side import Load
 

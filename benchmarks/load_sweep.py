@@ -21,7 +21,6 @@ from matplotlib.axes import Axes
 from rich.table import Table
 from rich.text import Text
 
-from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts, load_prompts, spread
 from dynaspec.bench.offline import SCHEMA, best_on_odd_rounds, even_rounds, lower_bound, ratios
 from dynaspec.bench.provenance import provenance
@@ -32,7 +31,7 @@ from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.engine.engine import Engine
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.pictures import BLUE, GREEN, GREY, INK, RED, new_figure, save_png, tidy
-from dynaspec.result_output import make_folder, new_table, write_json
+from dynaspec.result_output import Tell, make_folder, new_table, stages, write_json
 from study import (
     SteadyLoop,
     Window,

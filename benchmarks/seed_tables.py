@@ -18,7 +18,6 @@ from typing import Any
 import dynaspec.engine  # noqa: F401  # first: it says how PyTorch's threads wait
 
 # isort: split
-from dynaspec.bench.console import Tell, as_markdown, stages
 from dynaspec.bench.datasets import Dataset, fit, load_dataset, spread
 from dynaspec.bench.decoders import Job, SharedModels, open_engine, run_all
 from dynaspec.bench.offline import SCHEMA, rotated
@@ -30,7 +29,7 @@ from dynaspec.control.policies.short_names import PLAIN, PolicySpec, parse_polic
 from dynaspec.control.profile import Profile
 from dynaspec.engine.engine import Engine
 from dynaspec.model.batch import BLOCK_SIZE
-from dynaspec.result_output import make_folder, write_json, write_text
+from dynaspec.result_output import Tell, as_markdown, make_folder, stages, write_json, write_text
 from study import Window, cacheable, endless, errors_told, mixed, pair_parser, steady_window, warm_prompts
 
 Row = dict[str, Any]

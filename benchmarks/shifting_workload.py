@@ -24,7 +24,6 @@ from rich.table import Table
 from rich.text import Text
 
 import adversary
-from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts
 from dynaspec.bench.decoders import Job, StepTrace, run_all
 from dynaspec.bench.offline import SCHEMA, best_on_odd_rounds, even_rounds, lower_bound, ratios
@@ -37,7 +36,7 @@ from dynaspec.engine.engine import Engine
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.pictures import BLUE, GREEN, GREY, INK, new_figure, save_png, tidy
-from dynaspec.result_output import make_folder, new_table, write_json
+from dynaspec.result_output import Tell, make_folder, new_table, stages, write_json
 from load_sweep import FIXED
 from study import cacheable, errors_told, mixed, open_sides, pair_parser, shuffled, warm_prompts
 

@@ -17,7 +17,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from dynaspec.bench.console import Tell
 from dynaspec.bench.datasets import BenchPrompt
 from dynaspec.bench.decoders import ClosedLoop, Job, SharedModels, StepTrace, open_engine, run_all
 from dynaspec.bench.offline import lower_bound, ratios
@@ -27,6 +26,7 @@ from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.policies.short_names import PLAIN, parse_policy
 from dynaspec.engine.engine import Engine
 from dynaspec.observe.counts import SpecCounts
+from dynaspec.result_output import Tell
 
 
 def pair_parser(description: str | None) -> argparse.ArgumentParser:

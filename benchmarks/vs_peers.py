@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from dynaspec.bench.console import Tell, stages
 from dynaspec.bench.datasets import BenchPrompt, demo_prompts, fit, load_prompts, spread
 from dynaspec.bench.provenance import provenance
 from dynaspec.cli.console import result_console
@@ -34,7 +33,7 @@ from dynaspec.engine.gguf_tokenizer import gguf_tokenizer
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.model.gguf.transformers import transformers_config, transformers_model
 from dynaspec.model.kernels.gemm import ROUNDED, best_arithmetic
-from dynaspec.result_output import make_folder, write_json
+from dynaspec.result_output import Tell, make_folder, stages, write_json
 from peers import environments, report
 from peers.common import Setting, Workload
 from peers.environments import Recipe, SetUpError

@@ -1,17 +1,57 @@
-"""How commands and studies show and write their results: tables, folders, text, JSON."""
+"""How commands and studies show how far they are, and show and write their results: tables, folders, text, JSON."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from dynaspec.contract.errors import ConfigError
+
+Tell = Callable[[str, int, int], None]
+"""Told (stage, units done, units in all)."""
+_LINE_SECONDS = 15.0
+
+
+@contextmanager
+def stages(console: Console | None = None) -> Iterator[Tell]:
+    """Shows, on stderr, how far each stage is."""
+    console = console or Console(file=sys.stderr, highlight=False)
+    if not console.is_terminal:
+        yield _lines(console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield tell
+
+
+def _lines(console: Console) -> Tell:
+    last: dict[str, float] = {}
+
+    def tell(stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if stage not in last or done == total or now - last[stage] >= _LINE_SECONDS:
+            last[stage] = now
+            console.print(f"{stage}: {done} of {total}", soft_wrap=True)
+
+    return tell
 
 
 def new_table(title: str, columns: Iterable[str], left: Collection[str] = (), *, dense: bool = False) -> Table:
@@ -25,6 +65,18 @@ def new_table(title: str, columns: Iterable[str], left: Collection[str] = (), *,
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     return table
+
+
+def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The first row's keys are the columns; None is a dash."""
+    columns = list(rows[0])
+    lines = [_line(columns), _line(["---:"] * len(columns))]
+    lines += [_line(["-" if row[name] is None else str(row[name]) for name in columns]) for row in rows]
+    return "".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |\n"
 
 
 def make_folder(path: Path) -> None:

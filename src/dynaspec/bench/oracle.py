@@ -25,9 +25,8 @@ from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
 from dynaspec.propose.pass_timing import CONTEXT, Runner
-from dynaspec.result_output import new_table
+from dynaspec.result_output import Tell, new_table
 
-from .console import Tell
 from .datasets import BenchPrompt, fit
 from .decoders import Job, SharedModels, StepTrace, open_engine, run_all
 from .offline import SCHEMA, rotated

@@ -21,8 +21,8 @@ from dynaspec.contract.step import StepOutcome, StepView
 from dynaspec.control.profile import Profile
 from dynaspec.hosts.vllm.launch import BACKEND_KEY
 from dynaspec.observe.decision_log import Record, read_log
+from dynaspec.result_output import Tell
 
-from .console import Tell
 from .datasets import FittedPrompts
 from .profiling import ACCEPTANCE_TOKENS, TIMED_STEPS, WARM_STEPS, Grid, as_profile, prompt_room
 

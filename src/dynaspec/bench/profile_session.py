@@ -23,9 +23,8 @@ from dynaspec.control.policies.short_names import PolicySpec
 from dynaspec.control.profile import Profile
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.hosts import check_backend
-from dynaspec.result_output import make_folder
+from dynaspec.result_output import Tell, make_folder
 
-from .console import Tell
 from .datasets import Dataset, FittedPrompts, fit, spread
 from .decoders import open_engine
 from .profiling import Cells, Grid, check_prompts, measure, prompt_room

@@ -18,9 +18,8 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.profile import Profile
 from dynaspec.engine.engine import Engine
-from dynaspec.result_output import new_table
+from dynaspec.result_output import Tell, new_table
 
-from .console import Tell
 from .decoders import ClosedLoop, Job, run_all
 
 WARM_STEPS, TIMED_STEPS = 2, 16

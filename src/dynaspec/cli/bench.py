@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynaspec.cli import bench_serve
-from dynaspec.cli import comparison_options as c
 from dynaspec.cli import options as o
 from dynaspec.cli.console import note, result_console, status
 from dynaspec.cli.demo import known_heads
-from dynaspec.cli.load_options import SpacedValues
+from dynaspec.cli.options import SpacedValues
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.engine.config import EngineConfig
-from dynaspec.result_output import make_folder, write_json
+from dynaspec.result_output import make_folder, stages, write_json
 
 if TYPE_CHECKING:
     from dynaspec.bench.methods import Ways
@@ -51,7 +50,7 @@ _ENGINE = (
 def offline(
     *,
     model: o.Model,
-    dataset: c.Dataset,
+    dataset: o.Dataset,
     draft_model: o.DraftModel = None,
     policies: Annotated[
         str | None,
@@ -73,15 +72,15 @@ def offline(
     engine_options: Annotated[
         str | None, typer.Option(help="Further options of vLLM's engine, as a JSON object.")
     ] = None,
-    num_prompts: c.NumPrompts = 24,
-    chat: c.Chat = False,
-    max_tokens: c.MaxTokens = 96,
-    rounds: c.Rounds = 3,
-    batch_size: c.BatchSize = 1,
-    temperature: c.Temperature = 0.0,
-    seed: c.Seed = 0,
-    ignore_eos: c.IgnoreEos = False,
-    output_json: c.OutputJson = None,
+    num_prompts: o.NumPrompts = 24,
+    chat: o.Chat = False,
+    max_tokens: o.MaxTokens = 96,
+    rounds: o.Rounds = 3,
+    batch_size: o.BatchSize = 1,
+    temperature: o.Temperature = 0.0,
+    seed: o.Seed = 0,
+    ignore_eos: o.IgnoreEos = False,
+    output_json: o.OutputJson = None,
     **fields: Any,
 ) -> None:
     """Decode the same prompts under several policies, alternating, and compare speed and output.
@@ -104,7 +103,7 @@ def offline(
     if output_json is not None:
         make_folder(output_json.parent)
 
-    prompts = c.dataset_prompts(dataset, num_prompts)
+    prompts = o.dataset_prompts(dataset, num_prompts)
     options: dict[str, Any] = {
         "model": model,
         "draft_model": draft_model,
@@ -128,7 +127,7 @@ def offline(
         host = host_of(backend, model, specs, params, engine, one_at_a_time=alone)
         options["alternating"] = host.alternating
         session = run_comparison(host, specs, prompts, params, rounds, tell, chat=chat)
-    c.note_cut(session, prompts)
+    o.note_cut(session, prompts)
     _show_offline(session, options, output_json)
 
 
@@ -162,19 +161,19 @@ def _show_offline(session: Session, options: dict[str, Any], output_json: Path |
 def methods(
     *,
     model: o.Model,
-    dataset: c.Dataset,
-    speculative_model: c.SpeculativeModels = None,
-    methods: c.Methods = None,
-    num_speculative_tokens: c.Length = None,
-    num_prompts: c.NumPrompts = 26,
-    chat: c.Chat = False,
-    max_tokens: c.MaxTokens = 96,
-    rounds: c.Rounds = 3,
-    batch_size: c.BatchSize = 1,
-    temperature: c.Temperature = 0.0,
-    seed: c.Seed = 0,
-    ignore_eos: c.IgnoreEos = False,
-    output_json: c.OutputJson = None,
+    dataset: o.Dataset,
+    speculative_model: o.SpeculativeModels = None,
+    methods: o.Methods = None,
+    num_speculative_tokens: o.Length = None,
+    num_prompts: o.NumPrompts = 26,
+    chat: o.Chat = False,
+    max_tokens: o.MaxTokens = 96,
+    rounds: o.Rounds = 3,
+    batch_size: o.BatchSize = 1,
+    temperature: o.Temperature = 0.0,
+    seed: o.Seed = 0,
+    ignore_eos: o.IgnoreEos = False,
+    output_json: o.OutputJson = None,
     output_dir: Annotated[Path | None, typer.Option(help="Folder for the picture of the speed-ups.")] = None,
     **fields: Any,
 ) -> None:
@@ -191,7 +190,7 @@ def methods(
     for folder in (output_dir, None if output_json is None else output_json.parent):
         if folder is not None:
             make_folder(folder)
-    prompts = c.dataset_prompts(dataset, num_prompts)
+    prompts = o.dataset_prompts(dataset, num_prompts)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos)
     engine = {"enable_prefix_caching": False, "max_num_seqs": batch_size} | o.given(**fields)
     with status(f"loading {model}") as tell:
@@ -199,7 +198,7 @@ def methods(
 
         host = host_of_ways(found, params, engine)
         session = compare_ways(found, host, prompts, params, rounds, tell, chat=chat)
-    c.note_cut(session, prompts)
+    o.note_cut(session, prompts)
     options: dict[str, Any] = {
         "model": found.model,
         "dataset": str(dataset),
@@ -265,7 +264,6 @@ def oracle(
     prompts = spread(load_dataset(None, dataset).prompts, num_prompts)
     make_folder(output_dir)
     with status(f"loading {model}"):
-        from dynaspec.bench.console import stages
         from dynaspec.bench.oracle import run_study, summarise
     with stages() as tell:
         study = run_study(model, draft_model, prompts, specs, max_tokens, rounds, tell)

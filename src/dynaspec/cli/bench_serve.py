@@ -1,4 +1,7 @@
-"""``dynaspec bench serve`` and ``sweep``: load on servers; ``compare``: results side by side."""
+"""``dynaspec bench serve`` and ``sweep``: load on servers; ``compare``: results side by side.
+
+Options have vLLM's names and meaning.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +11,136 @@ import os
 import re
 import shlex
 import signal
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import uuid4
 
 import typer
 
-from dynaspec.cli import load_options as o
 from dynaspec.cli.console import note, progress, result_console
-from dynaspec.cli.options import in_panel
+from dynaspec.cli.options import in_panel, json_object
 from dynaspec.contract.errors import ConfigError
 from dynaspec.result_output import make_folder, write_json, write_text
 
 if TYPE_CHECKING:
-    from dynaspec.bench.serving.server import LoadSettings, Target
+    from dynaspec.bench.serving.server import LoadSettings, LoadWorkload, Reported, Target, Traffic
     from dynaspec.bench.serving.sweep import Cell, Start, SweepPlan
     from dynaspec.control.policies.short_names import PolicySpec
+
+_SERVER, _LOAD, _ASKED, _SAMPLING, _SAID = "Server", "Load", "Requests", "Sampling", "Result"
+
+Backend = Annotated[
+    str,
+    in_panel(
+        _SERVER,
+        "openai (completions), openai-chat; vllm and dynaspec are other words for openai.",
+        *("--backend", "--endpoint-type"),
+    ),
+]
+BaseUrl = Annotated[str | None, in_panel(_SERVER, "The server's address, instead of host and port.")]
+Host = Annotated[str, in_panel(_SERVER, "The server's host.")]
+Port = Annotated[int, in_panel(_SERVER, "The server's port.")]
+Endpoint = Annotated[str | None, in_panel(_SERVER, "Path of the requests; default: the backend's.")]
+Model = Annotated[str | None, in_panel(_SERVER, "Model to ask for; default: the first that the server lists.")]
+ServedModelName = Annotated[str | None, in_panel(_SERVER, "Its name in requests, if that is another.")]
+Tokenizer = Annotated[
+    str | None, in_panel(_SERVER, "Checkpoint whose tokenizer counts and cuts prompts; default: ask the server.")
+]
+ApiKey = Annotated[
+    str | None, in_panel(_SERVER, "Key for the server; better in OPENAI_API_KEY, as others see command lines.")
+]
+Header = Annotated[list[str] | None, in_panel(_SERVER, "Further headers, KEY=VALUE.", metavar="KEY=VALUE…")]
+RequestIdPrefix = Annotated[str | None, in_panel(_SERVER, "What X-Request-Id begins with; default: one of this run.")]
+ReadyCheck = Annotated[
+    float,
+    in_panel(
+        _SERVER,
+        "Seconds to wait for the server, and then for a first request; 0 = neither is tried.",
+        "--ready-check-timeout-sec",
+        min=0,
+    ),
+]
+
+NumPrompts = Annotated[int, in_panel(_LOAD, "Requests to send.", min=1)]
+RequestRate = Annotated[float, in_panel(_LOAD, "Requests a second; inf = all at once.")]
+Burstiness = Annotated[
+    float, in_panel(_LOAD, "1 = Poisson arrivals; less = bursts, more = even distances (gamma distribution).")
+]
+MaxConcurrency = Annotated[int | None, in_panel(_LOAD, "Most requests under way at once; default: no limit.", min=1)]
+NumWarmups = Annotated[int, in_panel(_LOAD, "Times that the first request is sent beforehand.", min=0)]
+Seed = Annotated[int, in_panel(_LOAD, "Of the choice of prompts and of arrivals.")]
+
+DatasetName = Annotated[
+    str | None, in_panel(_ASKED, "random, sharegpt, custom, spec_bench, gsm8k, prompts or demo; default: random.")
+]
+DatasetPath = Annotated[Path | None, in_panel(_ASKED, "The data set's file; without a name, its lines say their form.")]
+Category = Annotated[
+    str | None, in_panel(_ASKED, "Only prompts of this category.", "--category", "--spec-bench-category")
+]
+OutputLen = Annotated[
+    int | None,
+    in_panel(
+        _ASKED,
+        "Most tokens of an answer; default: what the data set says, 128 for random and demo, else 256.",
+        *("--output-len", "--max-tokens", "--random-output-len", "--sharegpt-output-len", "--custom-output-len"),
+        "--spec-bench-output-len",
+        min=1,
+    ),
+]
+InputLen = Annotated[int, in_panel(_ASKED, "Tokens of random prompts.", "--random-input-len", "--input-len", min=1)]
+RangeRatio = Annotated[
+    float, in_panel(_ASKED, "Random lengths lie within this share of their mean.", "--random-range-ratio")
+]
+PrefixLen = Annotated[
+    int, in_panel(_ASKED, "Tokens that random prompts begin with, all the same.", "--random-prefix-len")
+]
+DisableShuffle = Annotated[bool, in_panel(_ASKED, "Prompts in the order of the file.", "--disable-shuffle")]
+NoOversample = Annotated[bool, in_panel(_ASKED, "No prompt twice, even if there are too few.", "--no-oversample")]
+IgnoreEos = Annotated[
+    bool, in_panel(_ASKED, "Go on after the end-of-sequence token; random always does.", "--ignore-eos")
+]
+ExtraBody = Annotated[str | None, in_panel(_ASKED, "Further fields of every request, as JSON.")]
+Acceptance = Annotated[
+    bool | None,
+    in_panel(_ASKED, "Ask for what became of each request's drafts; default: if the server is dynaspec's."),
+]
+
+Temperature = Annotated[float | None, in_panel(_SAMPLING, "0 = greedy; default: the server's.")]
+TopP = Annotated[float | None, in_panel(_SAMPLING, "Keep a token while the mass before it is below this.")]
+TopK = Annotated[int | None, in_panel(_SAMPLING, "Keep so many of the most probable tokens.")]
+MinP = Annotated[float | None, in_panel(_SAMPLING, "Keep tokens with so much of the largest probability.")]
+FrequencyPenalty = Annotated[float | None, in_panel(_SAMPLING, "Above 0: the more often seen, the less likely.")]
+PresencePenalty = Annotated[float | None, in_panel(_SAMPLING, "Above 0: tokens seen are less likely.")]
+RepetitionPenalty = Annotated[float | None, in_panel(_SAMPLING, "Above 1: tokens seen are less likely.")]
+
+PercentileMetrics = Annotated[
+    str, in_panel(_SAID, "Times to report: ttft, tpot, itl, e2el, client_queue_time, e2el_including_client_queue.")
+]
+MetricPercentiles = Annotated[str, in_panel(_SAID, "Percentiles of them.")]
+Goodput = Annotated[
+    list[str] | None,
+    in_panel(
+        _SAID,
+        "Limits in ms, such as ttft:200 tpot:20 e2el:5000: requests within all count as good.",
+        metavar="NAME:MS…",
+    ),
+]
+DisableTqdm = Annotated[bool, in_panel(_SAID, "No progress.", "--disable-tqdm")]
+
+_SAMPLING_FIELDS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+)
+"""Options that are fields of a request under the same names."""
+
 
 _ALL_FAILED = 1
 _TERMINATED = 128 + signal.SIGTERM
 """Exit codes: no request succeeded; stopped from outside."""
-_SAVED = "Result"
 _POLICIES = "plain,constant:4,auto"
 _LOADS = "1,4,16"
 _RUNNING = "server"
@@ -42,60 +151,60 @@ _NOWHERE = "http://127.0.0.1"
 
 def serve(
     *,
-    backend: o.Backend = "openai",
-    base_url: o.BaseUrl = None,
-    host: o.Host = "127.0.0.1",
-    port: o.Port = 8000,
-    endpoint: o.Endpoint = None,
-    model: o.Model = None,
-    served_model_name: o.ServedModelName = None,
-    tokenizer: o.Tokenizer = None,
-    api_key: o.ApiKey = None,
-    header: o.Header = None,
-    request_id_prefix: o.RequestIdPrefix = None,
-    ready_check_timeout_sec: o.ReadyCheck = 0.0,
-    num_prompts: o.NumPrompts = 1000,
-    request_rate: o.RequestRate = math.inf,
-    burstiness: o.Burstiness = 1.0,
-    max_concurrency: o.MaxConcurrency = None,
-    num_warmups: o.NumWarmups = 0,
-    seed: o.Seed = 0,
-    dataset_name: o.DatasetName = None,
-    dataset_path: o.DatasetPath = None,
-    category: o.Category = None,
-    output_len: o.OutputLen = None,
-    input_len: o.InputLen = 1024,
-    range_ratio: o.RangeRatio = 0.0,
-    prefix_len: o.PrefixLen = 0,
-    disable_shuffle: o.DisableShuffle = False,
-    no_oversample: o.NoOversample = False,
-    ignore_eos: o.IgnoreEos = False,
-    extra_body: o.ExtraBody = None,
-    acceptance: o.Acceptance = None,
-    temperature: o.Temperature = None,
-    top_p: o.TopP = None,
-    top_k: o.TopK = None,
-    min_p: o.MinP = None,
-    frequency_penalty: o.FrequencyPenalty = None,
-    presence_penalty: o.PresencePenalty = None,
-    repetition_penalty: o.RepetitionPenalty = None,
-    percentile_metrics: o.PercentileMetrics = "ttft,tpot,itl,e2el",
-    metric_percentiles: o.MetricPercentiles = "50,90,95,99",
-    goodput: o.Goodput = None,
-    disable_tqdm: o.DisableTqdm = False,
-    save_result: Annotated[bool, in_panel(_SAVED, "Write the result to a JSON file.", "--save-result")] = False,
+    backend: Backend = "openai",
+    base_url: BaseUrl = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    endpoint: Endpoint = None,
+    model: Model = None,
+    served_model_name: ServedModelName = None,
+    tokenizer: Tokenizer = None,
+    api_key: ApiKey = None,
+    header: Header = None,
+    request_id_prefix: RequestIdPrefix = None,
+    ready_check_timeout_sec: ReadyCheck = 0.0,
+    num_prompts: NumPrompts = 1000,
+    request_rate: RequestRate = math.inf,
+    burstiness: Burstiness = 1.0,
+    max_concurrency: MaxConcurrency = None,
+    num_warmups: NumWarmups = 0,
+    seed: Seed = 0,
+    dataset_name: DatasetName = None,
+    dataset_path: DatasetPath = None,
+    category: Category = None,
+    output_len: OutputLen = None,
+    input_len: InputLen = 1024,
+    range_ratio: RangeRatio = 0.0,
+    prefix_len: PrefixLen = 0,
+    disable_shuffle: DisableShuffle = False,
+    no_oversample: NoOversample = False,
+    ignore_eos: IgnoreEos = False,
+    extra_body: ExtraBody = None,
+    acceptance: Acceptance = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    frequency_penalty: FrequencyPenalty = None,
+    presence_penalty: PresencePenalty = None,
+    repetition_penalty: RepetitionPenalty = None,
+    percentile_metrics: PercentileMetrics = "ttft,tpot,itl,e2el",
+    metric_percentiles: MetricPercentiles = "50,90,95,99",
+    goodput: Goodput = None,
+    disable_tqdm: DisableTqdm = False,
+    save_result: Annotated[bool, in_panel(_SAID, "Write the result to a JSON file.", "--save-result")] = False,
     save_detailed: Annotated[
-        bool, in_panel(_SAVED, "The same, with a value for every request.", "--save-detailed")
+        bool, in_panel(_SAID, "The same, with a value for every request.", "--save-detailed")
     ] = False,
-    result_dir: Annotated[Path, in_panel(_SAVED, "The file's folder.")] = Path(),
+    result_dir: Annotated[Path, in_panel(_SAID, "The file's folder.")] = Path(),
     result_filename: Annotated[
         str | None,
-        in_panel(_SAVED, "Its name; default: LABEL-RATEqps[-concurrencyN]-MODEL-TIME.json."),
+        in_panel(_SAID, "Its name; default: LABEL-RATEqps[-concurrencyN]-MODEL-TIME.json."),
     ] = None,
-    label: Annotated[str | None, in_panel(_SAVED, "Name of the run; default: the backend's.")] = None,
+    label: Annotated[str | None, in_panel(_SAID, "Name of the run; default: the backend's.")] = None,
     metadata: Annotated[
         list[str] | None,
-        in_panel(_SAVED, "Remarks for the file, KEY=VALUE.", metavar="KEY=VALUE…"),
+        in_panel(_SAID, "Remarks for the file, KEY=VALUE.", metavar="KEY=VALUE…"),
     ] = None,
 ) -> None:
     """Send requests to a running server that speaks OpenAI's protocol: throughput, latencies, goodput, acceptance.
@@ -106,7 +215,7 @@ def serve(
     from dynaspec.bench.serving.load import run_load_test
     from dynaspec.bench.serving.report import as_document, as_report, details, result_name
 
-    settings, remarks = o.settings_of(options, o.target_of(options)), o.pairs("--metadata", metadata)
+    settings, remarks = _settings_of(options, _target_of(options)), _pairs("--metadata", metadata)
     wanted = save_result or save_detailed
     if wanted:
         make_folder(result_dir)
@@ -134,8 +243,8 @@ def sweep(
         str, typer.Option(help="Further options of dynaspec serve, in one string, for all of them.")
     ] = "",
     base_url: Annotated[str | None, typer.Option(help="Measure this running server; none is started.")] = None,
-    api_key: o.ApiKey = None,
-    backend: o.Backend = "openai",
+    api_key: ApiKey = None,
+    backend: Backend = "openai",
     one_at_a_time: Annotated[
         bool, typer.Option("--one-at-a-time", help="Start servers anew for every round, so that memory holds one.")
     ] = False,
@@ -143,25 +252,25 @@ def sweep(
     max_concurrency: Annotated[
         str, typer.Option(help=f"Most requests at once, separated by commas; default: {_LOADS}.")
     ] = "",
-    request_rate: Annotated[str, typer.Option(help="Requests a second: numbers, separated by commas.")] = "",
+    request_rate: Annotated[str, typer.Option(help="Requests a second: _numbers, separated by commas.")] = "",
     rounds: Annotated[int, typer.Option(help="Times that everything runs; medians are shown.", min=1)] = 1,
     num_prompts: Annotated[int, typer.Option(help="Requests of each load, at least.", min=1)] = 32,
     prompts_per_client: Annotated[
         int, typer.Option(help="And at least so many for each that may be under way.", min=1)
     ] = 4,
-    burstiness: o.Burstiness = 1.0,
-    seed: o.Seed = 0,
-    dataset_name: o.DatasetName = None,
-    dataset_path: o.DatasetPath = None,
-    category: o.Category = None,
-    output_len: o.OutputLen = None,
-    input_len: o.InputLen = 1024,
-    ignore_eos: o.IgnoreEos = False,
-    temperature: o.Temperature = None,
-    extra_body: o.ExtraBody = None,
-    metric_percentiles: o.MetricPercentiles = "50,90,95,99",
-    goodput: o.Goodput = None,
-    disable_tqdm: o.DisableTqdm = False,
+    burstiness: Burstiness = 1.0,
+    seed: Seed = 0,
+    dataset_name: DatasetName = None,
+    dataset_path: DatasetPath = None,
+    category: Category = None,
+    output_len: OutputLen = None,
+    input_len: InputLen = 1024,
+    ignore_eos: IgnoreEos = False,
+    temperature: Temperature = None,
+    extra_body: ExtraBody = None,
+    metric_percentiles: MetricPercentiles = "50,90,95,99",
+    goodput: Goodput = None,
+    disable_tqdm: DisableTqdm = False,
     output_dir: Annotated[Path, typer.Option(help="Folder for the result, the picture and logs.")] = Path("sweep-out"),
 ) -> None:
     """Measure speculation policies at several loads: each is a server of its own, started and stopped here.
@@ -182,6 +291,118 @@ def sweep(
         raise typer.Exit(_ALL_FAILED)
 
 
+def _settings_of(options: Mapping[str, Any], target: Target) -> LoadSettings:
+    """Settings from options by their names; those that a command does not have keep their defaults.
+
+    Raises:
+        ConfigError: a value that cannot be.
+    """
+    from dynaspec.bench.serving.server import LoadSettings, LoadWorkload, Traffic
+
+    workload = _chosen(options, LoadWorkload)
+    if options.get("disable_shuffle"):
+        workload["shuffle"] = False
+    if options.get("no_oversample"):
+        workload["oversample"] = False
+    return LoadSettings(
+        target=target,
+        workload=LoadWorkload(**workload),
+        traffic=Traffic(**_chosen(options, Traffic)),
+        reported=_reported_of(options),
+        fields=_fields_of(options),
+        tokenizer=options.get("tokenizer"),
+        acceptance=options.get("acceptance"),
+    )
+
+
+def _target_of(options: Mapping[str, Any]) -> Target:
+    """A running server; its key is the environment's where none is given."""
+    from dynaspec.bench.serving.server import Target, base_address
+
+    return Target(
+        root=base_address(options["base_url"], options["host"], options["port"]),
+        backend=options["backend"],
+        endpoint=options["endpoint"],
+        model=options["served_model_name"] or options["model"],
+        api_key=options["api_key"] or os.environ.get("OPENAI_API_KEY") or None,
+        headers=_pairs("--header", options["header"]),
+        request_id_prefix=options["request_id_prefix"] or _new_prefix(),
+        ready_check_timeout_s=options["ready_check_timeout_sec"],
+    )
+
+
+def _new_prefix() -> str:
+    """What the ids of this run's requests begin with."""
+    return f"bench-{uuid4().hex[:8]}-"
+
+
+def _reported_of(options: Mapping[str, Any]) -> Reported:
+    """
+    Raises:
+        ConfigError: an unknown time, or something that is no number.
+    """
+    from dynaspec.bench.serving.server import Reported
+
+    goals = _pairs("--goodput", options["goodput"], ":")
+    reported = Reported(
+        percentiles=_numbers("--metric-percentiles", options["metric_percentiles"]),
+        goals_ms={name: _number("--goodput", value) for name, value in goals.items()},
+    )
+    if "percentile_metrics" not in options:
+        return reported
+    names = (part.strip() for part in options["percentile_metrics"].split(","))
+    return replace(reported, metrics=tuple(dict.fromkeys(name for name in names if name)))
+
+
+def _fields_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Further fields of every request: sampling that was given, then the extra body, which has the last word.
+
+    Raises:
+        ConfigError: the extra body is no JSON object.
+    """
+    given: dict[str, Any] = {name: options[name] for name in _SAMPLING_FIELDS if options.get(name) is not None}
+    if options["ignore_eos"]:
+        given["ignore_eos"] = True
+    return given | json_object("--extra-body", options["extra_body"])
+
+
+def _pairs(option: str, given: Sequence[str] | None, sign: str = "=") -> dict[str, str]:
+    """
+    Raises:
+        ConfigError: one of them is not a key and a value with the sign between.
+    """
+    found: dict[str, str] = {}
+    for text in given or ():
+        key, found_sign, value = text.partition(sign)
+        if not found_sign or not key.strip():
+            raise ConfigError(f"{option} has {text!r}; expected KEY{sign}VALUE")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    """
+    Raises:
+        ConfigError: not _numbers with commas between.
+    """
+    found = tuple(_number(option, part) for part in text.split(",") if part.strip())
+    if not found:
+        raise ConfigError(f"{option} is {text!r}; expected _numbers, separated by commas")
+    return found
+
+
+def _chosen(options: Mapping[str, Any], kind: type[LoadWorkload] | type[Traffic]) -> dict[str, Any]:
+    """The options that are fields of this kind of settings."""
+    return {field.name: options[field.name] for field in fields(kind) if field.name in options}
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{option} has {text!r}; expected a number") from None
+
+
 def _prepare(options: Mapping[str, Any]) -> tuple[LoadSettings, Mapping[str, Start], SweepPlan]:
     """What is to be run.
 
@@ -194,8 +415,8 @@ def _prepare(options: Mapping[str, Any]) -> tuple[LoadSettings, Mapping[str, Sta
     limits = options["max_concurrency"] or ("" if options["request_rate"] else _LOADS)
     plan = SweepPlan(
         points=make_points(
-            [_whole(number) for number in o.numbers("--max-concurrency", limits)] if limits else [],
-            o.numbers("--request-rate", options["request_rate"]) if options["request_rate"] else [],
+            [_whole(number) for number in _numbers("--max-concurrency", limits)] if limits else [],
+            _numbers("--request-rate", options["request_rate"]) if options["request_rate"] else [],
         ),
         rounds=options["rounds"],
         prompts_per_client=options["prompts_per_client"],
@@ -207,10 +428,10 @@ def _prepare(options: Mapping[str, Any]) -> tuple[LoadSettings, Mapping[str, Sta
         backend=options["backend"],
         model=None if base_url is None else options["model"],
         api_key=options["api_key"] or (None if base_url is None else os.environ.get("OPENAI_API_KEY")),
-        request_id_prefix=o.new_prefix(),
+        request_id_prefix=_new_prefix(),
     )
     loads = ("max_concurrency", "request_rate")
-    settings = o.settings_of({name: value for name, value in options.items() if name not in loads}, target)
+    settings = _settings_of({name: value for name, value in options.items() if name not in loads}, target)
     sides = _launched(options, target) if base_url is None else _running(options, target)
     return settings, sides, plan
 
@@ -299,7 +520,7 @@ class _Result:
 
 def _whole(number: float) -> int:
     if not number.is_integer():
-        raise ConfigError(f"--max-concurrency has {number:g}; expected whole numbers")
+        raise ConfigError(f"--max-concurrency has {number:g}; expected whole _numbers")
     return int(number)
 
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynaspec.cli import options as o
-from dynaspec.cli.console import drafting, note, print_error, status
+from dynaspec.cli.console import StreamedText, drafting, note, print_error, status
 from dynaspec.cli.demo import demo_target, with_demo_model
-from dynaspec.cli.results import StreamedText
 from dynaspec.contract.errors import ConfigError, RequestError
 from dynaspec.contract.outputs import CompletionOutput, RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
@@ -323,7 +322,7 @@ class _Screen:
             return lambda output: text.update(0, output)
         from rich.console import Console
 
-        from dynaspec.bench.console import StreamView
+        from dynaspec.cli.console import StreamView
 
         return StreamView(Console(highlight=False), self._llm.tokenizer).update
 

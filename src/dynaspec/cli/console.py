@@ -7,17 +7,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
+from dynaspec.contract.outputs import RequestOutput
 from dynaspec.engine.config import EngineConfig
+from dynaspec.result_output import Tell, stages
 from dynaspec.server.config import ServerConfig
 from dynaspec.server.logs import FIELDS
 from dynaspec.version import __version__
 
 if TYPE_CHECKING:
+    from dynaspec.engine.tokenizer import Tokenizer
     from dynaspec.server.state import ServerState
 
 
@@ -138,12 +141,68 @@ def result_console(width: int = _FILE_WIDTH) -> Console:
 
 
 @contextmanager
-def progress(*, hidden: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Progress on stderr, told as (stage, done, in all); or none."""
-    from dynaspec.bench.console import stages
-
+def progress(*, hidden: bool) -> Iterator[Tell]:
+    """Progress on stderr, or none."""
     if hidden:
         yield lambda stage, done, total: None
         return
     with stages() as tell:
         yield tell
+
+
+class StreamedText:
+    """One continuation of one prompt, written as it appears, and a newline."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._shown = 0
+
+    def update(self, index: int, output: RequestOutput) -> None:
+        text = output.outputs[0].text
+        self._file.write(text[self._shown :] + "\n" * output.finished)
+        self._file.flush()
+        self._shown = len(text)
+
+
+DRAFTED = "green"
+"""Style of text that was drafted and accepted; the target's own tokens are plain."""
+_PROMPT_LINES = 4
+
+
+class StreamView:
+    """Shows one prompt's continuation while it grows.
+
+    Args:
+        prompt: what is shown before it; of a long one, the end.
+    """
+
+    def __init__(self, console: Console, tokenizer: Tokenizer, prompt: str = "") -> None:
+        self._console = console
+        self._tokenizer = tokenizer
+        self._tokens = 0
+        self._accepted = 0
+        self._shown = 0
+        self._print(_tail(prompt), "dim")
+
+    def update(self, output: RequestOutput) -> None:
+        """Adds what a step has brought: accepted drafts first, then the target's own token."""
+        completion = output.outputs[0]
+        accepted = completion.metrics.accepted - self._accepted
+        drafted_until = len(self._tokenizer.decode(completion.token_ids[: self._tokens + accepted]))
+        boundary = max(self._shown, min(drafted_until, len(completion.text))) if accepted else self._shown
+        self._print(completion.text[self._shown : boundary], DRAFTED)
+        self._print(completion.text[boundary:], "")
+        self._tokens, self._accepted = len(completion.token_ids), completion.metrics.accepted
+        self._shown = len(completion.text)
+        if output.finished:
+            self._console.print()
+
+    def _print(self, text: str, style: str) -> None:
+        if text:
+            self._console.print(Text(text, style=style, end=""), end="", soft_wrap=True)
+
+
+def _tail(prompt: str) -> str:
+    """The prompt's last lines, a long one shortened."""
+    lines = prompt.splitlines(keepends=True)
+    return "…\n" * (len(lines) > _PROMPT_LINES) + "".join(lines[-_PROMPT_LINES:])

@@ -130,8 +130,8 @@ def _load(model: str, draft_model: str, stack: ExitStack) -> dict[str, LLM]:
 def _introduce(console: Console, model: str, draft_model: str) -> None:
     from rich.text import Text
 
-    from dynaspec.bench.console import DRAFTED
     from dynaspec.bench.demo import name_of, ways
+    from dynaspec.cli.console import DRAFTED
 
     console.print()
     for role, path in (("Target ", model), ("Drafter", draft_model)):
@@ -149,9 +149,9 @@ def _watch(
 ) -> list[PromptTimes]:
     from rich.text import Text
 
-    from dynaspec.bench.console import StreamView
     from dynaspec.bench.decoders import run_once
     from dynaspec.bench.demo import as_tokens, decode_shown, load_demo_prompts, measure_prompt, shown_way, speeds_line
+    from dynaspec.cli.console import StreamView
 
     prompts = load_demo_prompts()
     shown = llms[shown_way(draft_model)]

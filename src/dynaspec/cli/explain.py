@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dynaspec.cli import comparison_options as c
 from dynaspec.cli import options as o
 from dynaspec.cli.console import note, result_console, status
 from dynaspec.cli.demo import known_heads
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.result_output import json_text
+from dynaspec.result_output import json_text, stages
 
 if TYPE_CHECKING:
     from dynaspec.bench.methods import Ways
@@ -65,7 +64,6 @@ def recommend_by_prompts(
     Raises:
         ConfigError, CheckpointError, CapacityError, RequestError: what was given cannot work.
     """
-    from dynaspec.bench.console import stages
     from dynaspec.bench.datasets import load_prompts, spread
     from dynaspec.bench.methods import compare_ways, find_ways, host_of_ways
     from dynaspec.bench.recommend_prompts import affordable, decide
@@ -91,7 +89,7 @@ def recommend_by_prompts(
 
         session = compare_ways(found, host, prompts, params, trial.rounds, progress, chat=trial.chat)
         tell(stage, total, total)
-    c.note_cut(session, prompts)
+    o.note_cut(session, prompts)
     if len(prompts) < len(chosen):
         note(f"note: in {trial.minutes:g} minutes there is time for {len(prompts)} of {len(chosen)} prompts")
     options: dict[str, Any] = {
@@ -178,7 +176,7 @@ def recommend(
         Path | None,
         _trial("Instead of files: prompts to decode in every way, one a line; .jsonl: prompt, turns or question."),
     ] = None,
-    methods: c.Methods = None,
+    methods: o.Methods = None,
     chat: Annotated[bool | None, _trial("They are a user's turns, in the model's chat template.", "--chat")] = None,
     num_prompts: Annotated[int | None, _trial("At most so many of them; default: all.", min=1)] = None,
     max_tokens: Annotated[int | None, _trial("Tokens of each continuation; default: 96.", min=1)] = None,
@@ -219,7 +217,6 @@ def recommend(
         raise ConfigError(f"{flag} is given without --prompts; expected both, or no {flag}")
     if len(draft_model or ()) > 1:
         raise ConfigError("--draft-model is given several times; expected one name, or --prompts")
-    from dynaspec.bench.console import stages
     from dynaspec.explain.evidence import gather
     from dynaspec.explain.recommend import Names
     from dynaspec.explain.recommend import recommend as advise

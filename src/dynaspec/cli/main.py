@@ -1,16 +1,18 @@
-"""The console entry ``dynaspec``."""
+"""The console entry ``dynaspec``: the commands, and ``collect-env``, what a bug report or a figure should come with."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
-from dynaspec.cli import bench, chat, collect_env, demo, explain, generate, profile, serve, simulate, train
+from dynaspec.cli import bench, chat, demo, explain, generate, profile, serve, simulate, train
 from dynaspec.cli.console import print_error
-from dynaspec.cli.load_options import SpacedValues
+from dynaspec.cli.options import SpacedValues
 from dynaspec.compile_worker import compile_worker
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.runtime import prepare_process
@@ -30,6 +32,38 @@ EXTRAS = {
 """The extra that brings a module which the package's core does without."""
 INSTALL = {extra: f"pip install 'dynaspec[{extra}]'" for extra in EXTRAS.values()}
 
+
+def collect_env(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show versions, processor, threads, settings, and whether a row's result depends on its batch here."""
+    from dynaspec.bench.provenance import check_invariance, provenance
+
+    facts = provenance() | {"row_invariant_gemm": check_invariance()}
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    rows = list(_flat(facts))
+    width = max(len(name) for name, _ in rows)
+    typer.echo("\n".join(f"{name:<{width}}  {value}" for name, value in rows))
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows = []
+    for name, value in facts.items():
+        if isinstance(value, Mapping) and value:
+            rows.extend(_flat(value, f"{prefix}{name}."))
+        else:
+            rows.append((prefix + name, _text(value)))
+    return rows
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "-"
+    return "-" if value in (None, {}) else str(value)
+
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -40,7 +74,7 @@ app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("demo")(demo.demo)
-app.command("collect-env")(collect_env.collect_env)
+app.command("collect-env")(collect_env)
 app.command("profile", cls=SpacedValues)(profile.profile)
 app.command("recommend")(explain.recommend)
 app.command("explain")(explain.explain)

@@ -1,5 +1,7 @@
-"""Options that several commands share, by name, and options made of a configuration's fields. What an engine option
-means is said once, by ``EngineConfig``'s fields."""
+"""Options that several commands share, by name, options made of a configuration's fields, and how values are read.
+
+What an engine option means is said once, by ``EngineConfig``'s fields.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +9,29 @@ import inspect
 import json
 import os
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from dynaspec.cli.console import note
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.engine.config import EngineConfig
 
-SIZES = frozenset({"kv_cache_memory", "max_request_bytes"})
+if TYPE_CHECKING:
+    from dynaspec.bench.datasets import BenchPrompt
+    from dynaspec.bench.offline import Session
+
+from typer.core import TyperCommand
+
+_SIZES = frozenset({"kv_cache_memory", "max_request_bytes"})
 """Numbers that may be written as 512M."""
 
 Command = Callable[..., None]
@@ -65,7 +75,7 @@ def with_options(options: Mapping[str, Any]) -> Callable[[Command], Command]:
 
 def _of_field(name: str, field: FieldInfo, panel: str) -> Any:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    kind = str if name in SIZES else _kind(field.annotation)
+    kind = str if name in _SIZES else _kind(field.annotation)
     text = _with_default(field.description or "", field.default)
     return _option(kind, text, str(extra.get("group", panel)))
 
@@ -209,3 +219,81 @@ def _threshold(text: str) -> float | str:
         return text if text == "auto" else float(text)
     except ValueError:
         raise ConfigError(f"--draft-confidence-threshold is {text!r}; expected a number from 0 to 1, or auto") from None
+
+
+Dataset = Annotated[
+    Path,
+    typer.Option(
+        help="Spec-Bench, GSM8K or other JSON lines with prompt, turns or question; plain lines; or edits, for "
+        "requests that change a little about few documents, over and over."
+    ),
+]
+SpeculativeModels = Annotated[
+    list[str] | None,
+    typer.Option(
+        *("--speculative-model", "--draft-model"),
+        help="Checkpoint of a model or head that drafts; may be given several times.",
+    ),
+]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        help="Methods to compare, separated by commas, each perhaps with a policy (ngram:constant:3), and auto; "
+        "default: all that can run."
+    ),
+]
+Length = Annotated[int | None, typer.Option(min=1, help="Tokens of every draft but auto's; default: the method's.")]
+NumPrompts = Annotated[int, typer.Option(min=1, help="Prompts, taken at even distances from the data.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Prompts are a user's turns, in the model's chat template.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens of each continuation.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Times that every side runs; medians are shown.")]
+BatchSize = Annotated[
+    int, typer.Option("--batch-size", "--max-num-seqs", min=1, help="Most requests that run at once.")
+]
+Temperature = Annotated[float, typer.Option(min=0, help="0 = greedy.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the sampling; outputs are compared, so there is always one.")]
+IgnoreEos = Annotated[bool, typer.Option(help="Go on after the end-of-sequence token.")]
+OutputJson = Annotated[Path | None, typer.Option(help="Write everything measured to this file.")]
+
+
+def dataset_prompts(path: Path, count: int) -> list[BenchPrompt]:
+    """``count`` prompts of a file, or of a data set that comes along.
+
+    Raises:
+        ConfigError: see ``named_or_file``.
+    """
+    from dynaspec.bench.datasets import named_or_file, spread
+
+    return spread(named_or_file(path).prompts, count)
+
+
+def note_cut(session: Session, prompts: Sequence[BenchPrompt]) -> None:
+    if session.cut:
+        note(f"note: {session.cut} of {len(prompts)} prompts did not fit into the model and lost their beginning")
+
+
+_SPACED = ("--goodput", "--metadata", "--header", "--batch-size-list", "--num-speculative-tokens-list")
+
+
+class SpacedValues(TyperCommand):
+    """Takes ``--goodput ttft:200 tpot:20`` as it takes the option given twice."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args))
+
+
+def spread(args: Sequence[str]) -> list[str]:
+    """Arguments in which an option with several values is given once for each of them."""
+    result: list[str] = []
+    option: str | None = None
+    first = False
+    for arg in args:
+        if arg.startswith("-"):
+            option = arg if arg in _SPACED else None
+            first = True
+        elif option is not None and not first:
+            result.append(option)
+        else:
+            first = False
+        result.append(arg)
+    return result

@@ -11,6 +11,7 @@ from dynaspec.cli.console import note, status
 from dynaspec.cli.options import json_object
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS
+from dynaspec.result_output import stages
 
 if TYPE_CHECKING:
     from dynaspec.bench.profile_session import ProfileSettings
@@ -84,7 +85,6 @@ def profile(
 def _run(settings: ProfileSettings, grid: Grid) -> None:
     from rich.console import Console
 
-    from dynaspec.bench.console import stages
     from dynaspec.bench.profile_session import run_profile
     from dynaspec.bench.profiling import acceptance_line, as_table
 

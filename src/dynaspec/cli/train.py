@@ -1,30 +1,22 @@
-"""``dynaspec train``: make a small target and a drafter for it, or a drafter alone."""
+"""``dynaspec train``: heads that draft from hidden states; a small target and a drafter for it, or a drafter alone."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dynaspec.cli.options import numbers
-from dynaspec.cli.train_heads import eagle, eagle3, head_command, medusa, mlp_speculator
 from dynaspec.contract.errors import ConfigError
+from dynaspec.cores import usable_cores
 
 if TYPE_CHECKING:
+    from dynaspec.train.heads.kind import Kind
     from dynaspec.train.model import Shape
     from dynaspec.train.optimizer import Budget
-
-TARGET_ONLY = (
-    "target_steps",
-    "target_minutes",
-    "target_until",
-    "target_size",
-    "target_lr",
-    "decay_share",
-    "compile_model",
-    "extend",
-)
 
 app = typer.Typer(help="Train models for speculative decoding.", no_args_is_help=True)
 
@@ -34,13 +26,232 @@ def train() -> None:
     """Train models for speculative decoding."""
 
 
-WHOLE_VOCABULARY = ("draft_vocab",)
+# --- heads that draft from hidden states ---
+
+_SELF_WRITTEN = 20_000
+
+
+def eagle3(
+    norm_before_residual: Annotated[
+        bool, typer.Option(help="Whether the residual stream starts from the normalised hidden state.")
+    ] = True,
+    start_from: Annotated[
+        str | None,
+        typer.Option(help="An EAGLE-3 head to train on from, folder or hub id; its draft vocabulary stays."),
+    ] = None,
+) -> Kind:
+    """Train an EAGLE-3 head for a model, on answers that the model writes."""
+    from dynaspec.train.heads.eagle import Eagle3
+
+    return Eagle3(norm_before_residual, start_from)
+
+
+def eagle(
+    regression: Annotated[
+        float, typer.Option(min=0, help="Weight of the distance of guessed hidden states, beside that of tokens.")
+    ] = 10.0,
+) -> Kind:
+    """Train an EAGLE head (EAGLE-1, EAGLE-2) for a model, on answers that the model writes."""
+    from dynaspec.train.heads.eagle import Eagle
+
+    return Eagle(regression)
+
+
+def medusa(
+    depths: Annotated[int, typer.Option(min=1, help="Heads, each of which drafts a token.")] = 4,
+    layers: Annotated[int, typer.Option(min=1, help="Residual layers of each.")] = 1,
+) -> Kind:
+    """Train Medusa heads for a model, on answers that the model writes."""
+    from dynaspec.train.heads.medusa import Medusa
+
+    return Medusa(depths, layers)
+
+
+def mlp_speculator(
+    depths: Annotated[int, typer.Option(min=1, help="Steps, each of which drafts a token.")] = 4,
+    inner_dim: Annotated[int, typer.Option(min=1, help="Width; the file has two rows of it for every token.")] = 64,
+) -> Kind:
+    """Train an MLP speculator for a model, on answers that the model writes."""
+    from dynaspec.train.heads.mlp_speculator import MlpSpeculator
+
+    return MlpSpeculator(depths, inner_dim)
+
+
+def _head_command(kind: Callable[..., Kind], leave_out: tuple[str, ...] = (), **defaults: Any) -> Callable[..., None]:
+    """A command for heads of ``kind``: its own options, and those that all have.
+
+    Args:
+        kind: makes one from the options that it names; its docstring is the command's.
+        leave_out: options of all that mean nothing for these.
+        defaults: of options of all, where they are others here.
+    """
+    names = {"Kind": Any}  # imported only where types are checked
+    own = inspect.signature(kind, eval_str=True, locals=names).parameters
+    shared = inspect.signature(_train_head, eval_str=True, locals=names).parameters
+
+    def command(**options: Any) -> None:
+        chosen = {name: options[name] for name in own}
+        _train_head(lambda: kind(**chosen), **{name: value for name, value in options.items() if name in shared})
+
+    options = [
+        one.replace(default=defaults.get(name, one.default))
+        for name, one in shared.items()
+        if name not in ("make", *leave_out, *own)
+    ]
+    options += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own.values()]
+    command.__name__, command.__doc__ = kind.__name__, kind.__doc__
+    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # typer's
+    return command
+
+
+def _train_head(
+    make: Callable[[], Kind],
+    *,
+    model: Annotated[str, typer.Option(help="The model to draft for: checkpoint folder, GGUF file or hub id.")],
+    out: Annotated[Path, typer.Option(help="Folder that receives the head.")],
+    work: Annotated[
+        Path, typer.Option(help="Folder for conversations, hidden states and checkpoints; keep it to resume.")
+    ],
+    stage: Annotated[
+        str,
+        typer.Option(
+            help="data, states, train, measure, or all of these; export writes the last checkpoint, best or not."
+        ),
+    ] = "all",
+    conversations: Annotated[
+        list[Path] | None,
+        typer.Option(help="Ready conversations as token ids, JSON lines with prompt and answer; may be repeated."),
+    ] = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Prompts for the model to answer, JSON lines with messages, turns, prompt or question; repeatable."
+        ),
+    ] = None,
+    self_written: Annotated[
+        int,
+        typer.Option(min=0, help="Conversations that the model makes up itself; default: 20000 if nothing is given."),
+    ] = 0,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer, at most.")] = 256,
+    at_once: Annotated[int, typer.Option(min=1, help="Answers written together; a kill may lose so many.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="Answer tokens to train on in all, repetitions included.")] = (
+        20_000_000
+    ),
+    decay_share: Annotated[float, typer.Option(min=0, max=1, help="Last part of them in which rates fall.")] = 0.4,
+    warmup_steps: Annotated[int, typer.Option(min=0, help="Steps in which rates rise.")] = 50,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Answer tokens a step.")] = 8192,
+    micro_tokens: Annotated[int, typer.Option(min=1, help="Answer tokens that are computed at once.")] = 1536,
+    evaluate_tokens: Annotated[int, typer.Option(min=1, help="Measure on held-out answers so often.")] = 400_000,
+    depths: Annotated[int, typer.Option(min=1, help="Drafts in a row that training unrolls.")] = 5,
+    depth_decay: Annotated[float, typer.Option(min=0, help="Weight of each depth, seen from the one before.")] = 0.8,
+    chain_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the positions that go on beyond the first draft.")
+    ] = 0.5,
+    temperature: Annotated[
+        float, typer.Option(help="Of the target's distribution in the labels; below 1, for greedy requests.")
+    ] = 1.0,
+    lr: Annotated[
+        str, typer.Option(help="Peak rates: Muon for the matrices, AdamW for tables of tokens and norms.")
+    ] = "0.02,0.0003",
+    weight_decay: Annotated[
+        float, typer.Option(min=0, help="Of the matrices; strong, as texts are few and soon known by heart.")
+    ] = 0.5,
+    noise: Annotated[
+        float, typer.Option(min=0, help="Noise on the hidden states in training, as a share of their size.")
+    ] = 0.1,
+    draft_vocab: Annotated[int, typer.Option(min=1, help="Tokens that can be drafted: the most frequent ones.")] = 8192,
+    held_out: Annotated[
+        int, typer.Option(min=1, help="Conversations to measure on, greedy ones where there are.")
+    ] = 48,
+    measure: Annotated[
+        Path | None,
+        typer.Option(help="Prompts to measure the finished head on, by their category, for the model card."),
+    ] = None,
+    longest: Annotated[int, typer.Option(min=2, help="Conversations with more tokens are passed over.")] = 2048,
+    states_gb: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Disk space for hidden states, at most; 0: none, one process makes them for every batch. "
+            "Default: 50 on a CPU, 0 on a GPU.",
+        ),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes on a CPU; default: one a core.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="Name of the model in the head's config; default: --model.")] = (
+        None
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Of the weights and of the order of the data.")] = 1234,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    resume: Annotated[bool, typer.Option(help="Continue from the work folder's checkpoint.")] = True,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="Continue from the checkpoint before the rates began to fall.")
+    ] = False,
+    note: Annotated[str, typer.Option(help="A sentence for the model card.")] = "",
+) -> None:
+    from transformers.utils.logging import disable_progress_bar
+
+    from dynaspec.train.heads.loss import LossSettings
+    from dynaspec.train.heads.pipeline import DataSettings, HeadPipeline, HeadSettings
+    from dynaspec.train.heads.trainer import TrainSettings
+    from dynaspec.train.optimizer import Rates, RateSchedule
+    from dynaspec.train.run import progress
+
+    disable_progress_bar()
+    if not (conversations or prompts or self_written):
+        self_written = _SELF_WRITTEN
+    matrix_lr, other_lr = numbers("lr", lr, float, 2)
+    settings = HeadSettings(
+        kind=make(),
+        model=model,
+        out=out,
+        work=work,
+        verifier=verifier or model,
+        data=DataSettings(tuple(conversations or ()), tuple(prompts or ()), self_written, new_tokens, at_once),
+        train=TrainSettings(
+            tokens=tokens,
+            schedule=RateSchedule(warmup_steps, decay_share),
+            batch_tokens=batch_tokens,
+            micro_tokens=micro_tokens,
+            evaluate_tokens=evaluate_tokens,
+            seed=seed,
+        ),
+        loss=LossSettings(depths, depth_decay, chain_share, temperature, noise),
+        rates=Rates(matrix_lr, other_lr, weight_decay),
+        draft_vocab=draft_vocab,
+        measure=measure,
+        held_out=held_out,
+        longest=longest,
+        states_gb=states_gb,
+        workers=workers or usable_cores(),
+        device=device,
+        resume=resume,
+        extend=extend,
+        note=note,
+    )
+    HeadPipeline(settings, progress, typer.echo).run(stage)
+
+
+_WHOLE_VOCABULARY = ("draft_vocab",)
 """Left out where a checkpoint has no place for a part of the vocabulary."""
-app.command()(head_command(eagle3, work=Path("eagle3-state")))
-app.command()(head_command(eagle, WHOLE_VOCABULARY, work=Path("eagle-state")))
-app.command()(head_command(medusa, work=Path("medusa-state")))
+app.command()(_head_command(eagle3, work=Path("eagle3-state")))
+app.command()(_head_command(eagle, _WHOLE_VOCABULARY, work=Path("eagle-state")))
+app.command()(_head_command(medusa, work=Path("medusa-state")))
 app.command("mlp_speculator")(
-    head_command(mlp_speculator, WHOLE_VOCABULARY, work=Path("mlp_speculator-state"), lr="0.02,0.003")
+    _head_command(mlp_speculator, _WHOLE_VOCABULARY, work=Path("mlp_speculator-state"), lr="0.02,0.003")
+)
+
+
+# --- language models ---
+
+_TARGET_ONLY = (
+    "target_steps",
+    "target_minutes",
+    "target_until",
+    "target_size",
+    "target_lr",
+    "decay_share",
+    "compile_model",
+    "extend",
 )
 
 
@@ -185,7 +396,7 @@ def _refuse_target_only(ctx: typer.Context) -> None:
     names = [
         parameter.opts[0]
         for parameter in ctx.command.params
-        if parameter.name in TARGET_ONLY and _is_given(ctx, parameter.name)
+        if parameter.name in _TARGET_ONLY and _is_given(ctx, parameter.name)
     ]
     if names:
         raise ConfigError(f"target: got it together with {', '.join(names)}, expected none that is about its training")

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from dynaspec.bench.console import StreamView
 from dynaspec.bench.decoders import TimedRun, run_once
 from dynaspec.bench.demo import (
     KINDS,
@@ -25,7 +23,6 @@ from dynaspec.bench.demo import (
     ways,
 )
 from dynaspec.bench.plots import plot_summaries
-from dynaspec.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from dynaspec.contract.sampling_params import SamplingParams
 
 from .fakes import FakeDecoder
@@ -108,27 +105,3 @@ def test_the_picture(tmp_path):
     plot_summaries(by_kind([measured(kind) for kind in KINDS]), path, "title")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 20_000
-
-
-class Letters:
-    """A tokenizer whose tokens are letters."""
-
-    def decode(self, tokens):
-        return "".join(map(chr, tokens))
-
-
-def test_the_stream_shows_every_character_once_and_colours_drafts():
-    console = Console(width=80, record=True, file=io.StringIO(), force_terminal=True)
-    view = StreamView(console, Letters(), "1\n2\n3\n4\n5\n> ")
-    output = RequestOutput("0", None, (), (), False)
-    steps = [(1, 0), (4, 2), (5, 2), (8, 4)]  # tokens, accepted
-    for tokens, accepted in steps:
-        text = "abcdefgh"[:tokens]
-        completion = CompletionOutput(
-            index=0, text=text, token_ids=tuple(map(ord, text)), metrics=RequestMetrics(accepted=accepted)
-        )
-        view.update(replace(output, outputs=(completion,), finished=tokens == 8))
-    styled = console.export_text(clear=False, styles=True)
-    assert "\x1b[32mbc\x1b[0m" in styled
-    assert "\x1b[32mfg\x1b[0m" in styled
-    assert console.export_text() == "…\n3\n4\n5\n> abcdefgh\n"

@@ -12,9 +12,9 @@ import adversary
 import load_sweep
 import shifting_workload
 from adversary import AdversaryCost, Drift
-from dynaspec.bench.console import as_markdown
 from dynaspec.bench.datasets import BenchPrompt, Dataset
 from dynaspec.contract.errors import ConfigError
+from dynaspec.result_output import as_markdown
 from load_sweep import LoadResult, SweepOptions, run_sweep
 from seed_tables import TableOptions, dsl_table, dynamic_table, elastic_table
 from shifting_workload import ShiftOptions, run_shift

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dynaspec.cli.load_options import spread
+from dynaspec.cli.options import spread
 from support.fake_server import FakeServer, refused, root, running
 
 

@@ -92,6 +92,7 @@ def test_a_stop_string_ends_the_text(dynaspec, pair):
         (("--output", "xml"), "--output is 'xml'; expected text or jsonl"),
         (("--prompt-file", "/nowhere/prompts.txt"), "cannot be read"),
         (("--output-file", "/nowhere/out.txt"), "cannot be written"),
+        (("--prompt", "a b"), "--prompt 'a b' is given; expected the prompt alone, as an argument"),
         (("-", "-"), "'-' is given more than once"),
         (("--draft-model", "/nowhere/draft"), "/nowhere/draft"),
     ],

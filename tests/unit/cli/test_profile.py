@@ -8,7 +8,7 @@ import typer
 
 from dynaspec.cli import profile as command
 from dynaspec.cli.console import print_error
-from dynaspec.cli.load_options import SpacedValues, spread
+from dynaspec.cli.options import SpacedValues, spread
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.contract.methods import METHODS
 from dynaspec.control.policies.short_names import parse_policy

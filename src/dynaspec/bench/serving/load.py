@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from dynaspec.bench.console import Tell
 from dynaspec.contract.errors import ConfigError
 from dynaspec.observe.counts import SpecCounts
+from dynaspec.result_output import Tell
 
 from .client import RequestRecord, send
 from .results import Load, LoadFigures, measure, read_counters

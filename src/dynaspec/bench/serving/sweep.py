@@ -18,12 +18,11 @@ from typing import Any
 
 from rich.table import Table
 
-from dynaspec.bench.console import Tell, as_markdown
 from dynaspec.bench.offline import rotated
 from dynaspec.bench.provenance import provenance
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.policies.short_names import PolicySpec
-from dynaspec.result_output import new_table
+from dynaspec.result_output import Tell, as_markdown, new_table
 
 from .load import FinishedLoad, run_load_test
 from .report import SCHEMA, figures, remarks
