@@ -24,7 +24,7 @@ from dynaspec.engine.config import EngineConfig
 from dynaspec.hosts.transformers import Session
 from dynaspec.hosts.transformers.setup import Setup, resolve_setup
 from dynaspec.hosts.vllm import launch
-from dynaspec.hosts.vllm.drafting.build import limits_of as own_limits
+from dynaspec.hosts.vllm.drafting import limits_of as own_limits
 from dynaspec.hosts.vllm.launch import BACKEND_KEY
 from dynaspec.hosts.vllm.llm_request import vllm_params
 from dynaspec.hosts.vllm.settings import Settings, VllmSpeculation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.hosts.vllm.drafter import WorkerDrafter
-from dynaspec.hosts.vllm.drafting.build import build_drafting
+from dynaspec.hosts.vllm import Drafter
+from dynaspec.hosts.vllm.drafting import build_drafting
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
 
@@ -42,13 +43,30 @@ class Spy:
         return [[1]] * len(sampled)
 
 
+@pytest.fixture
+def some_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a vLLM that will do were installed."""
+    monkeypatch.setattr("dynaspec.hosts.vllm.check_vllm", lambda: "0.32.0")
+
+
+def test_without_vllm_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ConfigError, match=r"^vLLM is not installed; expected one of 0\.32 and 0\.33"):
+        Drafter(None)
+
+
+@pytest.mark.usefixtures("some_vllm")
 def test_before_a_model_is_loaded_nothing_is_drafted() -> None:
-    assert WorkerDrafter(None).propose([[1], []], None, None) == [[], []]
+    assert Drafter(None).propose([[1], []], None, None) == [[], []]
 
 
-def test_rows_are_read_off_the_pass_and_a_fault_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    drafter, spy = WorkerDrafter(None), Spy()
-    drafter._drafting = spy  # type: ignore[assignment]
+@pytest.mark.usefixtures("some_vllm")
+def test_rows_are_read_off_the_pass_and_a_fault_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter, spy = Drafter(None), Spy()
+    monkeypatch.setattr("dynaspec.hosts.vllm.drafting.build_drafting", lambda config, clock: spy)
+    drafter.load_model(None)
     for slots in ({"layer": np.zeros(7), "other": np.zeros(7)}, {}, None, [{"layer": np.zeros(3)}]):
         assert drafter.propose([[5], [6]], None, None, slots) == [[1], [1]]
     assert spy.rows == [7, None, None, None]

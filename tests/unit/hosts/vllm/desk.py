@@ -15,9 +15,8 @@ from dynaspec.contract.proposer import Proposer
 from dynaspec.contract.step import DraftView, SpecPlan, StepOutcome, StepView
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
-from dynaspec.hosts.vllm.drafting.build import limits_of
-from dynaspec.hosts.vllm.drafting.drafting import Drafting
-from dynaspec.hosts.vllm.drafting.texts import Texts
+from dynaspec.hosts.vllm.drafting import Drafting, limits_of
+from dynaspec.hosts.vllm.texts import Texts
 from dynaspec.kv.arena import Arena
 from dynaspec.kv.blocks import BlockPool, BlockTables
 from dynaspec.model.base import Model
@@ -30,7 +29,7 @@ from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.router import Router
 from dynaspec.propose.suffix import SuffixProposer
 from dynaspec.sampling.state import SamplerState
-from unit.hosts.vllm.drafting.pretended import Clock
+from unit.hosts.vllm.pretended import Clock
 from unit.model import tiny
 
 VOCAB = tiny.CONFIG["vocab_size"]

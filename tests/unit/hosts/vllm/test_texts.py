@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaspec.hosts.vllm.drafting.texts import MatchedBatch, Texts
+from dynaspec.hosts.vllm.texts import MatchedBatch, Texts
 
 LANES, LONGEST = 4, 24
 

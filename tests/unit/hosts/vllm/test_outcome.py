@@ -10,8 +10,7 @@ import pytest
 
 from dynaspec.contract.proposer import Drafts, Offers
 from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
-from dynaspec.hosts.vllm.drafting.outcome import DraftResult, PendingStep, build_outcome, draft_result
-from dynaspec.hosts.vllm.drafting.texts import MatchedBatch, Texts
+from dynaspec.hosts.vllm.texts import DraftResult, MatchedBatch, PendingStep, Texts, build_outcome, draft_result
 
 TEXT = [5, 6, 7, 8]
 DRAFT = [11, 12, 13, 14]

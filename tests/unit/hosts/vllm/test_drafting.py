@@ -14,18 +14,17 @@ import pytest
 from dynaspec.contract.step import SpecPlan
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
-from dynaspec.hosts.vllm.drafting.build import build_drafting
-from dynaspec.hosts.vllm.drafting.outcome import compared, load_compiled
-from dynaspec.hosts.vllm.drafting.texts import recognise, take_over
+from dynaspec.hosts.vllm.drafting import build_drafting
+from dynaspec.hosts.vllm.texts import compared, load_compiled, recognise, take_over
 from dynaspec.observe.decision_log import ObserveCall, PlanCall, read_calls, read_header
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.suffix import SuffixProposer
 from dynaspec.propose.suffix_tree import SuffixDraft, SuffixTree
 from dynaspec.simulate.recorded import replay
 from unit.engine.fakes import ScriptedController
-from unit.hosts.vllm.drafting.configs import vllm_config
-from unit.hosts.vllm.drafting.desk import LONGEST, MAX_MODEL_LEN, MAX_NUM_SEQS, VOCAB, Desk, Oracle, write_model
-from unit.hosts.vllm.drafting.pretended import PASS_S, Clock, Request, Seen, Vllm, mostly, prompts
+from unit.hosts.vllm.configs import vllm_config
+from unit.hosts.vllm.desk import LONGEST, MAX_MODEL_LEN, MAX_NUM_SEQS, VOCAB, Desk, Oracle, write_model
+from unit.hosts.vllm.pretended import PASS_S, Clock, Request, Seen, Vllm, mostly, prompts
 from unit.propose.batches import batch, plan
 
 POLICIES: dict[str, dict[str, Any]] = {

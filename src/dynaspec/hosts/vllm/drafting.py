@@ -4,35 +4,48 @@ vLLM calls at the end of every step, when the target has answered and before any
 
     the step that ends:  what came of the last drafts → observe     │ propose: plan → draft → trim → lists of tokens
 
-So unlike vLLM's scheduler, which has to decide a step ahead (``..step_tracker``), this host knows what was accepted
+So unlike vLLM's scheduler, which has to decide a step ahead (``step_tracker``), this host knows what was accepted
 when it plans, and how long drafting took apart from the rest. Drafts are the drafter's most probable tokens, which
 vLLM's verification takes for certain: its output is exact for every request.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from dynaspec.contract.controller import Controller
+from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.proposer import Ints, NewText, Offers
-from dynaspec.contract.step import Limits, Needs, SpecPlan, StepView
-from dynaspec.kv.blocks import BlockTables
-from dynaspec.observe.decision_log import DecisionLog
-from dynaspec.propose.guard import TargetPassTimer
+from dynaspec.contract.step import Limits, Needs, ProposerTraits, SpecPlan, StepView
+from dynaspec.control.registry import build_controller
+from dynaspec.kv.arena import Arena, blocks_within
+from dynaspec.kv.blocks import BlockPool, BlockTables
+from dynaspec.model.batch import BLOCK_SIZE
+from dynaspec.model.loader import load_model
+from dynaspec.observe.decision_log import DecisionLog, header_of, logged
+from dynaspec.observe.stats import SpecStats
+from dynaspec.propose.guard import FaultBarrier, TargetPassTimer
 from dynaspec.propose.offers import view_columns
+from dynaspec.propose.pass_timing import measure_costs
+from dynaspec.propose.registry import Source, Weights, build_proposers, load_drafter
 from dynaspec.propose.router import Part, Router
+from dynaspec.propose.warm_up import load_kernels
 from dynaspec.propose.watermark import draft_view
+from dynaspec.sampling.state import SamplerState
 
-from .outcome import DraftResult, PendingStep, build_outcome, draft_result
-from .texts import Int32, MatchedBatch, Texts
+from .settings import DrafterSettings, told_in
+from .texts import DraftResult, Int32, MatchedBatch, PendingStep, Texts, build_outcome, draft_result, load_compiled
 
 
 @dataclass(slots=True)
-class Committed:
+class _Committed:
     """Satisfies ``contract.proposer.TargetStep``."""
 
     lanes: Ints
@@ -111,7 +124,7 @@ class Drafting:
         came = None
         if opened is not None:
             came = draft_result(met, self._texts.tokens, opened.lanes, opened.drafts.tokens, opened.plan.depth)
-        self._proposers.advance(Committed(met.lanes, met.before, _accepted(met, came)))
+        self._proposers.advance(_Committed(met.lanes, met.before, _accepted(met, came)))
         if opened is not None and came is not None and came.places.size:
             prefill = bool(new.any()) or reading > 0
             outcome = build_outcome(opened, came, self._texts.tokens, pass_rows, ended_s, prefill=prefill)
@@ -179,3 +192,82 @@ def _accepted(met: MatchedBatch, came: DraftResult | None) -> Ints:
     if came is not None:
         accepted[came.met] = came.accepted
     return accepted
+
+
+_KV_BYTES = 4 << 30
+"""For the drafter's KV at most, on top of vLLM's own. A request that finds no room is not drafted for."""
+
+
+def build_drafting(vllm_config: Any, clock: Callable[[], float]) -> Drafting:
+    """
+    Args:
+        vllm_config: vLLM's; attributes are read.
+        clock: seconds.
+
+    Raises:
+        CheckpointError, ConfigError, CapacityError: settings that are wrong, or that cannot be carried out here.
+    """
+    settings = _settings_of(vllm_config)
+    model_config, scheduler = vllm_config.model_config, vllm_config.scheduler_config
+    max_requests, max_length = scheduler.max_num_seqs, model_config.max_model_len
+    vocab_size, device = model_config.get_vocab_size(), vllm_config.device_config.device_type
+    dtype = "auto" if device == "cpu" else str(model_config.dtype).removeprefix("torch.")
+    loaded = load_drafter(Source(settings.config, None, "vLLM's model", vocab_size, dtype, device, load_model))
+    tables, arena = _kv_cache(None if loaded is None else loaded.weights, max_requests, max_length)
+    sampler = SamplerState(max_requests, vocab_size, torch.device(device))
+    drafter = None if loaded is None or arena is None else loaded.drafter(arena, None)
+    # Certain drafts: vLLM asks others' drafters for no distributions.
+    proposers = build_proposers(settings.config, drafter, tables, sampler, probabilistic=False)
+    limits = limits_of(*(proposer.traits for proposer in proposers), longest=settings.longest)
+    costs = PassCosts()
+    if settings.config.policy == "auto":
+        runners = [None if drafter is None or not one.needs.kv else drafter.runner for one in proposers]
+        costs = measure_costs(None, runners, clock, scheduler.max_num_batched_tokens)
+    header = header_of(model_config.model, settings.config, costs=costs, host="vllm", method="custom_class")
+    controller, log = logged(build_controller(settings.config, limits, costs=costs), settings.decision_log, header)
+    load_kernels()
+    load_compiled()
+    pace, stats = TargetPassTimer(), SpecStats()
+    return Drafting(
+        Texts(max_requests, max_length),
+        tables,
+        Router([FaultBarrier(proposer, vocab_size, stats.proposer_fault, pace, clock) for proposer in proposers]),
+        controller,
+        limits,
+        pace,
+        max_model_len=max_length,
+        clock=clock,
+        log=log,
+    )
+
+
+def limits_of(*traits: ProposerTraits, longest: int = 1) -> Limits:
+    """What drafting in a worker of vLLM's can carry out: all that the embedded engine can."""
+    gates = any(one.passes_per_draft == "per_token" for one in traits)
+    return Limits(draft_lens=tuple(range(longest + 1)), proposers=traits, can_gate=gates)
+
+
+def _settings_of(vllm_config: Any) -> DrafterSettings:
+    """
+    Raises:
+        ConfigError: see ``DrafterSettings.read``.
+    """
+    parallel = vllm_config.parallel_config
+    return DrafterSettings.read(
+        told_in(vllm_config.additional_config),
+        vllm_config.speculative_config.num_speculative_tokens,
+        os.environ,
+        workers=parallel.world_size,
+        ranks=parallel.data_parallel_size,
+    )
+
+
+def _kv_cache(model: Weights | None, max_requests: int, max_length: int) -> tuple[BlockTables, Arena | None]:
+    """The drafter's own. Without a model nothing is kept in the blocks, of which there are enough then."""
+    blocks = max_requests * -(-(max_length + 1) // BLOCK_SIZE)
+    if model is not None:
+        blocks = blocks_within(_KV_BYTES, model.kv_bytes_per_block, blocks)
+    tables = BlockTables(BlockPool(blocks), max_requests, max_length + 1, BLOCK_SIZE, caching=False)
+    if model is None:
+        return tables, None
+    return tables, Arena.allocate(model.config.num_layers, model.kv_shapes(blocks), model.dtype, model.device)

@@ -1,1 +1,0 @@
-"""dynaspec's own drafters inside a worker of vLLM's, for its method ``custom_class``."""
