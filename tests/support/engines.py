@@ -84,7 +84,7 @@ def open_async_llm(model: str, *, proposer: Proposer | None = None, **options: A
 
 def _built_with(**options: Any) -> AbstractContextManager[Any]:
     """Engines are built so in this block, see ``build_engine``."""
-    return mock.patch("dynaspec.api.backend.build_engine", partial(build_engine, **options))
+    return mock.patch("dynaspec.api.llm.build_engine", partial(build_engine, **options))
 
 
 def kv_bytes(blocks: int, *models: str, method: str | None = None) -> int:

@@ -17,8 +17,8 @@ from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.estimates import Metric
 from dynaspec.observe.snapshot import EngineSnapshot
 
-from .backend import open_embedded
 from .engine_thread import EngineThread, Stream
+from .llm import open_embedded
 from .options import EngineOptions, Speculation
 
 

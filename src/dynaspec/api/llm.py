@@ -1,30 +1,38 @@
-"""``LLM``: prompts in, answers out, in batches."""
+"""``LLM``: prompts in, answers out, in batches, with dynaspec's own engine in this process or with vLLM's."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, Self, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack, cast, overload
 
 import numpy as np
 from tqdm import tqdm
 
-from dynaspec.api.options import check_adapters, check_empty, note_priority
 from dynaspec.contract.errors import ConfigError, RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
+from dynaspec.engine.build import build_engine
 from dynaspec.engine.chat_prompt import render
-from dynaspec.engine.config import EngineConfig
+from dynaspec.engine.config import EngineConfig, parse_bytes
+from dynaspec.engine.engine import Engine
 from dynaspec.engine.intake import Prompt
 from dynaspec.engine.tokenizer import Message, Tokenizer
+from dynaspec.engine.vllm_options import translated
+from dynaspec.hosts.vllm.launch import engine_arguments, require_vllm
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.estimates import Metric
 
-from .backend import SteppedEngine, open_engine
-from .options import EngineOptions, Speculation
+from .options import EngineOptions, Speculation, check_adapters, check_empty, note_priority
 
+if TYPE_CHECKING:
+    from .on_vllm import EngineOnVllm
+
+SteppedEngine: TypeAlias = "Engine | EngineOnVllm"
+"""What ``LLM`` decodes with."""
 Progress = bool | Callable[..., Any]
 """Whether a bar is shown, or what makes it of (iterable, total=…, desc=…), such as ``partial(tqdm, leave=False)``."""
 
@@ -314,3 +322,38 @@ def _params_for(prompts: Sequence[Prompt], params: SamplingParams | Sequence[Sam
             f"{len(params)} sampling_params were given for {len(prompts)} prompts; expected one for each"
         )
     return list(params)
+
+
+def open_engine(model: str, backend: str, speculative_config: Any, options: Mapping[str, Any]) -> SteppedEngine:
+    """
+    Raises:
+        ConfigError, CheckpointError, CapacityError: what was given cannot work.
+    """
+    if backend == "dynaspec":
+        return open_embedded(model, speculative_config, options)
+    if backend != "vllm":
+        raise ConfigError(f"backend is {backend!r}; expected 'dynaspec' or 'vllm'")
+    require_vllm()
+    arguments = engine_arguments(model, speculative_config, _in_bytes(options), os.environ)
+    from .on_vllm import EngineOnVllm  # imports vLLM
+
+    return EngineOnVllm(arguments)
+
+
+def open_embedded(model: str, speculative_config: Any, options: Mapping[str, Any]) -> Engine:
+    """
+    Raises:
+        ConfigError, CheckpointError, CapacityError: what was given cannot work.
+    """
+    given = options if speculative_config is None else {**options, "speculative_config": speculative_config}
+    return build_engine(EngineConfig.build(os.environ, model=model, **translated(given)))
+
+
+def _in_bytes(options: Mapping[str, Any]) -> dict[str, Any]:
+    memory = options.get("kv_cache_memory")
+    if not isinstance(memory, str):
+        return dict(options)
+    try:
+        return {**options, "kv_cache_memory": parse_bytes(memory)}
+    except ValueError as error:
+        raise ConfigError(f"kv_cache_memory: {error}") from None

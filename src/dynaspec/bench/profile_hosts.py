@@ -14,7 +14,7 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-from dynaspec.api.backend import SteppedEngine, open_engine
+from dynaspec.api.llm import SteppedEngine, open_engine
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.contract.step import StepOutcome, StepView

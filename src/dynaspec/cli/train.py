@@ -14,7 +14,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.cores import usable_cores
 
 if TYPE_CHECKING:
-    from dynaspec.train.heads.kind import Kind
+    from dynaspec.train.heads.head import Kind
     from dynaspec.train.model import Shape
     from dynaspec.train.optimizer import Budget
 
@@ -62,7 +62,7 @@ def medusa(
     layers: Annotated[int, typer.Option(min=1, help="Residual layers of each.")] = 1,
 ) -> Kind:
     """Train Medusa heads for a model, on answers that the model writes."""
-    from dynaspec.train.heads.medusa import Medusa
+    from dynaspec.train.heads.state_heads import Medusa
 
     return Medusa(depths, layers)
 
@@ -72,7 +72,7 @@ def mlp_speculator(
     inner_dim: Annotated[int, typer.Option(min=1, help="Width; the file has two rows of it for every token.")] = 64,
 ) -> Kind:
     """Train an MLP speculator for a model, on answers that the model writes."""
-    from dynaspec.train.heads.mlp_speculator import MlpSpeculator
+    from dynaspec.train.heads.state_heads import MlpSpeculator
 
     return MlpSpeculator(depths, inner_dim)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dynaspec.api import backend
 from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.engine import Engine
 from unit.api.built import Built
@@ -20,5 +19,5 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Built:
         seen.engine, seen.rig = make(overlapped=config.async_scheduling)
         return seen.engine
 
-    monkeypatch.setattr(backend, "build_engine", build)
+    monkeypatch.setattr("dynaspec.api.llm.build_engine", build)
     return seen

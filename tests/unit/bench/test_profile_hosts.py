@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaspec.api.backend import open_embedded
+from dynaspec.api.llm import open_embedded
 from dynaspec.bench.profile_hosts import measured_in, record
 from dynaspec.bench.profiling import WARM_STEPS, Grid
 from dynaspec.contract.errors import ConfigError

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .basis import Basis
 from .decoder import DecoderHead, Layer, RMSNorm
 from .export import decoder_config, decoder_sizes, drafted_tokens, listed
-from .kind import Kind
+from .head import Kind
 from .shape import DraftVocabulary, HeadShape, Start, aux_layers, read_start, shape_for
 
 FORMAT_VERSION = "0.9.0"
@@ -88,7 +88,7 @@ def initialise_eagle(head: EagleHead, seed: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Eagle(Kind):
-    """See ``kind.Kind``. ``regression`` is the weight of the loss on states beside that on tokens."""
+    """See ``Kind``. ``regression`` is the weight of the loss on states beside that on tokens."""
 
     regression: float = 10.0
     method = "eagle"
@@ -181,7 +181,7 @@ def initialise_eagle3(head: Eagle3Head, target_head: Tensor, target_norm: Tensor
 
 @dataclass(frozen=True, slots=True)
 class Eagle3(Kind):
-    """See ``kind.Kind``; the shape says what makes two runs differ. ``start_from`` is a head's folder or hub id."""
+    """See ``Kind``; the shape says what makes two runs differ. ``start_from`` is a head's folder or hub id."""
 
     norm_before_residual: bool = True
     start_from: str | None = None

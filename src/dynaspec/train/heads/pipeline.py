@@ -27,8 +27,7 @@ from .basis import (
 )
 from .conversations import Collector, Conversation, append_conversations, open_writer, read_conversations
 from .export import card, export_head, read_facts, read_weights, write_facts
-from .head import TrainedHead
-from .kind import Kind
+from .head import Kind, TrainedHead
 from .loss import LossSettings
 from .measure import Acceptance, acceptance, answer_greedily, batches, by_category
 from .prompts import Chat, read_prompts

@@ -26,10 +26,8 @@ from dynaspec.model.state_heads.mlp_speculator import load_mlp_speculator
 from dynaspec.train.heads.basis import load_basis
 from dynaspec.train.heads.conversations import read_conversations
 from dynaspec.train.heads.eagle import Eagle
-from dynaspec.train.heads.head import join
-from dynaspec.train.heads.kind import Kind
-from dynaspec.train.heads.medusa import Medusa
-from dynaspec.train.heads.mlp_speculator import MlpSpeculator
+from dynaspec.train.heads.head import Kind, join
+from dynaspec.train.heads.state_heads import Medusa, MlpSpeculator
 from dynaspec.train.heads.states import Cache
 from support.commands import Result, run_command
 from support.head_passes import logits_of, states_of
