@@ -12,7 +12,7 @@ import torch
 from dynaspec.contract.errors import ConfigError
 from dynaspec.train.facts import provenance
 from dynaspec.train.optimizer import Budget, Optimizers, Rates
-from dynaspec.train.run import Checkpoints, Say, Watch, choose_device, read_checkpoint, run_stages
+from dynaspec.train.run import Checkpoints, Say, Watch, choose_device, has_bfloat16, read_checkpoint, run_stages
 
 from .basis import (
     Basis,
@@ -144,8 +144,7 @@ class HeadPipeline:
             raise ConfigError(f"measure: got {str(settings.measure)!r}, expected a file of prompts")
         self._settings, self._watch, self._say = settings, watch, say
         self._device = choose_device(settings.device)
-        quick = self._device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
-        self._dtype = torch.bfloat16 if quick else torch.float32
+        self._dtype = torch.bfloat16 if has_bfloat16(self._device) else torch.float32
         self._place = StatesPlace(settings.work)
         self._checkpoints = Checkpoints(settings.work / settings.kind.method)
         self._config = read_config(settings.model)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dynaspec.train.heads import decoder
+from dynaspec.train.heads import eagle
 from dynaspec.train.heads.eagle import Eagle3Head
 from dynaspec.train.heads.head import join
 from unit.train.heads.conftest import example
@@ -17,11 +17,11 @@ DEPTHS = 4
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
-@pytest.mark.parametrize("form", [decoder.attend_each, decoder.attend_padded])
+@pytest.mark.parametrize("form", [eagle.attend_each, eagle.attend_padded])
 def test_every_chain_sees_what_it_will_see_at_run_time(
     head: Eagle3Head, share: float, form: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder, "attend", form)
+    monkeypatch.setattr(eagle, "attend", form)
     examples = [example(3, 6, seed=1), example(0, 5, seed=2), example(2, 3, seed=3)]
     batch = join(examples)
     weights = {name: p.detach() for name, p in head.named_parameters()}
