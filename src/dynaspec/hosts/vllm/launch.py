@@ -411,9 +411,8 @@ def _table(speculation: Speculation, ranks: int) -> Table | None:
     longest = speculation.longest
     if longest is None or ranks > 1 or not drafter_of(speculation.method).varies:
         return None
-    menu = sorted({*k_menu(longest), *(k for k in speculation.lengths if k <= longest)})
-    # All of them, even where fewer requests can run: the controller is to have the choice.
-    return table_of(menu, len(menu))
+    # All lengths, even where fewer requests can run: the controller is to have the choice.
+    return table_of({*k_menu(longest), *(k for k in speculation.lengths if k <= longest)})
 
 
 def _check_settings(

@@ -96,17 +96,9 @@ def k_menu(longest: int) -> tuple[int, ...]:
     return tuple(sorted({*dense, *(k for k in _LONGER if k < longest), longest}))
 
 
-def table_of(menu: Sequence[int], max_num_seqs: int) -> Table:
-    """A table that names every length of ``menu`` within ``max_num_seqs`` batch sizes.
-
-    Where there are fewer batch sizes than lengths, the longest lengths and 0 are kept.
-    """
-    if max_num_seqs < 1:
-        raise ConfigError(f"max_num_seqs is {max_num_seqs}; expected at least 1")
-    kept = sorted(menu, reverse=True)
-    if len(kept) > max_num_seqs:
-        kept = [*kept[: max_num_seqs - 1], *kept[-1:]]
-    return [(size, size, k) for size, k in enumerate(kept, 1)]
+def table_of(menu: Iterable[int]) -> Table:
+    """A table that names every length of ``menu``, the longest for the smallest batch."""
+    return [(size, size, k) for size, k in enumerate(sorted(menu, reverse=True), 1)]
 
 
 def menu_of(table: Iterable[Sequence[int]] | None, longest: int) -> tuple[int, ...]:

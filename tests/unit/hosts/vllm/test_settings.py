@@ -158,21 +158,14 @@ def test_the_longest_menu_stays_short() -> None:
 
 def test_a_table_names_every_length_and_is_read_back() -> None:
     menu = k_menu(12)
-    table = table_of(menu, 256)
+    table = table_of(menu)
     assert [low for low, _, _ in table] == list(range(1, len(menu) + 1))
     assert menu_of(table, 12) == menu
-
-
-def test_with_few_batch_sizes_the_longest_lengths_and_none_are_kept() -> None:
-    assert menu_of(table_of(k_menu(8), 3), 8) == (0, 7, 8)
-    assert table_of((0, 4), 1) == [(1, 1, 0)]
 
 
 def test_impossible_menus_are_refused() -> None:
     with pytest.raises(ConfigError, match="the longest draft is -1; expected no less than 0"):
         k_menu(-1)
-    with pytest.raises(ConfigError, match="max_num_seqs is 0; expected at least 1"):
-        table_of((0, 1), 0)
 
 
 @pytest.mark.parametrize(
