@@ -13,7 +13,6 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from dynaspec.contract.errors import ConfigError
@@ -30,6 +29,9 @@ def stages(console: Console | None = None) -> Iterator[Tell]:
     if not console.is_terminal:
         yield _lines(console)
         return
+    # Only terminals need it, and it takes a while to import.
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bars:
         tasks: dict[str, TaskID] = {}

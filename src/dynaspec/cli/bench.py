@@ -162,9 +162,17 @@ def methods(
     *,
     model: o.Model,
     dataset: o.Dataset,
-    speculative_model: o.SpeculativeModels = None,
+    speculative_model: Annotated[
+        list[str] | None,
+        typer.Option(
+            *("--speculative-model", "--draft-model"),
+            help="Checkpoint of a model or head that drafts; may be given several times.",
+        ),
+    ] = None,
     methods: o.Methods = None,
-    num_speculative_tokens: o.Length = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of every draft but auto's; default: the method's.")
+    ] = None,
     num_prompts: o.NumPrompts = 26,
     chat: o.Chat = False,
     max_tokens: o.MaxTokens = 96,

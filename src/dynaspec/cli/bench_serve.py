@@ -41,37 +41,13 @@ Backend = Annotated[
         *("--backend", "--endpoint-type"),
     ),
 ]
-BaseUrl = Annotated[str | None, in_panel(_SERVER, "The server's address, instead of host and port.")]
-Host = Annotated[str, in_panel(_SERVER, "The server's host.")]
-Port = Annotated[int, in_panel(_SERVER, "The server's port.")]
-Endpoint = Annotated[str | None, in_panel(_SERVER, "Path of the requests; default: the backend's.")]
-Model = Annotated[str | None, in_panel(_SERVER, "Model to ask for; default: the first that the server lists.")]
-ServedModelName = Annotated[str | None, in_panel(_SERVER, "Its name in requests, if that is another.")]
-Tokenizer = Annotated[
-    str | None, in_panel(_SERVER, "Checkpoint whose tokenizer counts and cuts prompts; default: ask the server.")
-]
 ApiKey = Annotated[
     str | None, in_panel(_SERVER, "Key for the server; better in OPENAI_API_KEY, as others see command lines.")
 ]
-Header = Annotated[list[str] | None, in_panel(_SERVER, "Further headers, KEY=VALUE.", metavar="KEY=VALUE…")]
-RequestIdPrefix = Annotated[str | None, in_panel(_SERVER, "What X-Request-Id begins with; default: one of this run.")]
-ReadyCheck = Annotated[
-    float,
-    in_panel(
-        _SERVER,
-        "Seconds to wait for the server, and then for a first request; 0 = neither is tried.",
-        "--ready-check-timeout-sec",
-        min=0,
-    ),
-]
 
-NumPrompts = Annotated[int, in_panel(_LOAD, "Requests to send.", min=1)]
-RequestRate = Annotated[float, in_panel(_LOAD, "Requests a second; inf = all at once.")]
 Burstiness = Annotated[
     float, in_panel(_LOAD, "1 = Poisson arrivals; less = bursts, more = even distances (gamma distribution).")
 ]
-MaxConcurrency = Annotated[int | None, in_panel(_LOAD, "Most requests under way at once; default: no limit.", min=1)]
-NumWarmups = Annotated[int, in_panel(_LOAD, "Times that the first request is sent beforehand.", min=0)]
 Seed = Annotated[int, in_panel(_LOAD, "Of the choice of prompts and of arrivals.")]
 
 DatasetName = Annotated[
@@ -92,34 +68,13 @@ OutputLen = Annotated[
     ),
 ]
 InputLen = Annotated[int, in_panel(_ASKED, "Tokens of random prompts.", "--random-input-len", "--input-len", min=1)]
-RangeRatio = Annotated[
-    float, in_panel(_ASKED, "Random lengths lie within this share of their mean.", "--random-range-ratio")
-]
-PrefixLen = Annotated[
-    int, in_panel(_ASKED, "Tokens that random prompts begin with, all the same.", "--random-prefix-len")
-]
-DisableShuffle = Annotated[bool, in_panel(_ASKED, "Prompts in the order of the file.", "--disable-shuffle")]
-NoOversample = Annotated[bool, in_panel(_ASKED, "No prompt twice, even if there are too few.", "--no-oversample")]
 IgnoreEos = Annotated[
     bool, in_panel(_ASKED, "Go on after the end-of-sequence token; random always does.", "--ignore-eos")
 ]
 ExtraBody = Annotated[str | None, in_panel(_ASKED, "Further fields of every request, as JSON.")]
-Acceptance = Annotated[
-    bool | None,
-    in_panel(_ASKED, "Ask for what became of each request's drafts; default: if the server is dynaspec's."),
-]
 
 Temperature = Annotated[float | None, in_panel(_SAMPLING, "0 = greedy; default: the server's.")]
-TopP = Annotated[float | None, in_panel(_SAMPLING, "Keep a token while the mass before it is below this.")]
-TopK = Annotated[int | None, in_panel(_SAMPLING, "Keep so many of the most probable tokens.")]
-MinP = Annotated[float | None, in_panel(_SAMPLING, "Keep tokens with so much of the largest probability.")]
-FrequencyPenalty = Annotated[float | None, in_panel(_SAMPLING, "Above 0: the more often seen, the less likely.")]
-PresencePenalty = Annotated[float | None, in_panel(_SAMPLING, "Above 0: tokens seen are less likely.")]
-RepetitionPenalty = Annotated[float | None, in_panel(_SAMPLING, "Above 1: tokens seen are less likely.")]
 
-PercentileMetrics = Annotated[
-    str, in_panel(_SAID, "Times to report: ttft, tpot, itl, e2el, client_queue_time, e2el_including_client_queue.")
-]
 MetricPercentiles = Annotated[str, in_panel(_SAID, "Percentiles of them.")]
 Goodput = Annotated[
     list[str] | None,
@@ -136,8 +91,6 @@ _SAMPLING_FIELDS = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
 )
 """Options that are fields of a request under the same names."""
-
-
 _ALL_FAILED = 1
 _TERMINATED = 128 + signal.SIGTERM
 """Exit codes: no request succeeded; stopped from outside."""
@@ -152,43 +105,74 @@ _NOWHERE = "http://127.0.0.1"
 def serve(
     *,
     backend: Backend = "openai",
-    base_url: BaseUrl = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    endpoint: Endpoint = None,
-    model: Model = None,
-    served_model_name: ServedModelName = None,
-    tokenizer: Tokenizer = None,
+    base_url: Annotated[str | None, in_panel(_SERVER, "The server's address, instead of host and port.")] = None,
+    host: Annotated[str, in_panel(_SERVER, "The server's host.")] = "127.0.0.1",
+    port: Annotated[int, in_panel(_SERVER, "The server's port.")] = 8000,
+    endpoint: Annotated[str | None, in_panel(_SERVER, "Path of the requests; default: the backend's.")] = None,
+    model: Annotated[
+        str | None, in_panel(_SERVER, "Model to ask for; default: the first that the server lists.")
+    ] = None,
+    served_model_name: Annotated[str | None, in_panel(_SERVER, "Its name in requests, if that is another.")] = None,
+    tokenizer: Annotated[
+        str | None, in_panel(_SERVER, "Checkpoint whose tokenizer counts and cuts prompts; default: ask the server.")
+    ] = None,
     api_key: ApiKey = None,
-    header: Header = None,
-    request_id_prefix: RequestIdPrefix = None,
-    ready_check_timeout_sec: ReadyCheck = 0.0,
-    num_prompts: NumPrompts = 1000,
-    request_rate: RequestRate = math.inf,
+    header: Annotated[list[str] | None, in_panel(_SERVER, "Further headers, KEY=VALUE.", metavar="KEY=VALUE…")] = None,
+    request_id_prefix: Annotated[
+        str | None, in_panel(_SERVER, "What X-Request-Id begins with; default: one of this run.")
+    ] = None,
+    ready_check_timeout_sec: Annotated[
+        float,
+        in_panel(
+            _SERVER,
+            "Seconds to wait for the server, and then for a first request; 0 = neither is tried.",
+            "--ready-check-timeout-sec",
+            min=0,
+        ),
+    ] = 0.0,
+    num_prompts: Annotated[int, in_panel(_LOAD, "Requests to send.", min=1)] = 1000,
+    request_rate: Annotated[float, in_panel(_LOAD, "Requests a second; inf = all at once.")] = math.inf,
     burstiness: Burstiness = 1.0,
-    max_concurrency: MaxConcurrency = None,
-    num_warmups: NumWarmups = 0,
+    max_concurrency: Annotated[
+        int | None, in_panel(_LOAD, "Most requests under way at once; default: no limit.", min=1)
+    ] = None,
+    num_warmups: Annotated[int, in_panel(_LOAD, "Times that the first request is sent beforehand.", min=0)] = 0,
     seed: Seed = 0,
     dataset_name: DatasetName = None,
     dataset_path: DatasetPath = None,
     category: Category = None,
     output_len: OutputLen = None,
     input_len: InputLen = 1024,
-    range_ratio: RangeRatio = 0.0,
-    prefix_len: PrefixLen = 0,
-    disable_shuffle: DisableShuffle = False,
-    no_oversample: NoOversample = False,
+    range_ratio: Annotated[
+        float, in_panel(_ASKED, "Random lengths lie within this share of their mean.", "--random-range-ratio")
+    ] = 0.0,
+    prefix_len: Annotated[
+        int, in_panel(_ASKED, "Tokens that random prompts begin with, all the same.", "--random-prefix-len")
+    ] = 0,
+    disable_shuffle: Annotated[
+        bool, in_panel(_ASKED, "Prompts in the order of the file.", "--disable-shuffle")
+    ] = False,
+    no_oversample: Annotated[
+        bool, in_panel(_ASKED, "No prompt twice, even if there are too few.", "--no-oversample")
+    ] = False,
     ignore_eos: IgnoreEos = False,
     extra_body: ExtraBody = None,
-    acceptance: Acceptance = None,
+    acceptance: Annotated[
+        bool | None,
+        in_panel(_ASKED, "Ask for what became of each request's drafts; default: if the server is dynaspec's."),
+    ] = None,
     temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    min_p: MinP = None,
-    frequency_penalty: FrequencyPenalty = None,
-    presence_penalty: PresencePenalty = None,
-    repetition_penalty: RepetitionPenalty = None,
-    percentile_metrics: PercentileMetrics = "ttft,tpot,itl,e2el",
+    top_p: Annotated[float | None, in_panel(_SAMPLING, "Keep a token while the mass before it is below this.")] = None,
+    top_k: Annotated[int | None, in_panel(_SAMPLING, "Keep so many of the most probable tokens.")] = None,
+    min_p: Annotated[float | None, in_panel(_SAMPLING, "Keep tokens with so much of the largest probability.")] = None,
+    frequency_penalty: Annotated[
+        float | None, in_panel(_SAMPLING, "Above 0: the more often seen, the less likely.")
+    ] = None,
+    presence_penalty: Annotated[float | None, in_panel(_SAMPLING, "Above 0: tokens seen are less likely.")] = None,
+    repetition_penalty: Annotated[float | None, in_panel(_SAMPLING, "Above 1: tokens seen are less likely.")] = None,
+    percentile_metrics: Annotated[
+        str, in_panel(_SAID, "Times to report: ttft, tpot, itl, e2el, client_queue_time, e2el_including_client_queue.")
+    ] = "ttft,tpot,itl,e2el",
     metric_percentiles: MetricPercentiles = "50,90,95,99",
     goodput: Goodput = None,
     disable_tqdm: DisableTqdm = False,

@@ -15,9 +15,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from dynaspec.cli import options as o
-from dynaspec.cli.console import StreamedText, drafting, note, print_error, status
+from dynaspec.cli.console import StreamedText, StreamView, drafting, note, print_error, status
 from dynaspec.cli.demo import demo_target, with_demo_model
 from dynaspec.contract.errors import ConfigError, RequestError
 from dynaspec.contract.outputs import CompletionOutput, RequestOutput
@@ -320,10 +321,6 @@ class _Screen:
         if not self._show_runs:
             text = StreamedText(sys.stdout)
             return lambda output: text.update(0, output)
-        from rich.console import Console
-
-        from dynaspec.cli.console import StreamView
-
         return StreamView(Console(highlight=False), self._llm.tokenizer).update
 
 

@@ -5,25 +5,23 @@ A package brings the target; the head that drafts for it comes along.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 import dynaspec
-from dynaspec.cli.console import print_error, status
+from dynaspec.cli.console import DRAFTED, StreamView, print_error, status
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.result_output import make_folder, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
-
     from dynaspec.api import LLM
     from dynaspec.bench.demo import PromptTimes
 
@@ -103,8 +101,6 @@ def demo(
 ) -> None:
     """Ask a chat model a dozen things, plainly and with speculation; show text, equality, speed and waste."""
     model, draft_model = model or demo_target(), draft_model or demo_head()
-    from rich.console import Console
-
     make_folder(output_dir)
     console = Console(highlight=False)
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
@@ -128,10 +124,7 @@ def _load(model: str, draft_model: str, stack: ExitStack) -> dict[str, LLM]:
 
 
 def _introduce(console: Console, model: str, draft_model: str) -> None:
-    from rich.text import Text
-
     from dynaspec.bench.demo import name_of, ways
-    from dynaspec.cli.console import DRAFTED
 
     console.print()
     for role, path in (("Target ", model), ("Drafter", draft_model)):
@@ -147,11 +140,8 @@ def _introduce(console: Console, model: str, draft_model: str) -> None:
 def _watch(
     console: Console, llms: dict[str, LLM], draft_model: str, params: SamplingParams, rounds: int
 ) -> list[PromptTimes]:
-    from rich.text import Text
-
     from dynaspec.bench.decoders import run_once
     from dynaspec.bench.demo import as_tokens, decode_shown, load_demo_prompts, measure_prompt, shown_way, speeds_line
-    from dynaspec.cli.console import StreamView
 
     prompts = load_demo_prompts()
     shown = llms[shown_way(draft_model)]

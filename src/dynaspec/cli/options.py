@@ -228,13 +228,6 @@ Dataset = Annotated[
         "requests that change a little about few documents, over and over."
     ),
 ]
-SpeculativeModels = Annotated[
-    list[str] | None,
-    typer.Option(
-        *("--speculative-model", "--draft-model"),
-        help="Checkpoint of a model or head that drafts; may be given several times.",
-    ),
-]
 Methods = Annotated[
     str | None,
     typer.Option(
@@ -242,7 +235,6 @@ Methods = Annotated[
         "default: all that can run."
     ),
 ]
-Length = Annotated[int | None, typer.Option(min=1, help="Tokens of every draft but auto's; default: the method's.")]
 NumPrompts = Annotated[int, typer.Option(min=1, help="Prompts, taken at even distances from the data.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Prompts are a user's turns, in the model's chat template.")]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens of each continuation.")]

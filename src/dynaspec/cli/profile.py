@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from dynaspec.cli.console import note, status
 from dynaspec.cli.options import json_object
@@ -83,8 +84,6 @@ def profile(
 
 
 def _run(settings: ProfileSettings, grid: Grid) -> None:
-    from rich.console import Console
-
     from dynaspec.bench.profile_session import run_profile
     from dynaspec.bench.profiling import acceptance_line, as_table
 

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 from dynaspec.cli import options as o
 from dynaspec.cli.console import announce, note
 from dynaspec.cli.demo import DEMO_NAME, with_demo_model
-from dynaspec.cli.vllm_backend import backend_of
+from dynaspec.cli.vllm_backend import backend_of, serve_on_vllm
 from dynaspec.cli.vllm_flags import read_config_file, translate_arguments
 from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.config import EngineConfig
@@ -44,8 +44,6 @@ class ServeCommand(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         if _ON_VLLM not in ctx.meta:
             return super().invoke(ctx)
-        from dynaspec.cli.vllm_backend import serve_on_vllm
-
         return serve_on_vllm(ctx.args)
 
 

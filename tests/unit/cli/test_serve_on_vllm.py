@@ -173,7 +173,7 @@ def test_objects_in_parts_are_refused(name):
 
 def test_the_command_line_reaches_it(dynaspec, monkeypatch):
     given = []
-    monkeypatch.setattr("dynaspec.cli.vllm_backend.serve_on_vllm", given.append)
+    monkeypatch.setattr("dynaspec.cli.serve.serve_on_vllm", given.append)
     assert dynaspec("serve", "m", "--backend", "vllm", "--quantization", "awq").code == 0
     assert given == [["m", "--backend", "vllm", "--quantization", "awq"]]
 
