@@ -22,7 +22,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.engine.config import parse_bytes
 from dynaspec.engine.vllm_options import Foreign
 from dynaspec.hosts.vllm.launch import require_vllm, speculation_arguments
-from dynaspec.server.config import API_KEY_VARIABLE
+from dynaspec.server.config import keys_in
 from dynaspec.version import __version__
 
 _KEY = "speculation."
@@ -147,8 +147,8 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
     own, rest = _parser().parse_known_args(spelled, own)
     leading = int(bool(rest) and not rest[0].startswith("-"))  # vLLM wants the model before all flags
     given = {name: value for name, value in vars(own).items() if value is not None}
-    if "api_key" not in given and environ.get(API_KEY_VARIABLE):
-        given["api_key"] = [key.strip() for key in environ[API_KEY_VARIABLE].split(",") if key.strip()]
+    if "api_key" not in given and (keys := keys_in(environ)):
+        given["api_key"] = keys
     for name in given.keys() & REFUSED.keys():
         settle(name, given[name], REFUSED[name])
     more = given.get("additional_config")

@@ -32,6 +32,11 @@ _SECRETS = frozenset({"api_key"})
 """Fields whose values no message may show."""
 
 
+def keys_in(environ: Mapping[str, str]) -> list[str]:
+    """The API keys among environment variables."""
+    return [key for part in environ.get(API_KEY_VARIABLE, "").split(",") if (key := part.strip())]
+
+
 def _field(default: Any, group: str, description: str, **limits: Any) -> Any:
     return Field(default, description=description, json_schema_extra={"group": group}, **limits)
 
@@ -135,9 +140,8 @@ class ServerConfig(BaseModel):
         Raises:
             ConfigError: an unknown option, or a value out of its range. No message shows a key.
         """
-        variable = (environ or {}).get(API_KEY_VARIABLE, "")
-        if variable and not options.get("api_key"):
-            options["api_key"] = [key.strip() for key in variable.split(",") if key.strip()]
+        if not options.get("api_key") and (keys := keys_in(environ or {})):
+            options["api_key"] = keys
         try:
             return cls(**options)
         except ValidationError as error:
