@@ -19,9 +19,8 @@ import dynaspec.engine  # first: it says how PyTorch's threads wait
 import numpy as np
 
 from dynaspec.bench.datasets import demo_prompts
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
-from dynaspec.contract.step import DraftView, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView, Work
+from dynaspec.contract.step import Controller, DraftView, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
 from study import pair_parser

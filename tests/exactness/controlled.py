@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.step import (
     LOGIT_RANGE,
+    Controller,
     DraftView,
     Ended,
     Limits,

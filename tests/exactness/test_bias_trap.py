@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.proposer import Drafts
-from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepView
+from dynaspec.contract.step import Controller, DraftView, Limits, SpecPlan, StepView
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.registry import build_controller

@@ -12,9 +12,8 @@ from functools import cache
 
 import numpy as np
 
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
-from dynaspec.contract.step import Limits, ProposerTraits
+from dynaspec.contract.step import Controller, Limits, ProposerTraits
 from dynaspec.control.auto import AutoController, AutoSettings, CachedPlan
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.policies.lengths import Constant, LengthController

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.compiled import njit
-from dynaspec.contract.controller import Controller
-from dynaspec.contract.costs import PassCosts
+from dynaspec.contract.costs import PassCosts, runs_model
 from dynaspec.contract.step import (
+    Controller,
     DraftView,
     Limits,
     ProposerTraits,
@@ -27,7 +27,6 @@ from dynaspec.contract.step import (
     StopRule,
     Work,
 )
-from dynaspec.contract.work import runs_model
 
 LONGEST = 16
 LIMITS = Limits(draft_lens=tuple(range(LONGEST + 1)), proposers=(ProposerTraits("draft_model"),))

@@ -8,8 +8,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.contract.controller import Controller
-from dynaspec.contract.step import Limits, ProposerTraits, SpecPlan, StepView
+from dynaspec.contract.step import Controller, Limits, ProposerTraits, SpecPlan, StepView
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.policies.wrappers import PlainController
 

@@ -13,11 +13,10 @@ from typing import Any
 from unittest import mock
 
 from dynaspec import LLM, AsyncLLM, SamplingParams
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.outputs import CompletionOutput, RequestOutput
 from dynaspec.contract.proposer import Proposer
-from dynaspec.contract.step import Limits
+from dynaspec.contract.step import Controller, Limits
 from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.engine.build import build_engine
 from dynaspec.model.base import Model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from dynaspec.contract.structured_outputs import StructuredOutputsParams
+from dynaspec.contract.sampling_params import StructuredOutputsParams
 from dynaspec.sampling.grammar import Grammar, grammar_text
 
 

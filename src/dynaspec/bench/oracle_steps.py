@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynaspec.contract.costs import PassCosts
+from dynaspec.contract.costs import Drafting, PassCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.signals import logits
 from dynaspec.contract.step import LOGIT_RANGE, ProposerTraits
-from dynaspec.contract.work import Drafting
 from dynaspec.control.estimate.acceptance import AcceptanceModel
 from dynaspec.control.estimate.costs import MeasuredStep, StepCosts
 from dynaspec.control.estimate.settings import AutoSettings

@@ -1,4 +1,5 @@
-"""The seam between a host and a controller: StepView → SpecPlan → (DraftView → SpecPlan) → StepOutcome.
+"""The seam between a host and a controller: StepView → SpecPlan → (DraftView → SpecPlan) → StepOutcome; and what a
+controller must do.
 
 Plain values: no tensors, no clocks. A field about requests is a *column*, a tuple with one entry a request, in
 the order of ``ids``; 256 small objects would cost 240 µs a step, a column costs 1 µs. A recorded view always
@@ -7,9 +8,9 @@ gives the same plan again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from .tree import TokenTree
 
@@ -300,3 +301,36 @@ class StepOutcome:
 
 def _selected(value: object, columns: Sequence[str], keep: Sequence[int]) -> dict[str, Any]:
     return {name: tuple(getattr(value, name)[i] for i in keep) for name in columns}
+
+
+class Controller(Protocol):
+    """Decides how much to draft and to verify. Pure: no clock, no tensors, no randomness but a seeded one."""
+
+    def plan(self, view: StepView) -> SpecPlan:
+        """Draft lengths for this step; within the view's rooms, the limits and what requests asked for."""
+        ...
+
+    def trim(self, view: StepView, plan: SpecPlan, drafts: DraftView) -> SpecPlan:
+        """How many of the drafted tokens to verify (``depth`` never above what was drafted).
+
+        Causal: a request's cut may depend on its tokens up to the cut and on other requests, never on its own
+        tokens behind the cut.
+        """
+        ...
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learns from a step; may come late, and out of order by one."""
+        ...
+
+    def forget(self, ids: Sequence[str]) -> None:
+        """These requests have ended."""
+        ...
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A controller that can say what it believes; for metrics, the decision log and people."""
+
+    def estimates(self) -> Mapping[str, Any]:
+        """Plain JSON values: what the latest decision rested on."""
+        ...

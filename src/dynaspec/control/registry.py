@@ -9,10 +9,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError, IntegrityError
-from dynaspec.contract.step import DraftView, Ended, Limits, ProposerTraits, StepOutcome, StepView, Work
+from dynaspec.contract.step import Controller, DraftView, Ended, Limits, ProposerTraits, StepOutcome, StepView, Work
 
 from .auto import AutoController, CachedPlan
 from .auto.lengths import Target, admit

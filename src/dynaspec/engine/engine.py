@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dynaspec.contract.controller import Controller, Explains
 from dynaspec.contract.errors import DynaspecError, RequestError
 from dynaspec.contract.outputs import RequestOutput
 from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
+from dynaspec.contract.step import Controller, Explains
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.decision_log import DecisionLog
 from dynaspec.observe.estimates import Metric, readings

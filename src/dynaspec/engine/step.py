@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.proposer import NewText
-from dynaspec.contract.step import Limits, Needs
+from dynaspec.contract.step import Controller, Limits, Needs
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.guard import TargetPassTimer
 from dynaspec.propose.router import Router

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dynaspec.contract.costs import Curve, PassCosts
+from dynaspec.contract.costs import Curve, PassCosts, runs_model
 from dynaspec.contract.step import ProposerTraits
-from dynaspec.contract.work import runs_model
 from dynaspec.control.estimate.acceptance import POSITIONS, AcceptanceModel
 from dynaspec.control.estimate.costs import MeasuredStep, StepCosts, target_s
 from dynaspec.control.estimate.settings import AutoSettings

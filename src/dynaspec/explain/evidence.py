@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from dynaspec.contract.costs import PassCosts
+from dynaspec.contract.costs import Drafting, PassCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import Limits
-from dynaspec.contract.work import Drafting
 from dynaspec.control.profile import Profile
 from dynaspec.observe.codec import FORMAT
 from dynaspec.simulate.costs import CostModel, ProfileCosts, StepLoad, StepTime, batch_sizes, profile_of

@@ -23,10 +23,9 @@ from typing import Any, BinaryIO
 
 from pydantic import BaseModel
 
-from dynaspec.contract.controller import Controller, Explains
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import Controller, DraftView, Explains, Limits, SpecPlan, StepOutcome, StepView
 from dynaspec.version import __version__
 
 from .codec import (

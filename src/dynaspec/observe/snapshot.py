@@ -47,7 +47,7 @@ class EngineSnapshot:
     totals: RequestTotals = field(default_factory=lambda: RequestMeter().snapshot())
     steps: StepTotals = field(default_factory=lambda: StepMeter().snapshot())
     estimates: Mapping[str, Any] = field(default_factory=dict)
-    """What the controller believes: see ``contract.controller.Explains``. Empty if it does not say."""
+    """What the controller believes: see ``contract.step.Explains``. Empty if it does not say."""
     proposers: Mapping[str, bool] = field(default_factory=dict)
     """Configured proposers, and whether each is still switched on."""
     kept_text: KeptText | None = None

@@ -24,7 +24,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from llguidance.numpy import fill_next_token_bitmask
 
 from dynaspec.contract.errors import RequestError
-from dynaspec.contract.structured_outputs import StructuredOutputsParams
+from dynaspec.contract.sampling_params import StructuredOutputsParams
 
 _LONGEST = 2**18
 _LONGEST_GBNF = 2**15

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dynaspec.contract.controller import Controller
-from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import Controller, DraftView, Limits, SpecPlan, StepOutcome, StepView
 from dynaspec.control.policies.short_names import PLAIN, POLICY_FORMS, Options, config_of, options_of_form, split_names
 from dynaspec.control.profile import Profile
 from dynaspec.control.registry import build_controller

@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.step import SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import Controller, SpecPlan, StepOutcome, StepView
 from dynaspec.control.estimate.acceptance import AcceptanceModel
 from dynaspec.control.estimate.settings import AutoSettings
 from dynaspec.observe.decision_log import ForgetCall, ObserveCall, PlanCall, TrimCall, read_calls, read_log

@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.errors import CapacityError, ConfigError, IntegrityError
 from dynaspec.contract.signals import logits
 from dynaspec.contract.step import (
+    Controller,
     DraftView,
     Ended,
     Limits,

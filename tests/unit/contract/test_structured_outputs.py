@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from dynaspec.contract.errors import RequestError
-from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.contract.structured_outputs import StructuredOutputsParams
+from dynaspec.contract.sampling_params import SamplingParams, StructuredOutputsParams
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 

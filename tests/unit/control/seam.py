@@ -9,8 +9,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from dynaspec.contract.controller import Controller
-from dynaspec.contract.step import DraftView, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import Controller, DraftView, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
 

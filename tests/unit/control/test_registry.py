@@ -7,10 +7,9 @@ from typing import get_args
 
 import pytest
 
-from dynaspec.contract.controller import Explains
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.step import DraftView, Limits, ProposerTraits
+from dynaspec.contract.step import DraftView, Explains, Limits, ProposerTraits
 from dynaspec.control import registry
 from dynaspec.control.auto import CachedPlan
 from dynaspec.control.config import MAX_DRAFT_TOKENS, Policy, SpeculativeConfig

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dynaspec.contract.errors import RequestError
-from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.contract.structured_outputs import StructuredOutputsParams
+from dynaspec.contract.sampling_params import SamplingParams, StructuredOutputsParams
 from dynaspec.engine.intake import Group, Intake
 from unit.engine.texts import ByteTokenizer
 

@@ -15,10 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dynaspec
-from dynaspec.contract.controller import Explains
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.step import DraftView, Limits, ProposerTraits, SpecPlan, StepOutcome, StepView, StopRule, Work
+from dynaspec.contract.step import (
+    DraftView,
+    Explains,
+    Limits,
+    ProposerTraits,
+    SpecPlan,
+    StepOutcome,
+    StepView,
+    StopRule,
+    Work,
+)
 from dynaspec.observe.decision_log import (
     DecisionLog,
     ForgetCall,

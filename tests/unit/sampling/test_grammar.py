@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dynaspec.contract.errors import RequestError
-from dynaspec.contract.structured_outputs import StructuredOutputsParams
+from dynaspec.contract.sampling_params import StructuredOutputsParams
 from dynaspec.sampling import grammar as module
 from dynaspec.sampling.grammar import Grammar, GrammarCompiler
 from dynaspec.sampling.grammar_state import GrammarState

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.contract.structured_outputs import StructuredOutputsParams
+from dynaspec.contract.sampling_params import SamplingParams, StructuredOutputsParams
 from dynaspec.sampling.grammar import DeadEnd, Grammar, GrammarCompiler
 from dynaspec.sampling.grammar_state import Allowed, GrammarState
 from dynaspec.sampling.rows import Rows

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaspec.contract.structured_outputs import StructuredOutputsParams
+from dynaspec.contract.sampling_params import StructuredOutputsParams
 from dynaspec.sampling.grammar import DeadEnd
 from dynaspec.schedule.request import Request
 from support.letters import letters_grammar

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
-from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import Controller, DraftView, Limits, SpecPlan, StepOutcome, StepView
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
 from dynaspec.simulate.costs import CurveCosts

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from dynaspec import LLM, SamplingParams
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepView
+from dynaspec.contract.step import Controller, DraftView, Limits, SpecPlan, StepView
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
 from dynaspec.observe.decision_log import DecisionLog, LoggedController, PlanCall, TrimCall, read_calls, read_header

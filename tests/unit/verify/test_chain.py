@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from dynaspec.contract.proposer import Drafts
-from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.contract.structured_outputs import StructuredOutputsParams
+from dynaspec.contract.sampling_params import SamplingParams, StructuredOutputsParams
 from dynaspec.sampling.draw import draw
 from dynaspec.sampling.rng import Purpose
 from dynaspec.sampling.rows import Rows

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dynaspec.contract.costs import runs_model
 from dynaspec.contract.step import Limits, Needs, SpecPlan, StepView
-from dynaspec.contract.work import runs_model
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.policies.wrappers import Wrapper
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.contract.costs import PassCosts
+from dynaspec.contract.costs import PassCosts, runs_model
 from dynaspec.contract.signals import flat, signal_of
 from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView, StopRule, TreeRule
-from dynaspec.contract.work import runs_model
 from dynaspec.control.estimate.costs import StepCosts, row_price_s, target_s
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.policies.wrappers import plain_plan

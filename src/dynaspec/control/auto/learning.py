@@ -9,9 +9,9 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from dynaspec.contract.costs import drafting_before, drafting_in, drafting_of, runs_model
 from dynaspec.contract.signals import signal_of
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StepOutcome
-from dynaspec.contract.work import drafting_before, drafting_in, drafting_of, runs_model
 from dynaspec.control.estimate.costs import MeasuredStep, StepCosts
 
 from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots

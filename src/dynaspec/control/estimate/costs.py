@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dynaspec.compiled import njit
-from dynaspec.contract.costs import PassCosts
+from dynaspec.contract.costs import Drafting, PassCosts
 from dynaspec.contract.step import ProposerTraits
-from dynaspec.contract.work import Drafting
 
 from .settings import AutoSettings
 

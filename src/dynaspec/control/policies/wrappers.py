@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from dynaspec.contract.controller import Controller, Explains
-from dynaspec.contract.step import DraftView, Needs, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import Controller, DraftView, Explains, Needs, SpecPlan, StepOutcome, StepView
 
 Inner = TypeVar("Inner", bound=Controller)
 

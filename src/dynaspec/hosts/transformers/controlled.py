@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from transformers.generation import CandidateGenerator
 
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.proposer import Offers
-from dynaspec.contract.step import DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
+from dynaspec.contract.step import Controller, DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.offers import came_true, view_columns
 

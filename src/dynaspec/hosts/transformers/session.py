@@ -17,10 +17,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from dynaspec.contract.controller import Controller, Explains
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.step import DraftView, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import Controller, DraftView, Explains, SpecPlan, StepOutcome, StepView
 from dynaspec.control.keys import SuffixSettings
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.policies.lengths import Constant, LengthController

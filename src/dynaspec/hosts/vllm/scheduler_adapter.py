@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from dynaspec.contract.controller import Controller, Explains
+from dynaspec.contract.step import Controller, Explains
 from dynaspec.control.registry import build_controller
 from dynaspec.observe.decision_log import DecisionLog, logged
 

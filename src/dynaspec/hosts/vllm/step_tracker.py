@@ -29,8 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from dynaspec.contract.controller import Controller
-from dynaspec.contract.step import DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
+from dynaspec.contract.step import Controller, DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.observe.stats import SpecStats
 
 from .settings import KEY, Drafter, VllmSpeculation

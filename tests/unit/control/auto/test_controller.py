@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
-from dynaspec.contract.step import DraftView, Limits, ProposerTraits, StepOutcome
+from dynaspec.contract.step import Controller, DraftView, Limits, ProposerTraits, StepOutcome
 from dynaspec.control.auto import AutoController
 from dynaspec.control.planner import ChainPlanner
 from dynaspec.control.policies.lengths import Constant, LengthController

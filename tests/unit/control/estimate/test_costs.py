@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dynaspec.contract.costs import PassCosts
+from dynaspec.contract.costs import Drafting, PassCosts, drafting_before, drafting_in, drafting_of
 from dynaspec.contract.step import ProposerTraits, StepOutcome, Work
-from dynaspec.contract.work import Drafting, drafting_before, drafting_in, drafting_of
 from dynaspec.control.estimate.costs import MeasuredStep, StepCosts, row_price_s, target_s
 
 MODEL = ProposerTraits("model", has_confidence=False)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaspec.contract.controller import Controller
-from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import Controller, DraftView, Limits, SpecPlan, StepOutcome, StepView
 from unit.control.seam import (
     FIFTY_CASES,
     POLICY_KEYS,

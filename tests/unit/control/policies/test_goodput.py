@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dynaspec.contract.controller import Controller, Explains
 from dynaspec.contract.signals import conditional
-from dynaspec.contract.step import StepOutcome
+from dynaspec.contract.step import Controller, Explains, StepOutcome
 from dynaspec.control.policies.goodput import OnlineRates, schedule_of
 from dynaspec.control.profile import Profile
 from unit.control.seam import H100_PROFILE, ONLINE_PROFILE, Fate, accepted, controller, limits, outcome, rejected, view

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaspec.contract.controller import Controller, Explains
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.step import Limits
+from dynaspec.contract.step import Controller, Explains, Limits
 from dynaspec.control.policies.lengths import RANGES_KEY, Elastic, Range, Schedule, parse_schedule
 from unit.control.seam import FIFTY_CASES, Fate, accepted, controller, limits, outcome, rejected, view
 

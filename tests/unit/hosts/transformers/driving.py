@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynaspec.contract.controller import Controller
-from dynaspec.contract.step import Limits
+from dynaspec.contract.step import Controller, Limits
 from dynaspec.hosts.transformers import Session, generate
 from dynaspec.observe.counts import SpecCounts
 from unit.hosts.transformers.pairs import Models

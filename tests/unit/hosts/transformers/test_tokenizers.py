@@ -12,9 +12,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.errors import ConfigError
-from dynaspec.contract.step import Limits
+from dynaspec.contract.step import Controller, Limits
 from support.controllers import VaryingController
 from unit.hosts.transformers.driving import decide_with, ours, plain
 from unit.hosts.transformers.pairs import END, VOCAB, Models, llama

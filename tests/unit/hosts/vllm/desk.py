@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.proposer import Proposer
-from dynaspec.contract.step import DraftView, SpecPlan, StepOutcome, StepView
+from dynaspec.contract.step import Controller, DraftView, SpecPlan, StepOutcome, StepView
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
 from dynaspec.hosts.vllm.drafting import Drafting, limits_of
