@@ -14,12 +14,18 @@ from dynaspec.contract.methods import BY_PASSES, METHODS
 from dynaspec.contract.step import TreeRule
 from dynaspec.contract.tree import MAX_NODES, MAX_WIDTH, TokenTree
 
-from .environment import fill_in
-from .keys import SUFFIX_KEYS as SUFFIX_KEYS
-from .keys import SYNTHETIC_LENGTH_KEY, SYNTHETIC_RATES_KEY, SuffixSettings, canonical, either, synthetic_rates
+from .keys import (
+    SUFFIX_KEYS,
+    SYNTHETIC_LENGTH_KEY,
+    SYNTHETIC_RATES_KEY,
+    SuffixSettings,
+    canonical,
+    either,
+    synthetic_rates,
+)
 from .planner import MAX_DRAFT_TOKENS
 from .profile import Profile
-from .resolve import SCHEDULE_KEY, nodes_of, resolve, rule_of
+from .resolve import DEFAULT_TREE_WIDTH, POLICIES, SCHEDULE_KEY, PolicyName, fill_in, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +36,7 @@ class Expected:
 
 
 Method = Annotated[str, Expected(either(tuple(METHODS)))]
-Policy = Annotated[
-    Literal["auto", "constant", "heuristic", "heuristic_transient", "confidence", "schedule", "goodput", "elastic"],
-    Expected(
-        "'auto', 'constant', 'heuristic', 'heuristic_transient', 'confidence', 'schedule', 'goodput' or 'elastic'"
-    ),
-]
+Policy = Annotated[PolicyName, Expected(either(POLICIES))]
 Name = Annotated[Annotated[str, Field(min_length=1)] | None, Expected("a non-empty string")]
 DraftLength = Annotated[
     int,
@@ -225,14 +226,20 @@ class SpeculativeConfig(BaseModel):
     @property
     def tree(self) -> TreeRule | None:
         """How drafts of a constant size branch; None = they are chains, or ``auto`` decides."""
-        shape = None if self.speculative_token_tree is None else TokenTree.parse(self.speculative_token_tree)
-        return rule_of(shape, self.tree_width) if self.policy == "constant" else None
+        if self.policy != "constant":
+            return None
+        if self.speculative_token_tree is not None:
+            shape = TokenTree.parse(self.speculative_token_tree)
+            return TreeRule(shape.width, shape=shape)
+        return TreeRule(self.tree_width) if self.tree_width is not None and self.tree_width > 1 else None
 
     @property
     def most_nodes(self) -> int:
         """Most tokens of a draft, if it is a tree."""
-        shape, width = self.speculative_token_tree, self.tree_width
-        return nodes_of(None if shape is None else len(shape), width, self.tree_nodes, self.num_speculative_tokens)
+        if self.speculative_token_tree is not None:
+            return len(self.speculative_token_tree)
+        width = self.tree_width or DEFAULT_TREE_WIDTH
+        return self.tree_nodes or min(MAX_NODES, width * self.num_speculative_tokens)
 
     @property
     def profile(self) -> Profile | None:

@@ -57,16 +57,12 @@ def build_controller(config: SpeculativeConfig | None, limits: Limits, *, costs:
         raise ConfigError(f"{given} is set, but this host verifies chains only; expected no {given}")
     controller = POLICIES[config.policy](config, ControllerHost(limits, costs or PassCosts()))
     if config.kv_write_gating_threshold:
-        _check_gating(limits)
+        if not limits.can_gate:
+            raise ConfigError("kv_write_gating_threshold is set, but this host's drafter cannot leave out KV writes")
         controller = KvGate(controller, config.kv_write_gating_threshold)
     if config.disable_by_batch_size is not None:
         controller = OffSwitch(controller, config.disable_by_batch_size)
     return controller
-
-
-def _check_gating(limits: Limits) -> None:
-    if not limits.can_gate:
-        raise ConfigError("kv_write_gating_threshold is set, but this host's drafter cannot leave out KV writes")
 
 
 def _planner(config: SpeculativeConfig, limits: Limits) -> ChainPlanner:

@@ -1,15 +1,16 @@
-"""Decides what a configuration left open: the method, the policy, trees, the defaults that depend on them."""
+"""Decides what a configuration left open: the method, the policy, trees, the defaults that depend on them; and what
+environment variables say of a policy where the configuration says nothing."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import BY_PASSES, METHODS, WITH_CONFIDENCE, WITH_MODEL, WITH_TREES
-from dynaspec.contract.step import TreeRule
-from dynaspec.contract.tree import MAX_NODES, TokenTree
+from dynaspec.contract.tree import TokenTree
 
 from . import keys
 from .checkpoint import checkpoint_length, checkpoint_method
@@ -25,37 +26,35 @@ _TREE_POLICIES = ("constant", "auto")
 _LENGTH = "num_speculative_tokens"
 SCHEDULE_KEY = "num_assistant_tokens_schedule"
 """Transformers' name for the choice between constant and heuristic lengths; absorbed into ``policy``."""
-PROFILE_KEY = "dynamic_config_path"
+_PROFILE_KEY = "dynamic_config_path"
 DEFAULT_POLICY = "auto"
 """The policy of a configuration that names none."""
-DEFAULT_DRAFT_LENGTH = 5
-DEFAULT_LONGEST_DRAFT = 20
+_DEFAULT_DRAFT_LENGTH = 5
+_DEFAULT_LONGEST_DRAFT = 20
 """With a confidence threshold the draft length is a maximum, seldom reached."""
 DEFAULT_CAP = 16
 """Of the policies that choose any length up to one."""
-DEFAULT_LOOKUP = 5
+_DEFAULT_LOOKUP = 5
 DEFAULT_HYBRID_LOOKUP = (4, 16)
 """Shortest and longest n-gram looked up beside a draft model, by ``auto``."""
-POLICIES = (
-    *("auto", "constant", "heuristic", "heuristic_transient"),
-    *("confidence", "schedule", "goodput", "elastic"),
-)
+PolicyName = Literal[
+    "auto", "constant", "heuristic", "heuristic_transient", "confidence", "schedule", "goodput", "elastic"
+]
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 UPPER_BOUND_POLICIES = ("auto", "goodput", "confidence")
 """Policies that choose any length up to ``num_speculative_tokens``; others have it, or it and shorter ones, as lengths
 that are to be drafted."""
-SCHEDULES = ("constant", "heuristic", "heuristic_transient")
-UNAVAILABLE_METHODS = (
-    *("dflash", "dspark"),
-    *("ngram_gpu", "custom_class", "extract_hidden_states"),
-)
-DECIDING_KEYS: Mapping[str, tuple[str, ...]] = {
-    PROFILE_KEY: ("goodput", "auto"),
+_SCHEDULES = ("constant", "heuristic", "heuristic_transient")
+UNAVAILABLE_METHODS = ("dflash", "dspark", "ngram_gpu", "custom_class", "extract_hidden_states")
+_DECIDING_KEYS: Mapping[str, tuple[str, ...]] = {
+    _PROFILE_KEY: ("goodput", "auto"),
     lengths.LADDER_KEY: ("elastic",),
     lengths.RANGES_KEY: ("schedule",),
 }
 """Keys that belong to policies; where none is named, the first key that is given chooses its first policy."""
-STOPPING_POLICIES = ("confidence", "schedule", "goodput", "elastic")
+_STOPPING_POLICIES = ("confidence", "schedule", "goodput", "elastic")
 """Beside which a confidence threshold may stand: the policy caps the draft, the threshold ends it earlier."""
+_ALIASES = {alias: method.name for method in METHODS.values() for alias in (method.name, *method.aliases)}
 _NGRAM_NAMES = ("ngram", *METHODS["ngram"].aliases)
 _CHECKPOINT_ONLY = ("model", "revision", "dtype", "quantization")
 _OWN_VOCABULARY = ("assistant_lookbehind", "target_lookbehind")
@@ -64,9 +63,17 @@ DEFAULT_LOOKBEHIND = 10
 _PASSES_ONLY = ("max_model_len", "kv_write_gating_threshold")
 _LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 _HARMLESS = (("dtype", "auto"), ("kv_write_gating_threshold", 0), ("use_heterogeneous_vocab", False))
+ADAPTIVE_DRAFT_LENGTH = "DYNASPEC_ADAPTIVE_DRAFT_LENGTH"
+CONFIDENCE_THRESHOLD = "DYNASPEC_CONFIDENCE_THRESHOLD"
+ELASTIC_DRAFT_LENGTH = "VLLM_SPEC_ADAPTIVE_DRAFT_LENGTH"
+KV_GATING_THRESHOLD = "VLLM_SPEC_CONFIDENCE_THRESHOLD"
+_ON = ("1", "true", "on", "yes")
+_OFF = ("0", "false", "off", "no")
+
+_logger = logging.getLogger(__name__)
 
 
-def resolve_trees(values: dict[str, Any]) -> None:
+def _resolve_trees(values: dict[str, Any]) -> None:
     """Parses the shape, and fills in what follows from it and from the width.
 
     Args:
@@ -120,7 +127,7 @@ def tree_key(values: Mapping[str, Any]) -> str | None:
     return next(asked, None)
 
 
-def check_tree_policy(values: Mapping[str, Any]) -> None:
+def _check_tree_policy(values: Mapping[str, Any]) -> None:
     """
     Raises:
         ConfigError: trees with a policy that plans lengths only, or with pretended acceptance, which has chains only.
@@ -144,21 +151,6 @@ def check_tree_policy(values: Mapping[str, Any]) -> None:
             raise ConfigError(f"{given} is {plain(values[given])!r} beside a {other}; expected one of the two")
 
 
-def rule_of(shape: TokenTree | None, width: int | None) -> TreeRule | None:
-    """How drafts of a constant size branch; None = they are chains."""
-    if shape is not None:
-        return TreeRule(shape.width, shape=shape)
-    return TreeRule(width) if width is not None and width > 1 else None
-
-
-def nodes_of(shape: int | None, width: int | None, nodes: int | None, depth: int) -> int:
-    """Most nodes of a draft; ``shape``: those of a fixed one."""
-    return shape or nodes or min(MAX_NODES, (width or DEFAULT_TREE_WIDTH) * depth)
-
-
-_ALIASES = {alias: method.name for method in METHODS.values() for alias in (method.name, *method.aliases)}
-
-
 def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
     """Fills in method, policy and defaults. Types and ranges of single values are not looked at here.
 
@@ -172,17 +164,17 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
     values["method"] = infer_method(values)
     if values.get("model") in _NGRAM_NAMES and values["method"] == "ngram":
         del values["model"]
-    if isinstance(values.get(PROFILE_KEY), os.PathLike):
-        values[PROFILE_KEY] = os.fspath(values[PROFILE_KEY])
+    if isinstance(values.get(_PROFILE_KEY), os.PathLike):
+        values[_PROFILE_KEY] = os.fspath(values[_PROFILE_KEY])
     if lengths.RANGES_KEY in values:
         values[lengths.RANGES_KEY] = lengths.parse_schedule(values[lengths.RANGES_KEY])
     if lengths.LADDER_KEY in values:
         values[lengths.LADDER_KEY] = lengths.parse_ladder(values[lengths.LADDER_KEY])
     _check_method(values)
-    resolve_trees(values)
+    _resolve_trees(values)
     values["policy"] = infer_policy(values)
     _check_policy(values)
-    check_tree_policy(values)
+    _check_tree_policy(values)
     values.pop(SCHEDULE_KEY, None)
     _check_signal(values)
     return _with_defaults(values)
@@ -214,7 +206,7 @@ def infer_policy(given: Mapping[str, Any]) -> Any:
     """The policy named, or implied by the keys that are given."""
     if given.get("policy") is not None:
         return given["policy"]
-    for key, (policy, *_) in DECIDING_KEYS.items():
+    for key, (policy, *_) in _DECIDING_KEYS.items():
         if key in given:
             return policy
     if _stops(given):
@@ -300,7 +292,7 @@ def _check_policy(values: Mapping[str, Any]) -> None:
     policy = values["policy"]
     if policy not in POLICIES:
         return  # refused with the types
-    for key, owners in DECIDING_KEYS.items():
+    for key, owners in _DECIDING_KEYS.items():
         if key in values and policy not in owners:
             raise ConfigError(
                 f"{key} is {plain(values[key])!r} but policy is {policy!r}; expected no {key}, or policy "
@@ -322,8 +314,8 @@ def _check_schedule_word(values: Mapping[str, Any]) -> None:
     word, policy = values.get(SCHEDULE_KEY), values["policy"]
     if word is None:
         return
-    if word not in SCHEDULES:
-        raise ConfigError(f"{SCHEDULE_KEY} is {word!r}; expected {either(SCHEDULES)}")
+    if word not in _SCHEDULES:
+        raise ConfigError(f"{SCHEDULE_KEY} is {word!r}; expected {either(_SCHEDULES)}")
     # Transformers' default is 'constant' beside a threshold: the maximum stays, the threshold decides.
     if word != policy and (word, policy) != ("constant", "confidence"):
         raise ConfigError(f"{SCHEDULE_KEY} is {word!r} but policy is {policy!r}; expected one of the two")
@@ -331,11 +323,11 @@ def _check_schedule_word(values: Mapping[str, Any]) -> None:
 
 def _check_stopping(values: Mapping[str, Any]) -> None:
     policy, threshold = values["policy"], values.get("draft_confidence_threshold")
-    if _stops(values) and policy in POLICIES and policy not in STOPPING_POLICIES:
+    if _stops(values) and policy in POLICIES and policy not in _STOPPING_POLICIES:
         why = ", which decides by itself when to stop" if policy == "auto" else ""
         raise ConfigError(
             f"draft_confidence_threshold is {threshold!r} but policy is {policy!r}{why}; expected no threshold, "
-            f"or policy {either(STOPPING_POLICIES)}"
+            f"or policy {either(_STOPPING_POLICIES)}"
         )
     if values["method"] not in WITH_CONFIDENCE and (_stops(values) or policy == "confidence"):
         given = "policy is 'confidence'" if policy == "confidence" else f"draft_confidence_threshold is {threshold!r}"
@@ -371,7 +363,7 @@ def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
         any(name in values for name in _LOOKUP) or values["method"] == "ngram"
     ):
         # A single bound stands for both, as in vLLM.
-        values.setdefault("prompt_lookup_max", values.get("prompt_lookup_min", DEFAULT_LOOKUP))
+        values.setdefault("prompt_lookup_max", values.get("prompt_lookup_min", _DEFAULT_LOOKUP))
         values.setdefault("prompt_lookup_min", values["prompt_lookup_max"])
     drawn = METHODS[values["method"]].traits.has_confidence
     values.setdefault("draft_sample_method", "probabilistic" if drawn else "greedy")
@@ -394,7 +386,7 @@ def _default_length(values: Mapping[str, Any]) -> int:
     if values["method"] == "suffix" and isinstance(depth, int) and policy in ("constant", "auto", "goodput"):
         return min(MAX_DRAFT_TOKENS, max(1, depth))  # as in vLLM: what the tree holds is the bound
     if policy == "confidence":
-        return DEFAULT_LONGEST_DRAFT
+        return _DEFAULT_LONGEST_DRAFT
     if policy in ("auto", "goodput"):
         return DEFAULT_CAP
     if policy == "schedule":
@@ -406,4 +398,89 @@ def _default_length(values: Mapping[str, Any]) -> int:
     own = checkpoint_length(model) if model is not None and METHODS[values["method"]].reads_target else None
     if own is not None:
         return min(own, MAX_DRAFT_TOKENS)
-    return lengths.DEFAULT_LONGEST if policy == "elastic" else DEFAULT_DRAFT_LENGTH
+    return lengths.DEFAULT_LONGEST if policy == "elastic" else _DEFAULT_DRAFT_LENGTH
+
+
+def fill_in(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """``given``, with what the environment says where nothing in it decides.
+
+    * ``DYNASPEC_CONFIDENCE_THRESHOLD`` is a ``draft_confidence_threshold``; ``DYNASPEC_ADAPTIVE_DRAFT_LENGTH`` on
+      without one means ``auto``, and off ignores it.
+    * Then ``VLLM_SPEC_ADAPTIVE_DRAFT_LENGTH`` on chooses policy ``elastic``; ``VLLM_SPEC_CONFIDENCE_THRESHOLD`` is a
+      ``kv_write_gating_threshold``, as in the proposal that they come from (vllm-project/vllm pull request 28693).
+
+    An empty variable counts as unset.
+
+    Args:
+        given: canonical keys (see ``keys.canonical``).
+
+    Raises:
+        ConfigError: a variable that holds neither.
+    """
+    values = dict(given)
+    threshold = _environment_threshold(environ)
+    if threshold is not None and _open_to_threshold(values):
+        _set_for_models(values, "draft_confidence_threshold", threshold, (CONFIDENCE_THRESHOLD, ADAPTIVE_DRAFT_LENGTH))
+    if _flag(environ, ELASTIC_DRAFT_LENGTH) and _open(values) and "policy" not in values:
+        values["policy"] = "elastic"
+    gate = _probability(environ, KV_GATING_THRESHOLD)
+    if gate is not None and "kv_write_gating_threshold" not in values:
+        _set_for_models(values, "kv_write_gating_threshold", gate, (KV_GATING_THRESHOLD,))
+    return values
+
+
+def _set_for_models(values: dict[str, Any], key: str, value: object, variables: Sequence[str]) -> None:
+    """Both thresholds compare a drafter's confidence, which looked-up drafts do not have."""
+    method = infer_method(values)
+    if value != 0 and method in METHODS and method not in WITH_CONFIDENCE:
+        _logger.warning("%s: no effect on method %r, which has no confidence", " and ".join(variables), method)
+        return
+    values[key] = value
+
+
+def _open(values: Mapping[str, Any]) -> bool:
+    """Nothing says which policy, except perhaps its name."""
+    if values.get("draft_confidence_threshold", 0) != 0 or SCHEDULE_KEY in values:
+        return False
+    return not any(key in values for key in _DECIDING_KEYS)
+
+
+def _open_to_threshold(values: Mapping[str, Any]) -> bool:
+    named = values.get("policy", "confidence")
+    return named == "confidence" and _open(values) and "draft_confidence_threshold" not in values
+
+
+def _environment_threshold(environ: Mapping[str, str]) -> float | Literal["auto"] | None:
+    adaptive = _flag(environ, ADAPTIVE_DRAFT_LENGTH)
+    threshold = _threshold(environ)
+    if adaptive is False:
+        return None
+    return "auto" if adaptive and threshold is None else threshold
+
+
+def _flag(environ: Mapping[str, str], name: str) -> bool | None:
+    word = environ.get(name, "").strip().lower()
+    if not word:
+        return None
+    if word not in (*_ON, *_OFF):
+        raise ConfigError(f"{name} is {environ[name]!r}; expected 1 or 0")
+    return word in _ON
+
+
+def _threshold(environ: Mapping[str, str]) -> float | Literal["auto"] | None:
+    if environ.get(CONFIDENCE_THRESHOLD, "").strip().lower() == "auto":
+        return "auto"
+    return _probability(environ, CONFIDENCE_THRESHOLD, ", or 'auto'")
+
+
+def _probability(environ: Mapping[str, str], name: str, alternative: str = "") -> float | None:
+    text = environ.get(name, "")
+    if not text.strip():
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"{name} is {text!r}; expected a number from 0 to 1{alternative}")
+    return value

@@ -11,9 +11,9 @@ from dynaspec.cli.console import print_error
 from dynaspec.cli.options import SpacedValues, spread
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.contract.methods import METHODS
+from dynaspec.control.keys import either
 from dynaspec.control.policies.short_names import parse_policy
 from dynaspec.control.profile import Profile
-from dynaspec.control.resolve import either
 from dynaspec.observe.decision_log import read_header
 
 

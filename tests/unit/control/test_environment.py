@@ -7,13 +7,13 @@ import pytest
 
 from dynaspec.contract.errors import ConfigError
 from dynaspec.control.config import SpeculativeConfig
-from dynaspec.control.environment import (
+from dynaspec.control.resolve import (
     ADAPTIVE_DRAFT_LENGTH,
     CONFIDENCE_THRESHOLD,
+    DEFAULT_POLICY,
     ELASTIC_DRAFT_LENGTH,
     KV_GATING_THRESHOLD,
 )
-from dynaspec.control.resolve import DEFAULT_POLICY
 from unit.control.seam import H100_PROFILE
 
 

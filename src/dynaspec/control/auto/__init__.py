@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..estimate.settings import AutoSettings
-from .cached import CachedPlan
-from .controller import AutoController
+from .controller import AutoController, CachedPlan
 
 __all__ = ["AutoController", "AutoSettings", "CachedPlan"]

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from dynaspec.contract.step import Limits, StepView
 from dynaspec.control.estimate.costs import StepCosts
 
-from ..estimate.acceptance import AcceptanceModel
-from ..estimate.lookup import LookupModel
+from ..estimate.acceptance import AcceptanceModel, LookupModel
 from ..estimate.settings import AutoSettings
 from .explore import Prediction
 from .lengths import Slots, Target, fill, own_prices, weigh

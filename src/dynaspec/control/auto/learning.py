@@ -14,8 +14,7 @@ from dynaspec.contract.signals import signal_of
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StepOutcome
 from dynaspec.control.estimate.costs import MeasuredStep, StepCosts
 
-from ..estimate.acceptance import AcceptanceModel, LaterChoices, RequestSlots
-from ..estimate.lookup import LookupModel
+from ..estimate.acceptance import AcceptanceModel, LaterChoices, LookupModel, RequestSlots
 from .explore import PLAIN, Choice, Explorer, Prediction
 
 Floats = npt.NDArray[np.float64]

@@ -1,9 +1,13 @@
-"""Chance that a drafted token is accepted if all before it are: ``σ(b[position] + u[request])`` before its proposer has
-shown what speaks for it, and once the signal is known, ``σ(γ·z + w·s + d)``. Formulas and a worked example:
-``docs/auto.md``.
+"""Chance that a drafted token is accepted if all before it are. Formulas and a worked example: ``docs/auto.md``.
 
-Only what was verified teaches: the accepted tokens and the first rejection. What lay behind it was never tested against
-the right context (the Kaplan–Meier view of a survival with censoring).
+Of a model's draft it is ``σ(b[position] + u[request])`` before its proposer has shown what speaks for it, and once the
+signal is known, ``σ(γ·z + w·s + d)``. Only what was verified teaches: the accepted tokens and the first rejection. What
+lay behind it was never tested against the right context (the Kaplan–Meier view of a survival with censoring).
+
+Of a looked-up token it is ``σ(d + w · s + u[request])``, s being log₂ of half the tokens that agree. The tokens before
+it agree too, so its place in a draft is nothing beside the length of the match. What is special about a request is what
+its matches do not explain: a text of which a part repeats itself has short matches that are wrong, and long ones that
+are right.
 """
 
 from __future__ import annotations
@@ -26,9 +30,15 @@ POSITIONS = 8
 """Positions with a bias of their own; later ones share the last."""
 _FARTHEST, _MOST_OFFSET = 8.0, 3.0
 """Biases and offsets are kept within ± these."""
-LEAST_WEIGHT, _EDGE = 0.05, 0.02
+_LEAST_WEIGHT, _EDGE = 0.05, 0.02
 """An outcome that was as good as certain still counts for something, and no mean of a few is as good as certain."""
 _UNKNOWN: Floats = np.zeros(0)
+
+_FIRST_CHANCE, _DOUBLING = 0.56, 0.8
+"""Before anything is known: the chance of a token that two tokens' match offers, and what twice the match adds to z."""
+_VARIANCE = (1.0, 0.02)
+"""Of d and w, at most. That longer matches are right more often holds for any text: were that open, a single long one
+that was wrong would end lookups for good."""
 
 
 class _State(NamedTuple):
@@ -49,7 +59,7 @@ class _State(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def sigmoid(z: float) -> float:
+def _sigmoid(z: float) -> float:
     return float(1.0 / (1.0 + np.exp(-z)))
 
 
@@ -61,7 +71,7 @@ def _pulled(s: _State, j: int, before: float) -> tuple[float, float]:
 
 
 @njit(cache=True, nogil=True)
-def request_offset(counts: Floats, slot: int, shrinkage: float) -> float:
+def _request_offset(counts: Floats, slot: int, shrinkage: float) -> float:
     """ln of (accepted / rejected) over the same as expected, shrunk."""
     if slot < 0:
         return 0.0
@@ -72,7 +82,7 @@ def request_offset(counts: Floats, slot: int, shrinkage: float) -> float:
 
 @njit(cache=True, nogil=True)
 def _offsets(counts: Floats, slots: Ints, shrinkage: float) -> Floats:
-    return np.array([request_offset(counts, slot, shrinkage) for slot in slots])
+    return np.array([_request_offset(counts, slot, shrinkage) for slot in slots])
 
 
 @njit(cache=True, nogil=True)
@@ -84,7 +94,7 @@ def _forget(s: _State, expected: float, right: float, surprise: float, recent: f
     if s.latest[0] > surprise:
         for j in range(s.information.size):
             s.information[j] *= np.exp(surprise - s.latest[0])
-        s.tied[0] = max(LEAST_WEIGHT, s.tied[0] * np.exp(surprise - s.latest[0]))  # nor does the prior hold
+        s.tied[0] = max(_LEAST_WEIGHT, s.tied[0] * np.exp(surprise - s.latest[0]))  # nor does the prior hold
     s.latest[0] = min(max(s.latest[0], 0.0), surprise)
 
 
@@ -96,8 +106,8 @@ def _dot(row: Floats, x: tuple[float, float, float]) -> float:
 @njit(cache=True, nogil=True)
 def _learn_head(s: _State, x: tuple[float, float, float], accepted: float, memory: float) -> None:
     """A Newton step of γ, w and d; x: z, signal, 1."""
-    v, p = s.variance, sigmoid(_dot(s.head, x))
-    weight = max(p * (1.0 - p), LEAST_WEIGHT)
+    v, p = s.variance, _sigmoid(_dot(s.head, x))
+    weight = max(p * (1.0 - p), _LEAST_WEIGHT)
     spread = (_dot(v[0], x), _dot(v[1], x), _dot(v[2], x))
     total = 1.0 / weight + spread[0] * x[0] + spread[1] * x[1] + spread[2] * x[2]
     for i in range(3):
@@ -114,7 +124,7 @@ def _observe(
     """One outcome after the other, see ``AcceptanceModel.observe``. An empty signal: the proposer has none."""
     (slots, drafted, tested, accepted, starts), (memory, surprise, recent, shrinkage), first = drafts, settings, 0
     for r in range(slots.size):
-        before, judged, offset = 0.0, min(tested[r], drafted[r]), request_offset(s.counts, slots[r], shrinkage)
+        before, judged, offset = 0.0, min(tested[r], drafted[r]), _request_offset(s.counts, slots[r], shrinkage)
         # A token that was cut because of its signal counts as likely as that made it: or only good ones would count.
         cut = signal.size > 0 and tested[r] == accepted[r] and judged < drafted[r]
         for j in range(min(starts[r], POSITIONS)):
@@ -123,12 +133,12 @@ def _observe(
             j, right = min(starts[r] + position, POSITIONS - 1), 1.0 if position < accepted[r] else 0.0
             target, believed = _pulled(s, j, before)
             before, z = believed, believed + offset
-            p, half = sigmoid(believed), sigmoid(believed + 0.5 * offset)
+            p, half = _sigmoid(believed), _sigmoid(believed + 0.5 * offset)
             if position == judged:
-                right = sigmoid(s.head[0] * z + s.head[1] * signal[first + position] + s.head[2])
-            _forget(s, sigmoid(z), right, surprise, recent)
+                right = _sigmoid(s.head[0] * z + s.head[1] * signal[first + position] + s.head[2])
+            _forget(s, _sigmoid(z), right, surprise, recent)
             # What is special about a request may turn out to hold for all: half of it is left to be explained.
-            s.information[j] = s.information[j] * (1.0 - 1.0 / memory) + max(half * (1.0 - half), LEAST_WEIGHT)
+            s.information[j] = s.information[j] * (1.0 - 1.0 / memory) + max(half * (1.0 - half), _LEAST_WEIGHT)
             believed += (right - half) / (s.information[j] + s.tied[j])
             bias = believed + (believed - target) * s.tied[j] / s.information[j]
             s.bias[j] = min(max(bias, -_FARTHEST), _FARTHEST)
@@ -153,18 +163,18 @@ def _survival(
 ) -> Floats:
     biases, out, n = _biases(s), np.zeros((lens.size, longest)), 0
     for r in range(lens.size):
-        reach, offset = 1.0, request_offset(s.counts, slots[r], shrinkage)
+        reach, offset = 1.0, _request_offset(s.counts, slots[r], shrinkage)
         for j in range(lens[r]):
             z = biases[min(j, POSITIONS - 1)] + offset
             if signal.size:
                 z = s.head[0] * z + s.head[2] + s.head[1] * signal[n]
-            out[r, j] = reach * sigmoid(z - s.head[1] * bonus[n] if bonus.size else z)
-            reach *= sigmoid(z)
+            out[r, j] = reach * _sigmoid(z - s.head[1] * bonus[n] if bonus.size else z)
+            reach *= _sigmoid(z)
             n += 1
     return out
 
 
-def seated(counts: Floats, slot: int, expected: float | None, usual: float, outcomes: float) -> Floats:
+def _seated(counts: Floats, slot: int, expected: float | None, usual: float, outcomes: float) -> Floats:
     """``_State.counts`` with a new request in a slot.
 
     Args:
@@ -222,7 +232,7 @@ class AcceptanceModel:
     def admit(self, slot: int, expected: float | None = None) -> None:
         """A new request takes a slot; ``expected`` is the acceptance that its caller expects, or None."""
         outcomes = 4.0 * self.settings.request_shrinkage
-        counts = seated(self._state.counts, slot, expected, self.chance(0), outcomes)
+        counts = _seated(self._state.counts, slot, expected, self.chance(0), outcomes)
         self._state = self._state._replace(counts=counts)
 
     def pass_steps(self, steps: int) -> None:
@@ -273,7 +283,7 @@ class AcceptanceModel:
 
     def chance(self, position: int) -> float:
         """Conditional acceptance of a slot, of a request like the average."""
-        return float(sigmoid(self.biases()[min(position, POSITIONS - 1)]))
+        return float(_sigmoid(self.biases()[min(position, POSITIONS - 1)]))
 
     def document(self) -> dict[str, object]:
         """What is believed, as plain JSON values."""
@@ -282,6 +292,103 @@ class AcceptanceModel:
             "acceptance": [round(self.chance(j), 4) for j in range(POSITIONS)],
             "signal": {"weight": weight, "bias": (gamma * self.biases() + shift).tolist()},
         }
+
+
+@njit(cache=True, nogil=True)
+def _match_signal(match: int, position: int) -> float:
+    return float(np.log2(0.5 * (max(match, 1) + position)))
+
+
+@njit(cache=True, nogil=True)
+def _observe_matches(
+    line: Floats,
+    variance: Floats,
+    most: Floats,
+    counts: Floats,
+    runs: tuple[Ints, Ints, Ints, Ints],
+    memory: float,
+    shrinkage: float,
+) -> None:
+    """One token after the other: a Newton step of d and w."""
+    slots, match, tested, right = runs
+    for r in range(slots.size):
+        offset = _request_offset(counts, slots[r], shrinkage)
+        for j in range(tested[r] if slots[r] >= 0 else 0):
+            s, outcome = _match_signal(match[r], j), 1.0 if j < right[r] else 0.0
+            z = line[0] + line[1] * s
+            usual, p = _sigmoid(z), _sigmoid(z + 0.5 * offset)  # half of what is special may turn out to hold for all
+            weight = max(p * (1.0 - p), _LEAST_WEIGHT)
+            spread = (variance[0, 0] + variance[0, 1] * s, variance[1, 0] + variance[1, 1] * s)
+            total = 1.0 / weight + spread[0] + spread[1] * s
+            for i in range(2):
+                line[i] += spread[i] / total * (outcome - p) / weight
+                for k in range(2):
+                    variance[i, k] -= spread[i] * spread[k] / total
+                variance[i, i] += (most[i] - variance[i, i]) / memory
+            for k, seen in enumerate((outcome, 1.0 - outcome, usual, 1.0 - usual)):
+                counts[slots[r], k] += seen
+
+
+@njit(cache=True, nogil=True)
+def _match_survival(
+    line: Floats, counts: Floats, shrinkage: float, slots: Ints, match: Ints, lens: Ints, longest: int
+) -> Floats:
+    out = np.zeros((lens.size, longest))
+    for r in range(lens.size):
+        reach, offset = 1.0, _request_offset(counts, slots[r], shrinkage)
+        for j in range(lens[r]):
+            reach *= _sigmoid(line[0] + line[1] * _match_signal(match[r], j) + offset)
+            out[r, j] = reach
+    return out
+
+
+class LookupModel:
+    """Of one lookup. Requests have slots in it, as in ``AcceptanceModel``. A saved profile says nothing here: it has
+    rates by position, and none by match."""
+
+    def __init__(self, settings: AutoSettings) -> None:
+        self._settings = settings
+        self._line = np.array([np.log(_FIRST_CHANCE / (1.0 - _FIRST_CHANCE)), _DOUBLING])
+        self._most = np.array(_VARIANCE)
+        self._variance = np.diag(self._most)
+        self._counts: Floats = np.zeros((1, 4))
+
+    def admit(self, slot: int, expected: float | None = None) -> None:
+        """A new request takes a slot; ``expected`` is the acceptance that its caller expects, or None."""
+        outcomes = 4.0 * self._settings.request_shrinkage
+        self._counts = _seated(self._counts, slot, expected, _FIRST_CHANCE, outcomes)
+
+    def pass_steps(self, steps: int) -> None:
+        """So many steps have passed: what was seen of single requests grows old."""
+        self._counts[:] *= np.exp(-steps / self._settings.request_memory)
+
+    def observe(self, slots: Ints, match: Ints, tested: Ints, right: Ints) -> None:
+        """Learns from offers, drafted or not.
+
+        Args:
+            slots: [B] of the requests; −1: nothing is to be learnt from this one.
+            match: [B] lengths of the matches.
+            tested: [B] tokens with a verdict: those that were right, and the first that was not.
+            right: [B]
+        """
+        on, runs = self._settings, (slots, match, tested, right)
+        numbers = 4.0 * on.memory, on.request_shrinkage
+        _observe_matches(self._line, self._variance, self._most, self._counts, runs, *numbers)
+
+    def survival(self, slots: Ints, match: Ints, lens: Ints, longest: int) -> Floats:
+        """[B, longest] Chance that a token and all before it are right; 0 behind a draft's end.
+
+        Args:
+            slots, match, lens: [B] of requests, or −1; of their matches and drafts.
+        """
+        shrinkage = self._settings.request_shrinkage
+        return np.asarray(_match_survival(self._line, self._counts, shrinkage, slots, match, lens, longest))
+
+    def document(self) -> dict[str, object]:
+        """What is believed, as plain JSON values: of drafts that a match of two tokens offers."""
+        shift, weight = self._line.tolist()
+        chances = [round(float(_sigmoid(shift + weight * _match_signal(2, j))), 4) for j in range(POSITIONS)]
+        return {"acceptance": chances, "signal": {"weight": weight, "bias": [shift] * POSITIONS}}
 
 
 class LaterChoices:

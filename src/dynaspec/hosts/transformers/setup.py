@@ -17,9 +17,8 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import WITH_MODEL
 from dynaspec.contract.step import Limits, ProposerTraits
 from dynaspec.control.config import SpeculativeConfig, as_mapping
-from dynaspec.control.environment import fill_in
 from dynaspec.control.keys import SUFFIX_KEYS, canonical
-from dynaspec.control.resolve import SCHEDULE_KEY, infer_policy
+from dynaspec.control.resolve import SCHEDULE_KEY, fill_in, infer_policy
 
 ASSISTANT, EARLY_EXIT = "assistant", "early_exit"
 EXIT_KEY = "assistant_early_exit"

@@ -18,7 +18,6 @@ from typing import Any
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.methods import METHODS, OF_TOKENS, WITH_MODEL
 from dynaspec.control.config import SpeculativeConfig, as_mapping
-from dynaspec.control.environment import fill_in
 from dynaspec.control.keys import (
     ALIASES,
     SPECULATION_OPTIONS,
@@ -32,6 +31,7 @@ from dynaspec.control.resolve import (
     DEFAULT_HYBRID_LOOKUP,
     SCHEDULE_KEY,
     WIDTH_KEY,
+    fill_in,
     infer_method,
     infer_policy,
     tree_key,

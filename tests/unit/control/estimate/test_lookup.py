@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dynaspec.control.estimate.lookup import LookupModel
+from dynaspec.control.estimate.acceptance import LookupModel
 from dynaspec.control.estimate.settings import AutoSettings
 
 NOBODY = -1
