@@ -17,8 +17,7 @@ from dynaspec.contract.proposer import Drafts
 from dynaspec.model.state_heads.medusa import MedusaHeads
 from dynaspec.model.state_heads.mlp_speculator import MlpSpeculator
 from dynaspec.propose import registry
-from dynaspec.propose.drafter import Drafter
-from dynaspec.propose.model_drafters import DecoderHeadDrafter, DraftModel
+from dynaspec.propose.drafter import DecoderHeadDrafter, Drafter, DraftModel
 from support.checkpoints import VOCAB, Pair
 from support.engines import PlainDecoding, assert_same, open_llm
 from support.faulty import RaisingProposer, SlowProposer, Spoil, SpoiltModel, SpoiltProposer, spoilt_heads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from heapq import heappop, heappush
 
+from dynaspec.propose.suffix import SuffixTree
 from dynaspec.propose.suffix_kernels import (
     AT,
     BEST,
@@ -25,7 +26,6 @@ from dynaspec.propose.suffix_kernels import (
     SIZE,
     STAMP,
 )
-from dynaspec.propose.suffix_tree import SuffixTree
 
 String = tuple[int, ...]
 

@@ -18,7 +18,7 @@ import torch
 from dynaspec.contract.costs import Drafting, PassCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.signals import logits
-from dynaspec.contract.step import LOGIT_RANGE, ProposerTraits
+from dynaspec.contract.step import ProposerTraits
 from dynaspec.control.estimate.acceptance import AcceptanceModel
 from dynaspec.control.estimate.costs import MeasuredStep, StepCosts
 from dynaspec.control.estimate.settings import AutoSettings
@@ -26,7 +26,7 @@ from dynaspec.kv.arena import Arena
 from dynaspec.kv.rows import ragged_rows
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
-from dynaspec.propose.drawing import REPEAT_MATCH, REPEAT_WEIGHT, ahead_on_device
+from dynaspec.propose.drawing import ahead_on_device
 from dynaspec.propose.ngram import gather_signal
 from dynaspec.sampling import ops
 
@@ -170,15 +170,12 @@ class _Drafts:
         gather_signal(
             lead.numpy(),
             confidence.numpy(),
-            LOGIT_RANGE,
             self._text,
             np.zeros_like(self._rows),
             self._lengths,
             self.tokens,
             self._rows,
             position,
-            REPEAT_MATCH,
-            REPEAT_WEIGHT,
             self.signal,
             self._repeat_bonuses,
         )

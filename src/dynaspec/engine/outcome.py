@@ -10,7 +10,7 @@ import numpy as np
 from dynaspec.contract.proposer import Drafts, Ints, Offers
 from dynaspec.contract.step import DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.contract.tree import MAX_NODES
-from dynaspec.propose.offers import came_true, view_columns
+from dynaspec.propose.router import came_true, view_columns
 from dynaspec.schedule.batch import Committed, StepBatch, StepResult
 
 from .target import Verified

@@ -16,8 +16,7 @@ from dynaspec.contract.proposer import NewText
 from dynaspec.contract.step import Controller, Limits, Needs
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.guard import TargetPassTimer
-from dynaspec.propose.router import Router
-from dynaspec.propose.watermark import draft_view
+from dynaspec.propose.router import Router, draft_view
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.batch import Committed, StepBatch
 from dynaspec.schedule.request import Request

@@ -26,12 +26,13 @@ from dynaspec.kv.rows import RaggedRows, ragged_rows
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.sampling.state import SamplerState
 
-from .drafter import Chain, Drafter, Tree
-from .first_choice import Choices
+from .chain import Chain, Tree
+from .drafter import Drafter
+from .drawing import Choices
 from .growth import NOTHING, as_drafts, grow
 from .guard import no_drafts
 from .own_vocabulary import OwnTexts
-from .passes import DraftPasses, draft_passes, grow_by_passes
+from .passes import DraftPasses, draft_passes, grow_by_passes, rule_of
 from .watermark import Watermarks, WriteGate, leave_out, probe_from, slots_before, unread_rows
 
 
@@ -157,14 +158,12 @@ class AutoregressiveProposer:
             return self._draft_trees(batch, plan, plan.tree, depth, read, index, catching_up)
         drafts_text = self._texts is not None and self._texts.drafts_text
         granted = depth[index]
-        everyone = index.size == len(plan.depth)
-        rule = plan.stop if plan.stop is None or everyone else plan.stop.select(index.tolist())
         passes = draft_passes(
             self._sampler,
             text if drafts_text else batch,
             index,
             granted,
-            rule,
+            rule_of(plan, index),
             self._drafter.vocab_size,
             self._drafter.device,
             self._drafter.vocabulary,
@@ -200,9 +199,8 @@ class AutoregressiveProposer:
         catching_up: Ints,
     ) -> Drafts:
         """The same with trees. None of their KV is kept: accepted tokens are read again, with the next draft."""
-        everyone = index.size == len(plan.depth)
-        stop = plan.stop if plan.stop is None or everyone else plan.stop.select(index.tolist())
-        growth = grow(batch, index, depth[index], np.array(plan.nodes, dtype=np.int64)[index], rule, stop)
+        nodes = np.array(plan.nodes, dtype=np.int64)[index]
+        growth = grow(batch, index, depth[index], nodes, rule, rule_of(plan, index))
         plain = not plan.probe_context and not catching_up.size and self._sampler.leaves_alone(batch.lanes[index])
         if plain and self._tree is not None:
             known = NOTHING if self._drafter.vocabulary is None else self._drafter.vocabulary

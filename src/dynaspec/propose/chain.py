@@ -9,6 +9,7 @@ The drafter is a model, or a head on hidden states of any kind (``model.decoder_
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +23,7 @@ from dynaspec.model.compiled import NO_TAPS, Addresses, CacheAddresses, Compiled
 from dynaspec.model.kernels.decode import PassRows, decode, logits
 from dynaspec.model.kernels.decoder_heads import CompiledHead, fuse, head_logits, head_pass
 
-from .drafter import Chain, Tree
-from .first_choice import Choices, take_first
+from .drawing import Choices, take_first
 from .growth import Growth, add_best, largest, next_parents, parent_rows
 from .own_vocabulary import SharedVocabulary
 from .warm_up import no_growth, nobody
@@ -31,6 +31,12 @@ from .watermark import columns_of, rows_at, slots_before, unread_rows
 
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+
+
+Chain = Callable[..., tuple[Ints, Ints, Ints]]
+"""A whole draft in one call: of (texts, lengths, tables, block_size, read, most, choices), as ``draft_chain``."""
+Tree = Callable[..., tuple[Ints, Ints]]
+"""Likewise trees: of (tables, block_size, read, most, lengths, requests, known, growth), as ``draft_tree``."""
 
 
 class Known(NamedTuple):

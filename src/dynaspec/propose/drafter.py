@@ -1,23 +1,35 @@
-"""What ``AutoregressiveProposer`` needs of a model that drafts token by token."""
+"""Models that draft token by token, and what ``AutoregressiveProposer`` needs of one.
+
+A draft model is a small one (Leviathan et al., 2211.17192; Chen et al., 2302.01318), or the target's own first layers
+(LayerSkip: Elhoushi et al., 2404.16710).
+
+A head drafts from the target's hidden states (EAGLE, Li et al., 2401.15077; MTP, Gloeckle et al., 2404.19737).
+Committed tokens are read with the target's states, drafted ones with the head's own. So accepted drafts are read again,
+in the first pass of the next draft, beside the token that followed them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 
+from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import Ints
 from dynaspec.contract.step import ProposerTraits
+from dynaspec.kv.arena import Arena
+from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
+from dynaspec.model.decoder_heads.head import Head, TimedHead
+from dynaspec.model.taps import Taps
 
 from .own_vocabulary import Translation
 from .pass_timing import Runner
 
-Chain = Callable[..., tuple[Ints, Ints, Ints]]
-"""A whole draft in one call: of (texts, lengths, tables, block_size, read, most, choices), as ``chain.draft_chain``."""
-Tree = Callable[..., tuple[Ints, Ints]]
-"""Likewise trees: of (tables, block_size, read, most, lengths, requests, known, growth), as ``chain.draft_tree``."""
+if TYPE_CHECKING:
+    from .chain import Chain, Tree
 
 
 class Drafter(Protocol):
@@ -68,3 +80,105 @@ class Drafter(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[r, hidden] → [r, V] float32."""
         ...
+
+
+class DraftModel:
+    """See ``Drafter``."""
+
+    taps: tuple[int, ...] = ()
+    unread = 0
+    reads_again = False
+
+    def __init__(
+        self,
+        model: Model,
+        arena: Arena,
+        *,
+        traits: ProposerTraits = METHODS["draft_model"].traits,
+        targets_kv: bool = False,
+        translation: Translation | None = None,
+    ) -> None:
+        """
+        Args:
+            targets_kv: see ``Drafter``; the arena is the target's, or the part of it that the model has layers for.
+            translation: see ``Drafter``.
+        """
+        self.traits = replace(traits, trees=traits.trees and translation is None)
+        self.targets_kv = targets_kv
+        self.translation = translation
+        shared = None if translation is None else translation.shared
+        self.vocabulary: Ints | None = None if shared is None else shared.target
+        self._columns: torch.Tensor | None = None
+        self._own_of: torch.Tensor | None = None
+        if shared is not None:
+            self._columns = torch.from_numpy(shared.own).to(model.device)
+            # Where nothing shared is allowed, any token may have been drafted: it is read as another.
+            self._own_of = torch.from_numpy(np.maximum(shared.own_of, 0)).to(model.device)
+        self._model = model
+        self._arena = arena
+        self.vocab_size = model.config.vocab_size if shared is None else shared.own_of.size
+        self.max_position = model.config.max_position
+        self.device = model.device
+        self.runner = Runner(model, arena)
+        self.chain: Chain | None = None
+        self.tree: Tree | None = None
+        if model.compiled is not None:
+            from .chain import chain_of, tree_of
+
+            self.chain = chain_of(model.compiled, arena, shared=shared)
+            self.tree = tree_of(model.compiled, arena) if self.traits.trees else None
+
+    def read(self, rows: ForwardBatch, before: Ints) -> torch.Tensor:
+        return self._model.forward(rows, self._arena.layers)
+
+    def extend(self, rows: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor:
+        if self._own_of is not None:
+            rows = replace(rows, tokens=self._own_of[rows.tokens])
+        return self._model.forward(rows, self._arena.layers)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._model.logits(hidden)
+        return logits if self._columns is None else logits[:, self._columns]
+
+
+class DecoderHeadDrafter:
+    """See ``Drafter``."""
+
+    unread = 1
+    reads_again = True
+    targets_kv = False
+    translation: Translation | None = None
+
+    def __init__(self, head: Head, arena: Arena, taps: Taps, method: str) -> None:
+        """
+        Args:
+            taps: where the target keeps the states that the head reads, and no others.
+            method: that the head is for.
+        """
+        self.traits = METHODS[method].traits
+        self._head = head
+        self._arena = arena
+        self._states = taps.arena
+        self.taps = taps.states
+        self.vocab_size = head.config.vocab_size
+        self.vocabulary = head.vocabulary
+        self.max_position = head.config.max_position
+        self.device = head.device
+        self.runner = Runner(TimedHead(head), arena)
+        self.chain: Chain | None = None
+        self.tree: Tree | None = None
+        if head.compiled is not None:
+            from .chain import chain_of, tree_of
+
+            parts = head.compiled.decoder, arena, head.compiled, taps.arena.numpy()
+            self.chain, self.tree = chain_of(*parts), tree_of(*parts)
+
+    def read(self, rows: ForwardBatch, before: Ints) -> torch.Tensor:
+        states = self._states[torch.from_numpy(before).to(self.device)]
+        return self._head.forward(rows, self._head.fuse(states), self._arena.layers)
+
+    def extend(self, rows: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head.forward(rows, hidden, self._arena.layers)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head.logits(hidden)

@@ -17,8 +17,8 @@ from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule, TreeRule
 from dynaspec.kv.rows import fill_rows
 from dynaspec.sampling.cpu import top
 
-from .drawing import REPEAT_MATCH, REPEAT_WEIGHT
-from .ngram import ahead, repeat_bonus
+from .ngram import REPEAT_MATCH, REPEAT_WEIGHT, ahead, repeat_bonus
+from .stopping import entry
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -117,12 +117,6 @@ def grow(batch: DecodeBatch, index: Ints, depth: Ints, nodes: Ints, rule: TreeRu
 
 
 @subroutine
-def _entry(column: Float64, done: int) -> float:
-    """Entry number ``done``, from 1; the last one goes on."""
-    return float(column[min(done, column.size) - 1])
-
-
-@subroutine
 def largest(lengths: Ints) -> int:
     """The largest of lengths; 0 if there are none."""
     most = 0
@@ -168,8 +162,8 @@ def add_nodes(growth: Growth, who: Ints, above: Ints, tokens: Ints, probability:
                 path[position] = tokens[n, rank]
                 bonus = repeat_bonus(g.texts[g.lanes[a]], g.lengths[a], path, position, REPEAT_MATCH)
                 lead = np.log(p / second) if second > 0.0 else LOGIT_RANGE
-                signal = ahead(lead, p, LOGIT_RANGE) + REPEAT_WEIGHT * bonus
-                score = g.weight * signal + _entry(g.bias, position + 1) + g.offset[a]
+                signal = ahead(lead, p) + REPEAT_WEIGHT * bonus
+                score = g.weight * signal + entry(g.bias, position + 1) + g.offset[a]
                 survival = before / (1.0 + np.exp(-score))
             if rank and not g.shape.shape[1] and survival < g.below[0]:
                 continue
@@ -201,7 +195,7 @@ def next_parents(growth: Growth, done: int) -> tuple[Ints, Ints]:
     """The nodes of depth ``done`` that a pass goes on from, by request: places among the A [r], and nodes [r]."""
     g, size = growth, growth.made.size
     who, chosen, n = np.empty(g.tokens.size, np.int64), np.empty(g.tokens.size, np.int64), 0
-    shape, least, gain = g.shape.shape[1], _entry(g.expand_below, done), 0.0
+    shape, least, gain = g.shape.shape[1], entry(g.expand_below, done), 0.0
     for a in range(size):
         if done >= g.depth[a]:
             continue
@@ -223,7 +217,7 @@ def next_parents(growth: Growth, done: int) -> tuple[Ints, Ints]:
             g.row[a, best] = 0  # taken
             gain += g.survival[a, best] - least
             who[n], chosen[n], n, taken = a, best, n + 1, taken + 1
-    if not shape and gain < _entry(g.total_below, done):
+    if not shape and gain < entry(g.total_below, done):
         n = 0
     for i in range(n):
         a, row = who[i], g.parent_count[who[i]]
@@ -248,7 +242,7 @@ def finish(growth: Growth) -> tuple[Ints, Ints, Ints, Float32, Float32]:
         place, n = np.full(count, -1), 0
         for node in order:
             above = g.above[a, node]
-            pays = g.shape.shape[1] or n == 0 or g.survival[a, node] >= _entry(g.below, n + 1)
+            pays = g.shape.shape[1] or n == 0 or g.survival[a, node] >= entry(g.below, n + 1)
             if n == g.nodes[a] or not pays or (above >= 0 and place[above] < 0):
                 break
             place[node], tokens[a, n], parents[a, n] = n, g.tokens[a, node], -1 if above < 0 else place[above]

@@ -55,20 +55,14 @@ def no_drafts(requests: int) -> Drafts:
     )
 
 
-class NoProposer:
-    """The proposer of plain decoding."""
-
-    traits = ProposerTraits(name="none", passes_per_draft="none", has_confidence=False)
-    needs = ProposerNeeds()
+class Stateless:
+    """What a proposer does that keeps nothing of requests, and looks nothing up."""
 
     def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
         return (0,) * len(batch.ids)
 
     def peek(self, batch: DecodeBatch) -> Offers | None:
         return None
-
-    def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
-        return no_drafts(len(batch.ids))
 
     def advance(self, step: TargetStep) -> None:
         """Nothing to keep."""
@@ -81,6 +75,16 @@ class NoProposer:
 
     def evict(self, lane: int) -> None:
         """Nothing to keep."""
+
+
+class NoProposer(Stateless):
+    """The proposer of plain decoding."""
+
+    traits = ProposerTraits(name="none", passes_per_draft="none", has_confidence=False)
+    needs = ProposerNeeds()
+
+    def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
+        return no_drafts(len(batch.ids))
 
 
 class TargetPassTimer:

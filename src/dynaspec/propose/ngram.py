@@ -7,16 +7,21 @@ against it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
 from dynaspec.compiled import copy_row, njit
-from dynaspec.contract.proposer import DecodeBatch, Drafts, NewText, Offers, ProposerNeeds, TargetStep
-from dynaspec.contract.step import ProposerTraits, SpecPlan
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Offers, ProposerNeeds
+from dynaspec.contract.step import LOGIT_RANGE, ProposerTraits, SpecPlan
+
+from .guard import Stateless
 
 _PEEK_TOKENS = 64
+REPEAT_WEIGHT = 0.2
+"""Weight, in the signal, of a token that goes on as the text did before, beside how far the first choice is ahead; what
+both are worth is learnt (``StopRule.weight``)."""
+REPEAT_MATCH = 8
+"""Tokens before it that are compared at most."""
 
 
 @njit(cache=True, nogil=True)
@@ -110,38 +115,35 @@ def repeat_bonus(
 
 
 @njit(cache=True, nogil=True)
-def ahead(lead: float, confidence: float, most: float) -> float:
+def ahead(lead: float, confidence: float) -> float:
     """How far a drafter's first choice is ahead of the others, in log-odds: the mean of its lead over the second alone
-    and of that over all others together, each cut to ± ``most``. The two err differently.
+    and of that over all others together, each cut to ± ``LOGIT_RANGE``. The two err differently.
 
     Args:
         lead: ln(p₁/p₂).
         confidence: p₁.
     """
-    over_all = np.log(confidence / (1.0 - confidence)) if confidence < 1.0 else most
-    return float(0.5 * (min(lead, most) + min(max(over_all, -most), most)))
+    over_all = np.log(confidence / (1.0 - confidence)) if confidence < 1.0 else LOGIT_RANGE
+    return float(0.5 * (min(lead, LOGIT_RANGE) + min(max(over_all, -LOGIT_RANGE), LOGIT_RANGE)))
 
 
 @njit(cache=True, nogil=True)
 def gather_signal(
     lead: npt.NDArray[np.float32],
     confidence: npt.NDArray[np.float32],
-    most: float,
     tokens: npt.NDArray[np.int32],
     lanes: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
     drafts: npt.NDArray[np.int64],
     requests: npt.NDArray[np.int64],
     position: int,
-    max_n: int,
-    weight: float,
     signal: npt.NDArray[np.float32],
     repeat_bonuses: npt.NDArray[np.float32],
 ) -> npt.NDArray[np.float32]:
-    """``ahead`` + weight · repeat_bonus of token ``position`` of each of ``requests``.
+    """``ahead`` + ``REPEAT_WEIGHT`` · repeat_bonus of token ``position`` of each of ``requests``.
 
     Args:
-        lead, confidence, most: [r] see ``ahead``.
+        lead, confidence: [r] see ``ahead``.
         tokens: [lanes, ≥ length] the texts.
         lanes, lengths: [B]
         drafts: [B, > position]
@@ -154,14 +156,14 @@ def gather_signal(
     out = np.empty(requests.size, np.float32)
     for i in range(requests.size):
         r = requests[i]
-        own = np.float32(weight * repeat_bonus(tokens[lanes[r]], lengths[r], drafts[r], position, max_n))
-        out[i] = np.float32(ahead(lead[i], confidence[i], most)) + own
+        own = np.float32(REPEAT_WEIGHT * repeat_bonus(tokens[lanes[r]], lengths[r], drafts[r], position, REPEAT_MATCH))
+        out[i] = np.float32(ahead(lead[i], confidence[i])) + own
         signal[r, position], repeat_bonuses[r, position] = out[i], own
     return out
 
 
-class NgramProposer:
-    """Looks the last tokens up in the request's own prompt and output. Stateless, so it never lags."""
+class NgramProposer(Stateless):
+    """Looks the last tokens up in the request's own prompt and output."""
 
     traits = ProposerTraits(name="ngram", passes_per_draft="none", has_confidence=False)
     needs = ProposerNeeds()
@@ -169,9 +171,6 @@ class NgramProposer:
     def __init__(self, min_n: int, max_n: int) -> None:
         self._min_n = min_n
         self._max_n = max_n
-
-    def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
-        return (0,) * len(batch.ids)
 
     def peek(self, batch: DecodeBatch) -> Offers:
         where = batch.tokens, batch.lanes, batch.lengths
@@ -188,18 +187,6 @@ class NgramProposer:
             if depth:
                 self._look_up(batch, i, depth, drafts)
         return drafts
-
-    def advance(self, step: TargetStep) -> None:
-        """Nothing to keep: the next lookup reads the committed tokens."""
-
-    def commit(self, text: NewText) -> None:
-        """Nothing to keep."""
-
-    def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
-        """Nothing to keep."""
-
-    def evict(self, lane: int) -> None:
-        """Nothing to keep."""
 
     def _look_up(self, batch: DecodeBatch, i: int, depth: int, drafts: Drafts) -> None:
         text, length = batch.tokens[batch.lanes[i]], int(batch.lengths[i])

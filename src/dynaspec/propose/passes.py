@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints
-from dynaspec.contract.step import StopRule
+from dynaspec.contract.step import SpecPlan, StopRule
 from dynaspec.kv.blocks import BlockTables
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.model.state_heads.base import StateHeads
@@ -24,8 +24,7 @@ from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 
 from .drafter import Drafter
-from .drawing import DraftColumns
-from .first_choice import Choices, FirstChoices
+from .drawing import Choices, DraftColumns, FirstChoices
 from .growth import Growth, add_nodes, next_parents, parent_rows, paths, rows_above, tokens_of
 from .stopping import StopMask, stop_mask
 
@@ -64,6 +63,13 @@ class DraftPasses(Protocol):
     def finish(self, granted: Ints) -> Drafts:
         """The drafts, cut to their final lengths; ``granted`` [B] lengths were asked for."""
         ...
+
+
+def rule_of(plan: SpecPlan, requests: Ints) -> StopRule | None:
+    """The plan's stop rule for some of its requests [A]."""
+    if plan.stop is None or requests.size == len(plan.depth):
+        return plan.stop
+    return plan.stop.select(requests.tolist())
 
 
 def draft_passes(

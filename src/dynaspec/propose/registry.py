@@ -33,8 +33,7 @@ from dynaspec.model.taps import Taps
 from dynaspec.sampling.state import SamplerState
 
 from .autoregressive import AutoregressiveProposer
-from .drafter import Drafter
-from .model_drafters import DecoderHeadDrafter, DraftModel
+from .drafter import DecoderHeadDrafter, Drafter, DraftModel
 from .ngram import NgramProposer
 from .own_vocabulary import OwnTexts, TextTokenizer, Translation
 from .state_heads import StateHeadsDrafter, StateHeadsProposer

@@ -1,4 +1,5 @@
-"""Several proposers side by side: each request of a step is drafted for by the one that its plan names.
+"""Several proposers side by side: each request of a step is drafted for by the one that its plan names. And what they
+offered and drafted, as columns of the seam.
 
 All of them follow every request, so that any may be chosen in the next step. Each stands behind a guard of its own:
 the faults of one do not touch the others.
@@ -6,6 +7,7 @@ the faults of one do not touch the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, KeepsText, KeptText, NewText, Offers, TargetStep
-from dynaspec.contract.step import SpecPlan
+from dynaspec.contract.step import DraftView, SpecPlan
 
 from .guard import FaultBarrier, no_drafts
 
@@ -164,3 +167,75 @@ def _distributions(shape: tuple[int, ...], parts: Sequence[tuple[Sequence[int], 
             at = np.asarray(keep)[request], slot, drafts.tokens[request, slot]
             q[tuple(torch.from_numpy(column).to(q.device) for column in at)] = 1.0
     return q
+
+
+def view_columns(offers: Sequence[Offers | None]) -> tuple[tuple[tuple[int, int], ...] | None, ...]:
+    """``StepView.offers``.
+
+    Args:
+        offers: of each proposer.
+    """
+    return tuple([None if one is None else tuple(map(tuple, one.found.tolist())) for one in offers])
+
+
+@kernel
+def _compare(found: Ints, tokens: Ints, texts: npt.NDArray[np.int32], lanes: Ints, starts: Ints, ends: Ints) -> Ints:
+    """[B, 3] Match length, tokens on offer that a text has got to, and how many of them, from the first on, are the
+    text's.
+
+    Args:
+        found: [B, 2] match length, and tokens on offer.
+        tokens: [B, ≥ most on offer]
+        texts: [lanes, ≥ end]
+        lanes, starts, ends: [B] of the text that has come since the offer.
+    """
+    out = np.zeros((len(found), 3), np.int64)
+    for r in range(len(found)):
+        compared, right = max(0, min(found[r, 1], ends[r] - starts[r])), 0
+        while right < compared and tokens[r, right] == texts[lanes[r], starts[r] + right]:
+            right += 1
+        out[r, 0], out[r, 1], out[r, 2] = found[r, 0], compared, right
+    return out
+
+
+def came_true(
+    offers: Sequence[Offers | None], texts: npt.NDArray[np.int32], lanes: Ints, starts: Ints, ends: Ints
+) -> tuple[tuple[tuple[int, int, int], ...] | None, ...]:
+    """``StepOutcome.came_true``: what comes of offers, in steps that draft none of them too.
+
+    Args:
+        offers: of each proposer, as it was asked when the texts ended at ``starts``.
+        texts, lanes, starts, ends: see ``_compare``.
+    """
+    columns: list[tuple[tuple[int, int, int], ...] | None] = []
+    for one in offers:
+        if one is None:
+            columns.append(None)
+            continue
+        if not one.found.any():
+            columns.append(((0, 0, 0),) * len(one.found))
+            continue
+        columns.append(tuple(map(tuple, _compare(one.found, one.tokens, texts, lanes, starts, ends).tolist())))
+    return tuple(columns) if columns.count(None) < len(columns) else ()
+
+
+def draft_view(drafts: Drafts) -> DraftView:
+    """What was drafted; requests whose proposer lacks a signal (None or NaN) have none in the view."""
+    lens = tuple(drafts.lens.tolist())
+    return DraftView(
+        length=lens,
+        confidence=((),) * len(lens) if drafts.confidence is None else _cut(drafts.confidence, lens),
+        signal=() if drafts.signal is None else _cut(drafts.signal, lens),
+        repeat_bonus=() if drafts.repeat_bonus is None else _cut(drafts.repeat_bonus, lens),
+        parents=None if drafts.parents is None else _first(drafts.parents, lens),
+    )
+
+
+def _first(column: npt.NDArray[np.int64], lens: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple([tuple(row[:n]) for row, n in zip(column.tolist(), lens, strict=True)])
+
+
+def _cut(column: npt.NDArray[np.float32], lens: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
+    """Rows without their padding; empty ones for NaN."""
+    rows = zip(column[:, : max(lens, default=0)].tolist(), lens, strict=True)
+    return tuple([() if n == 0 or math.isnan(row[0]) else tuple(row[:n]) for row, n in rows])

@@ -7,7 +7,7 @@ caught up with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from dynaspec.compiled import kernel
-from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, NewText, Offers, ProposerNeeds, TargetStep
+from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, ProposerNeeds
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule, TreeRule
 from dynaspec.kv.blocks import BlockTables
 from dynaspec.model.kernels.state_heads import (
@@ -31,15 +31,21 @@ from dynaspec.model.state_heads.base import StateHeads
 from dynaspec.model.taps import Taps
 from dynaspec.sampling.state import SamplerState
 
-from .first_choice import Choices, take_first
+from .drawing import Choices, take_first
 from .growth import NOTHING, Growth, add_best, as_drafts, grow, next_parents, rows_above, tokens_of
-from .guard import no_drafts
-from .passes import DraftPasses, draft_passes, grow_by_heads
+from .guard import Stateless, no_drafts
+from .passes import DraftPasses, draft_passes, grow_by_heads, rule_of
 from .warm_up import no_growth, nobody
 from .watermark import rows_at, slots_before
 
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+
+
+Chain = Callable[[Int32, int, Choices], Ints]
+"""A whole draft in one call: of (tables, block_size, choices), as ``draft_heads``."""
+Tree = Callable[[Int32, int, Ints, Growth], Ints]
+"""The same for trees: of (tables, block_size, known, growth)."""
 
 
 def chain_of(heads: CompiledHeads, states: Floats) -> Chain:
@@ -160,12 +166,6 @@ def draft_heads(
     return rows
 
 
-Chain = Callable[[npt.NDArray[np.int32], int, Choices], Ints]
-"""A whole draft in one call: of (tables, block_size, choices), as ``draft_heads``."""
-Tree = Callable[[npt.NDArray[np.int32], int, Ints, Growth], Ints]
-"""The same for trees: of (tables, block_size, known, growth)."""
-
-
 @dataclass(frozen=True, slots=True)
 class StateHeadsRunner:
     """Runs heads to be timed; satisfies ``pass_timing.Passes``."""
@@ -216,8 +216,8 @@ class StateHeadsDrafter:
         return StateHeadsRunner(self.heads, self.at_once)
 
 
-class StateHeadsProposer:
-    """See ``contract.proposer.Proposer``."""
+class StateHeadsProposer(Stateless):
+    """See ``contract.proposer.Proposer``. The target keeps what it reads."""
 
     def __init__(
         self,
@@ -249,24 +249,6 @@ class StateHeadsProposer:
             states = self._states.numpy()
             self._chain, self._tree = chain_of(heads.compiled, states), tree_of(heads.compiled, states)
 
-    def lag(self, batch: DecodeBatch) -> tuple[int, ...]:
-        return (0,) * len(batch.ids)
-
-    def peek(self, batch: DecodeBatch) -> Offers | None:
-        return None
-
-    def commit(self, text: NewText) -> None:
-        """Nothing to keep."""
-
-    def admit(self, lane: int, cached_blocks: Sequence[int], cache_salt: str) -> None:
-        """Nothing to keep."""
-
-    def evict(self, lane: int) -> None:
-        """Nothing to keep."""
-
-    def advance(self, step: TargetStep) -> None:
-        """Nothing to keep: the target has kept its states."""
-
     def propose(self, batch: DecodeBatch, plan: SpecPlan) -> Drafts:
         wanted = np.array(plan.depth, dtype=np.int64)
         depth = np.minimum(wanted, self._heads.longest)
@@ -282,7 +264,7 @@ class StateHeadsProposer:
     def _draft(self, batch: DecodeBatch, plan: SpecPlan, depth: Ints, index: Ints) -> Drafts:
         """Requests ``index`` draft up to ``depth`` tokens."""
         granted = depth[index]
-        rule = plan.stop if plan.stop is None or index.size == depth.size else plan.stop.select(index.tolist())
+        rule = rule_of(plan, index)
         if plan.tree is not None:
             return self._draft_trees(batch, plan, plan.tree, granted, index, rule)
         passes = draft_passes(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynaspec.compiled import kernel
+from dynaspec.compiled import inlined, kernel
 from dynaspec.contract.step import StopRule
 
 Floats = npt.NDArray[np.floating]
@@ -117,6 +117,12 @@ class _SurvivalOnHost(_Unstopped):
             at_pass(rule.total_below, done) if rule.total_below else -np.inf,
             rule.scope == "batch_mean",
         )
+
+
+@inlined
+def entry(column: Float64, done: int) -> float:
+    """``at_pass`` of an array that has an entry at least."""
+    return float(column[min(done, column.size) - 1])
 
 
 @kernel

@@ -9,16 +9,14 @@ import numpy.typing as npt
 import torch
 
 from dynaspec.contract.proposer import Ints
-from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule, TreeRule
+from dynaspec.contract.step import SpecPlan, StopRule, TreeRule
 from dynaspec.sampling import ops
 
-from .drawing import REPEAT_MATCH, REPEAT_WEIGHT
-from .first_choice import Choices, FirstChoices
+from .drawing import Choices, FirstChoices
 from .growth import Growth, add_nodes, as_drafts, grow, next_parents, parent_rows, paths
 from .guard import nonsense
 from .ngram import NgramProposer, gather_signal
-from .offers import came_true
-from .router import Part
+from .router import Part, came_true
 from .stopping import stop_mask
 from .watermark import move_marks, slots_before, unread_rows
 
@@ -39,7 +37,7 @@ def load_kernels() -> None:
         stop_mask(rule, one, torch.device("cpu")).update(1, zero, torch.ones(1))
     column = np.zeros((1, 1), np.float32)
     text = batch.tokens, zero, batch.lengths, np.zeros((1, 1), np.int64), zero
-    gather_signal(column[0], column[0], LOGIT_RANGE, *text, 0, REPEAT_MATCH, REPEAT_WEIGHT, column, column.copy())
+    gather_signal(column[0], column[0], *text, 0, column, column.copy())
     lookup = NgramProposer(1, 2)
     came_true((lookup.peek(batch),), batch.tokens, zero, zero, one)
     plan = SpecPlan(step=0, depth=(1,), proposer=(0,), nodes=(1,))
@@ -57,7 +55,7 @@ def load_kernels() -> None:
 
 
 def no_growth() -> tuple[npt.NDArray[np.int32], int, Ints, int, Ints, Ints, Ints, Growth]:
-    """Arguments of a ``drafter.Tree``, likewise."""
+    """Arguments of a ``chain.Tree``, likewise."""
     none, one = np.zeros(0, np.int64), np.ones(1, np.int64)
     tables = np.zeros((1, 1), np.int32)
     batch = Part(("",), 0 * one, 4 * one, tokens=np.zeros((1, 8), np.int32), block_tables=tables)
@@ -65,7 +63,7 @@ def no_growth() -> tuple[npt.NDArray[np.int32], int, Ints, int, Ints, Ints, Ints
 
 
 def nobody() -> tuple[npt.NDArray[np.int32], Ints, npt.NDArray[np.int32], int, Ints, int, Choices]:
-    """Arguments of a ``drafter.Chain`` that drafts for no request: it loads what is compiled, or compiles it."""
+    """Arguments of a ``chain.Chain`` that drafts for no request: it loads what is compiled, or compiles it."""
     none, one = np.zeros(0, np.int64), np.ones(1, np.int64)
     tables = np.zeros((1, 1), np.int32)
     batch = Part(("",), 0 * one, 4 * one, tokens=np.zeros((1, 8), np.int32), block_tables=tables)

@@ -16,43 +16,19 @@ others read as well may hold KV that is valid for them: those are left alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from dynaspec.compiled import copy_row, kernel
-from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints
-from dynaspec.contract.step import DraftView
+from dynaspec.contract.proposer import DecodeBatch, Ints
 from dynaspec.kv.blocks import BlockTables
 from dynaspec.kv.rows import RaggedRows, fill_rows, tokens_at
 
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
-
-
-def draft_view(drafts: Drafts) -> DraftView:
-    """What was drafted; requests whose proposer lacks a signal (None or NaN) have none in the view."""
-    lens = tuple(drafts.lens.tolist())
-    return DraftView(
-        length=lens,
-        confidence=((),) * len(lens) if drafts.confidence is None else _cut(drafts.confidence, lens),
-        signal=() if drafts.signal is None else _cut(drafts.signal, lens),
-        repeat_bonus=() if drafts.repeat_bonus is None else _cut(drafts.repeat_bonus, lens),
-        parents=None if drafts.parents is None else _first(drafts.parents, lens),
-    )
-
-
-def _first(column: npt.NDArray[np.int64], lens: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    return tuple([tuple(row[:n]) for row, n in zip(column.tolist(), lens, strict=True)])
-
-
-def _cut(column: npt.NDArray[np.float32], lens: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
-    """Rows without their padding; empty ones for NaN."""
-    rows = zip(column[:, : max(lens, default=0)].tolist(), lens, strict=True)
-    return tuple([() if n == 0 or math.isnan(row[0]) else tuple(row[:n]) for row, n in rows])
 
 
 @kernel

@@ -43,7 +43,7 @@ from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from dynaspec.propose.model_drafters import DraftModel
+from dynaspec.propose.drafter import DraftModel
 from dynaspec.sampling.state import SamplerState
 from support.checkpoints import VOCAB
 from unit.bench.texts import known

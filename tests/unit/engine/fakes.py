@@ -29,8 +29,8 @@ from dynaspec.model.config import DecoderConfig
 from dynaspec.model.taps import Taps
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.autoregressive import AutoregressiveProposer
+from dynaspec.propose.drafter import DraftModel
 from dynaspec.propose.guard import FaultBarrier, NoProposer, TargetPassTimer
-from dynaspec.propose.model_drafters import DraftModel
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.router import Router
 from dynaspec.sampling.state import SamplerState

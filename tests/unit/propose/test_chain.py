@@ -15,7 +15,7 @@ from dynaspec.kv.arena import Arena
 from dynaspec.model.base import Model
 from dynaspec.model.loader import load_model
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from dynaspec.propose.model_drafters import DraftModel
+from dynaspec.propose.drafter import DraftModel
 from dynaspec.propose.own_vocabulary import OwnTexts, SharedVocabulary, Translation
 from dynaspec.sampling.state import SamplerState
 from unit.model import tiny

@@ -12,8 +12,8 @@ from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import LOGIT_RANGE, StopRule
 from dynaspec.kv.arena import Arena
 from dynaspec.propose.autoregressive import AutoregressiveProposer
+from dynaspec.propose.drafter import DraftModel
 from dynaspec.propose.guard import FaultBarrier, TargetPassTimer
-from dynaspec.propose.model_drafters import DraftModel
 from dynaspec.sampling.state import SamplerState
 from unit.engine.fakes import VOCAB, FakeModel, Read, plain_decode, prompt, text_hash
 from unit.propose.batches import Batch, batch, block_tables, plan, target

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaspec.propose.drawing import ahead_on_device
-from dynaspec.propose.ngram import ahead, gather_signal, longest_match, repeat_bonus
+from dynaspec.propose.ngram import REPEAT_MATCH, REPEAT_WEIGHT, ahead, gather_signal, longest_match, repeat_bonus
 
 
 def oracle(text: list[int], min_n: int, max_n: int, wanted: int) -> tuple[int, int]:
@@ -66,11 +66,11 @@ def heard(text: list[int], token: int, max_n: int) -> float:
 
 @given(
     texts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=3),
-    max_n=st.integers(1, 9),
+    most=st.integers(1, 9),
     data=st.data(),
 )
 @settings(max_examples=300)
-def test_an_echo_is_what_the_text_did_before(texts: list[list[int]], max_n: int, data: st.DataObject) -> None:
+def test_an_echo_is_what_the_text_did_before(texts: list[list[int]], most: int, data: st.DataObject) -> None:
     size = len(texts)
     lanes = np.array(data.draw(st.permutations(range(size + 1))), dtype=np.int64)[:size]
     position = data.draw(st.integers(0, 5))
@@ -88,18 +88,20 @@ def test_an_echo_is_what_the_text_did_before(texts: list[list[int]], max_n: int,
         ]
         for most in (9, 1)
     )
-    signal, echoed, weight = np.zeros(drafts.shape, np.float32), np.zeros(drafts.shape, np.float32), 0.25
-    found = gather_signal(
-        lead, confidence, 6.0, tokens, lanes, lengths, drafts, requests, position, max_n, weight, signal, echoed
-    )
-    repeat_bonuses = [
-        heard([*texts[r], *drafted[r][:position]], drafted[r][position], max_n) for r in requests.tolist()
-    ]
+    signal, echoed = np.zeros(drafts.shape, np.float32), np.zeros(drafts.shape, np.float32)
+    found = gather_signal(lead, confidence, tokens, lanes, lengths, drafts, requests, position, signal, echoed)
+
+    def repeated(max_n: int) -> list[float]:
+        return [heard([*texts[r], *drafted[r][:position]], drafted[r][position], max_n) for r in requests.tolist()]
+
+    shorter = [repeat_bonus(tokens[lanes[r]], lengths[r], drafts[r], position, most) for r in requests.tolist()]
+    assert shorter == pytest.approx(repeated(most), rel=1e-5, abs=1e-5)
+    repeat_bonuses = repeated(REPEAT_MATCH)
     assert echoed[requests, position].tolist() == pytest.approx(
-        [weight * e for e in repeat_bonuses], rel=1e-5, abs=1e-5
+        [REPEAT_WEIGHT * e for e in repeat_bonuses], rel=1e-5, abs=1e-5
     )
-    surest = [ahead(*pair, 6.0) for pair in zip(lead.tolist(), confidence.tolist(), strict=True)]
-    expected = [by + weight * e for by, e in zip(surest, repeat_bonuses, strict=True)]
+    surest = [ahead(*pair) for pair in zip(lead.tolist(), confidence.tolist(), strict=True)]
+    expected = [by + REPEAT_WEIGHT * e for by, e in zip(surest, repeat_bonuses, strict=True)]
     assert found.tolist() == signal[requests, position].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
@@ -115,7 +117,7 @@ def test_an_echo_is_what_the_text_did_before(texts: list[list[int]], max_n: int,
     ],
 )
 def test_ahead_is_the_mean_of_two_log_odds(lead: float, confidence: float, expected: float) -> None:
-    assert ahead(lead, confidence, 6.0) == pytest.approx(expected, abs=1e-9)
+    assert ahead(lead, confidence) == pytest.approx(expected, abs=1e-9)
     on_device = ahead_on_device(torch.tensor([lead]), torch.tensor([confidence]))
     assert on_device.tolist() == pytest.approx([expected], abs=1e-5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dynaspec.contract.proposer import Offers
-from dynaspec.propose.offers import came_true, view_columns
+from dynaspec.propose.router import came_true, view_columns
 
 
 def offers(*tokens: list[int], match: int = 2) -> Offers:

@@ -9,8 +9,7 @@ import torch
 from dynaspec.contract.proposer import Drafts, Ints
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import StopRule
-from dynaspec.propose.drawing import DraftColumns
-from dynaspec.propose.first_choice import FirstChoices
+from dynaspec.propose.drawing import DraftColumns, FirstChoices
 from dynaspec.propose.passes import DraftPasses, Drawn, draft_passes
 from dynaspec.propose.stopping import stop_mask
 from dynaspec.sampling.state import SamplerState

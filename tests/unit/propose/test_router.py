@@ -13,8 +13,7 @@ from dynaspec.contract.proposer import DecodeBatch, Drafts, Offers, ProposerNeed
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule, TreeRule
 from dynaspec.propose.guard import FaultBarrier, TargetPassTimer, nonsense
-from dynaspec.propose.offers import view_columns
-from dynaspec.propose.router import Router, merge
+from dynaspec.propose.router import Router, merge, view_columns
 from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 from dynaspec.verify.chain import accept_chain

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dynaspec.contract.errors import ConfigError
-from dynaspec.propose import suffix_tree
+from dynaspec.propose import suffix
+from dynaspec.propose.suffix import Branching, SuffixDraft, SuffixTree
 from dynaspec.propose.suffix_kernels import CLOCK
-from dynaspec.propose.suffix_tree import Branching, SuffixDraft, SuffixTree
 from support.suffix_reference import SuffixReference, strings_of
 
 
@@ -257,7 +257,7 @@ def test_memory_is_used_again_after_evictions() -> None:
 
 
 def test_the_clock_may_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix_tree, "_LAST_STAMP", 2000)
+    monkeypatch.setattr(suffix, "_LAST_STAMP", 2000)
     history = History(7)
     history.live(700)
     history.check()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from dynaspec.contract.proposer import Drafts
-from dynaspec.propose.watermark import draft_view
+from dynaspec.propose.router import draft_view
 
 NAN = float("nan")
 DRAFTS = Drafts(tokens=np.ones((3, 3), dtype=np.int64), lens=np.array([2, 0, 3]))

@@ -13,7 +13,7 @@ from transformers.generation import CandidateGenerator
 from dynaspec.contract.proposer import Offers
 from dynaspec.contract.step import Controller, DraftView, Ended, Limits, SpecPlan, StepOutcome, StepView, Work
 from dynaspec.observe.stats import SpecStats
-from dynaspec.propose.offers import came_true, view_columns
+from dynaspec.propose.router import came_true, view_columns
 
 from .drafters import Draft, Drafter
 

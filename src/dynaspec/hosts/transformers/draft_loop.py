@@ -27,9 +27,8 @@ from transformers.generation.candidate_generator import (
     _prepare_token_type_ids,
 )
 
-from dynaspec.contract.step import LOGIT_RANGE, StopRule
-from dynaspec.propose.drawing import REPEAT_MATCH, REPEAT_WEIGHT
-from dynaspec.propose.ngram import ahead, repeat_bonus
+from dynaspec.contract.step import StopRule
+from dynaspec.propose.ngram import REPEAT_MATCH, REPEAT_WEIGHT, ahead, repeat_bonus
 from dynaspec.propose.stopping import stop_mask
 from dynaspec.sampling import ops
 
@@ -85,7 +84,7 @@ class DraftSignals:
             value = float(probability[0])
         self.confidence.append(value)
         if self._signal == "survival":
-            value = self._weigh(token, ahead(float(lead[0]), float(probability[0]), LOGIT_RANGE))
+            value = self._weigh(token, ahead(float(lead[0]), float(probability[0])))
         done = len(self.confidence)
         self._mask.update(done, _ROW, torch.tensor([value], dtype=torch.float32))
         going_on = bool(self._mask.running(done).size)

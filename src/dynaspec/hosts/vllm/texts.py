@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import Drafts, Ints, Offers
 from dynaspec.contract.step import DraftView, Ended, SpecPlan, StepOutcome, StepView, Work
-from dynaspec.propose.offers import came_true
+from dynaspec.propose.router import came_true
 
 Int32 = npt.NDArray[np.int32]
 

@@ -22,8 +22,8 @@ from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.loader import load_model
 from dynaspec.propose.autoregressive import AutoregressiveProposer
+from dynaspec.propose.drafter import DraftModel
 from dynaspec.propose.guard import FaultBarrier, TargetPassTimer
-from dynaspec.propose.model_drafters import DraftModel
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.router import Router
 from dynaspec.propose.suffix import SuffixProposer

@@ -18,8 +18,7 @@ from dynaspec.hosts.vllm.drafting import build_drafting
 from dynaspec.hosts.vllm.texts import compared, load_compiled, recognise, take_over
 from dynaspec.observe.decision_log import ObserveCall, PlanCall, read_calls, read_header
 from dynaspec.propose.ngram import NgramProposer
-from dynaspec.propose.suffix import SuffixProposer
-from dynaspec.propose.suffix_tree import SuffixDraft, SuffixTree
+from dynaspec.propose.suffix import SuffixDraft, SuffixProposer, SuffixTree
 from dynaspec.simulate.recorded import replay
 from unit.engine.fakes import ScriptedController
 from unit.hosts.vllm.configs import vllm_config

@@ -28,7 +28,7 @@ from dynaspec.model.ops import TorchOps
 from dynaspec.model.stack import OpsStack
 from dynaspec.model.taps import Taps
 from dynaspec.propose.autoregressive import AutoregressiveProposer
-from dynaspec.propose.model_drafters import DecoderHeadDrafter
+from dynaspec.propose.drafter import DecoderHeadDrafter
 from dynaspec.sampling.state import SamplerState
 from support.decoder_heads import LAYOUTS, Layout, config_of, random_tensors, reference, write
 from support.head_passes import logits_of, states_of
