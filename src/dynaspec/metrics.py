@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .observe.estimates import Counter, Gauge, Histogram, Metric, Vector
+from .observe.families import Counter, Gauge, Histogram, Metric, Vector
 
 __all__ = ["Counter", "Gauge", "Histogram", "Metric", "Vector"]

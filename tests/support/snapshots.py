@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dynaspec.observe.counts import SpecCounts
-from dynaspec.observe.family import STEP_S, WAIT_S, Histogram, HistogramCounts
-from dynaspec.observe.meters import RequestMeter, StepMeter
-from dynaspec.observe.snapshot import EngineSnapshot
+from dynaspec.observe.counts import STEP_S, WAIT_S, Histogram, HistogramCounts, SpecCounts
+from dynaspec.observe.stats import EngineSnapshot, RequestMeter, StepMeter
 
 
 def histogram(bounds: tuple[float, ...], values: Sequence[float]) -> HistogramCounts:

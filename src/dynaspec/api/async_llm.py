@@ -14,8 +14,8 @@ from dynaspec.engine.intake import Prompt
 from dynaspec.engine.sampling_defaults import SamplingDefaults
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.observe.counts import SpecCounts
-from dynaspec.observe.estimates import Metric
-from dynaspec.observe.snapshot import EngineSnapshot
+from dynaspec.observe.families import Metric
+from dynaspec.observe.stats import EngineSnapshot
 
 from .engine_thread import EngineThread, Stream
 from .llm import open_embedded

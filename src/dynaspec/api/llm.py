@@ -24,7 +24,7 @@ from dynaspec.engine.tokenizer import Message, Tokenizer
 from dynaspec.engine.vllm_options import translated
 from dynaspec.hosts.vllm.launch import engine_arguments, require_vllm
 from dynaspec.observe.counts import SpecCounts
-from dynaspec.observe.estimates import Metric
+from dynaspec.observe.families import Metric
 
 from .options import EngineOptions, Speculation, check_adapters, check_empty, note_priority
 

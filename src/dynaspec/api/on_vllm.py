@@ -23,7 +23,7 @@ from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.hosts.vllm.llm_request import LiveRequest, vllm_params
 from dynaspec.hosts.vllm.stat_logger import CountingStatLogger
 from dynaspec.observe.counts import SpecCounts
-from dynaspec.observe.estimates import Counter, Gauge, Histogram, Metric, Vector
+from dynaspec.observe.families import Counter, Gauge, Histogram, Metric, Vector
 
 _KINDS = {kind.__name__: kind for kind in (Counter, Gauge, Histogram, Vector)}
 _COUNTS = "per_request_spec_decode_metrics"

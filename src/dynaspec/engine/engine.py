@@ -8,12 +8,9 @@ from dynaspec.contract.sampling_params import RequestOutputKind, SamplingParams
 from dynaspec.contract.step import Controller, Explains
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.decision_log import DecisionLog
-from dynaspec.observe.estimates import Metric, readings
-from dynaspec.observe.families import ENGINE_FAMILIES
+from dynaspec.observe.families import ENGINE_FAMILIES, Metric, readings
 from dynaspec.observe.format import PeriodicLog
-from dynaspec.observe.meters import RequestMeter
-from dynaspec.observe.snapshot import EngineSnapshot, LiveRequest
-from dynaspec.observe.stats import SpecStats
+from dynaspec.observe.stats import EngineSnapshot, LiveRequest, RequestMeter, SpecStats
 from dynaspec.propose.router import Router
 from dynaspec.schedule.request import Request
 from dynaspec.schedule.scheduler import Scheduler

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from dynaspec.contract.costs import Drafting, PassCosts
 from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.step import Limits
 from dynaspec.control.profile import Profile
-from dynaspec.observe.codec import FORMAT
+from dynaspec.observe.decision_log import is_log
 from dynaspec.simulate.costs import CostModel, ProfileCosts, StepLoad, StepTime, batch_sizes, profile_of
 from dynaspec.simulate.recorded import from_decision_logs
 from dynaspec.simulate.simulator import HostConfig
@@ -121,13 +120,13 @@ class Evidence:
 
 
 def gather(paths: Sequence[Path]) -> Evidence:
-    """Reads the files; what a file is, it says itself. A profile's times are taken before those of logs, and the
+    """Reads the files; what is no log is taken for a profile. A profile's times are taken before those of logs, and the
     acceptance of logs before a profile's.
 
     Raises:
         ConfigError: no file, one that is neither, two profiles, logs of several hosts, or of a drafter that looks up.
     """
-    logs = [path for path in paths if _is_log(path)]
+    logs = [path for path in paths if is_log(path)]
     profiles = [path for path in paths if path not in logs]
     if not paths:
         raise ConfigError("no file is given; expected a profile, decision logs, or both")
@@ -195,19 +194,3 @@ def _drafter(fields: Mapping[str, Any]) -> str | None:
     config = fields.get("speculative_config")
     told = config.get("model") if isinstance(config, Mapping) else None
     return _name(fields.get("assistant")) or _name(told)
-
-
-def _is_log(path: Path) -> bool:
-    """Whatever is no log is taken for a profile.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            first = json.loads(file.readline())
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        return False
-    return isinstance(first, dict) and first.get("format") == FORMAT

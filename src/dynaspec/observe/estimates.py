@@ -1,91 +1,19 @@
-"""Readings as Python objects: metrics, for ``LLM.get_metrics``, and what ``auto`` expects.
+"""What a policy expects: its ``estimates()`` document, read with types.
 
-Classes, names and meaning of metrics are those of vLLM's ``LLM.get_metrics``. The policy's ``estimates()`` document is
-read with types, and without numbers that cannot be true, so that neither metrics nor the dashboard nor ``dynaspec
-explain`` show a negative time.
+Numbers that cannot be true are left out, so that neither metrics nor the dashboard nor ``dynaspec explain`` show a
+negative time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from .family import Family, HistogramFamily, S, bound_text
-
-_TOTAL = "_total"
-"""Ends the names of counters where Prometheus reads them, but not here."""
-_POSITION = "position"
 Mode = Literal["plain", "speculate", "probe_plain", "probe_draft"]
 """What a step does: plain decoding, drafting, or a probe of one of them."""
 MODES: tuple[Mode, ...] = get_args(Mode)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """A metric with one set of labels."""
-
-    name: str
-    labels: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counter(Metric):
-    """Only grows; whole numbers but for those of seconds."""
-
-    value: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gauge(Metric):
-    """Goes up and down."""
-
-    value: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vector(Metric):
-    """A counter for each position of a draft."""
-
-    values: list[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Histogram(Metric):
-    """How values are distributed."""
-
-    count: int
-    sum: float
-    buckets: Mapping[str, int]
-    """Upper bound → values up to it; ``+Inf`` has all."""
-
-
-def readings(
-    families: Sequence[Family[S]], source: S, *, namespace: str, labels: Mapping[str, str]
-) -> Iterator[Metric]:
-    """What the families say of a source now.
-
-    Args:
-        namespace: comes before every name, with a colon.
-        labels: go with every metric.
-    """
-    for family in families:
-        name = f"{namespace}:{family.name}"
-        if isinstance(family, HistogramFamily):
-            value = family.value(source)
-            buckets = {bound_text(bound): count for bound, count in value.cumulative()}
-            yield Histogram(name=name, labels=labels, count=value.count, sum=value.total, buckets=buckets)
-            continue
-        counts, name = family.kind == "counter", name.removesuffix(_TOTAL)
-        if family.labels == (_POSITION,):
-            yield Vector(name=name, labels=labels, values=[int(number) for _, number in family.values(source)])
-            continue
-        for own, number in family.values(source):
-            told = {**labels, **dict(zip(family.labels, own, strict=True))}
-            yield (
-                Counter(name=name, labels=told, value=number) if counts else Gauge(name=name, labels=told, value=number)
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,154 @@
-"""The metric families of an engine. Names, labels and meaning are vLLM's where vLLM has the metric."""
+"""Metric families: name, type, labels, meaning, and how values come from what was counted; those of an engine; and what
+they say now, as Python objects.
+
+Names, labels and meaning are vLLM's where vLLM has the metric, and the objects are those of its ``LLM.get_metrics``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeAlias, TypeVar
 
-from .counts import SpecCounts
+from .counts import DRAFT_TOKENS, HistogramCounts, SpecCounts
 from .estimates import MODES, read_estimates
-from .family import DRAFT_TOKENS, Family, HistogramCounts, HistogramFamily, counter, counters, gauge, gauges
-from .snapshot import EngineSnapshot
+from .stats import EngineSnapshot
+
+_TOTAL = "_total"
+"""Ends the names of counters where Prometheus reads them, but not here."""
+_POSITION = "position"
+S = TypeVar("S")
+Values = Sequence[tuple[tuple[str, ...], float]]
+"""Values of a family's labels, and what was counted for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFamily(Generic[S]):
+    """Counters or gauges, read off a source of type ``S``.
+
+    Args:
+        name: without namespace; a counter's ends in ``_total``.
+        labels: beside those that all families have.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    meaning: str
+    labels: tuple[str, ...]
+    values: Callable[[S], Values]
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramFamily(Generic[S]):
+    """A histogram, read off a source of type ``S``."""
+
+    name: str
+    meaning: str
+    value: Callable[[S], HistogramCounts]
+
+
+Family: TypeAlias = NumberFamily[S] | HistogramFamily[S]
+
+
+def bound_text(bound: float) -> str:
+    """A bucket's upper bound as Prometheus writes it."""
+    return "+Inf" if bound == math.inf else str(float(bound))
+
+
+def counter(name: str, meaning: str, value: Callable[[S], float]) -> NumberFamily[S]:
+    return NumberFamily(name, "counter", meaning, (), lambda source: [((), value(source))])
+
+
+def gauge(name: str, meaning: str, value: Callable[[S], float | None]) -> NumberFamily[S]:
+    """Says nothing where the value is None."""
+
+    def values(source: S) -> Values:
+        found = value(source)
+        return [] if found is None else [((), found)]
+
+    return NumberFamily(name, "gauge", meaning, (), values)
+
+
+def counters(name: str, label: str, meaning: str, values: Callable[[S], Mapping[str, float]]) -> NumberFamily[S]:
+    """One for each value of a label."""
+    return NumberFamily(name, "counter", meaning, (label,), lambda source: _one_label(values(source)))
+
+
+def gauges(name: str, label: str, meaning: str, values: Callable[[S], Mapping[str, float]]) -> NumberFamily[S]:
+    """One for each value of a label."""
+    return NumberFamily(name, "gauge", meaning, (label,), lambda source: _one_label(values(source)))
+
+
+def _one_label(values: Mapping[str, float]) -> Values:
+    return [((key,), value) for key, value in values.items()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A metric with one set of labels."""
+
+    name: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counter(Metric):
+    """Only grows; whole numbers but for those of seconds."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge(Metric):
+    """Goes up and down."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vector(Metric):
+    """A counter for each position of a draft."""
+
+    values: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram(Metric):
+    """How values are distributed."""
+
+    count: int
+    sum: float
+    buckets: Mapping[str, int]
+    """Upper bound → values up to it; ``+Inf`` has all."""
+
+
+def readings(
+    families: Sequence[Family[S]], source: S, *, namespace: str, labels: Mapping[str, str]
+) -> Iterator[Metric]:
+    """What the families say of a source now.
+
+    Args:
+        namespace: comes before every name, with a colon.
+        labels: go with every metric.
+    """
+    for family in families:
+        name = f"{namespace}:{family.name}"
+        if isinstance(family, HistogramFamily):
+            value = family.value(source)
+            buckets = {bound_text(bound): count for bound, count in value.cumulative()}
+            yield Histogram(name=name, labels=labels, count=value.count, sum=value.total, buckets=buckets)
+            continue
+        counts, name = family.kind == "counter", name.removesuffix(_TOTAL)
+        if family.labels == (_POSITION,):
+            yield Vector(name=name, labels=labels, values=[int(number) for _, number in family.values(source)])
+            continue
+        for own, number in family.values(source):
+            told = {**labels, **dict(zip(family.labels, own, strict=True))}
+            yield (
+                Counter(name=name, labels=told, value=number) if counts else Gauge(name=name, labels=told, value=number)
+            )
+
 
 Families = tuple[Family[EngineSnapshot], ...]
 

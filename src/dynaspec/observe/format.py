@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from .counts import SpecCounts
-from .snapshot import EngineSnapshot
+from .stats import EngineSnapshot
 
 logger = logging.getLogger(__name__)
 

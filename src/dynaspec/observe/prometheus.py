@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from .family import Family, HistogramFamily, NumberFamily, S, bound_text
+from .families import Family, HistogramFamily, NumberFamily, S, bound_text
 
 
 class FamilyCollector(Collector, Generic[S]):

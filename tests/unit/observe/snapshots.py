@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynaspec.observe.counts import SpecCounts
-from dynaspec.observe.snapshot import EngineSnapshot
+from dynaspec.observe.stats import EngineSnapshot
 
 COUNTS = SpecCounts(
     steps=40, request_steps=100, target_passes=40, drafter_passes=90, prefill_rows=321, drafts=60, draft_tokens=140,

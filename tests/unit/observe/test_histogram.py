@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from dynaspec.observe import family
-from dynaspec.observe.family import Histogram, HistogramCounts
+from dynaspec.observe import counts as observe_counts
+from dynaspec.observe.counts import Histogram, HistogramCounts
 
 BOUNDS = (1.0, 2.0, 5.0)
 
@@ -51,11 +51,11 @@ def test_quantiles_are_interpolated_within_a_bucket() -> None:
 
 def test_quantiles_are_within_a_bucket_of_the_truth() -> None:
     values = np.random.default_rng(0).gamma(2.0, 0.02, 2000)
-    counts = counted(*values.tolist(), bounds=family.WAIT_S)
+    counts = counted(*values.tolist(), bounds=observe_counts.WAIT_S)
     for q in (0.05, 0.5, 0.95, 0.99):
         true, found = float(np.quantile(values, q)), counts.quantile(q)
         assert found is not None
-        edges = [0.0, *family.WAIT_S]
+        edges = [0.0, *observe_counts.WAIT_S]
         i = int(np.searchsorted(edges, true))
         assert edges[max(0, i - 2)] <= found <= edges[i + 1]
 
@@ -67,5 +67,5 @@ def test_quantiles_beyond_the_bounds_and_of_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["STEP_S", "WAIT_S", "TOKENS", "ROWS", "DRAFT_TOKENS"])
 def test_bounds_ascend(name: str) -> None:
-    bounds = getattr(family, name)
+    bounds = getattr(observe_counts, name)
     assert list(bounds) == sorted(set(bounds))

@@ -8,7 +8,7 @@ import pytest
 
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.format import PeriodicLog
-from dynaspec.observe.snapshot import EngineSnapshot
+from dynaspec.observe.stats import EngineSnapshot
 from unit.observe.snapshots import snapshot
 
 STEP = SpecCounts(

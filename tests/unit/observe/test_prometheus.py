@@ -13,7 +13,7 @@ import dynaspec
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.families import ENGINE_FAMILIES, FAULTS, SKIP_REASONS, draft_lengths
 from dynaspec.observe.prometheus import FamilyCollector, render
-from dynaspec.observe.snapshot import EngineSnapshot
+from dynaspec.observe.stats import EngineSnapshot
 from dynaspec.propose.guard import Fault
 from unit.observe.snapshots import snapshot
 

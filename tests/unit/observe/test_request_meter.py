@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from dynaspec.contract.outputs import FinishReason
-from dynaspec.observe.meters import RequestMeter
+from dynaspec.observe.stats import RequestMeter
 
 
 @dataclass(eq=False)

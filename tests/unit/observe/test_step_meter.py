@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dynaspec.contract.step import StepOutcome, Work
-from dynaspec.observe.meters import RECENT_STEPS, StepMeter
-from dynaspec.observe.stats import SpecStats
+from dynaspec.observe.stats import RECENT_STEPS, SpecStats, StepMeter
 
 
 def step(emitted: tuple[int, ...], seconds: float, prefill: int = 0) -> StepOutcome:

@@ -9,7 +9,7 @@ import pytest
 
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.observe.counts import SpecCounts
-from dynaspec.observe.snapshot import EngineSnapshot
+from dynaspec.observe.stats import EngineSnapshot
 from dynaspec.server.dashboard.live import LiveFeed, Moment, point
 from support.snapshots import snapshot
 

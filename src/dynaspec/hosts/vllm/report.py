@@ -19,10 +19,8 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from dynaspec.observe.counts import SpecCounts
-from dynaspec.observe.families import CONTROL, SPECULATION
-from dynaspec.observe.family import NumberFamily, gauge
-from dynaspec.observe.meters import StepMeter
-from dynaspec.observe.snapshot import EngineSnapshot
+from dynaspec.observe.families import CONTROL, SPECULATION, NumberFamily, gauge
+from dynaspec.observe.stats import EngineSnapshot, StepMeter
 
 _ESTIMATES = ("mode", "expected_tokens", "expected_step_s")
 

@@ -10,7 +10,7 @@ from dynaspec.observe.counts import SpecCounts
 from dynaspec.observe.estimates import Estimates, Probe, chance, read_estimates
 from dynaspec.observe.estimates import Mode as StepMode
 from dynaspec.observe.format import duration_text
-from dynaspec.observe.snapshot import EngineSnapshot
+from dynaspec.observe.stats import EngineSnapshot
 
 Mode = Literal["off", "idle", "plain", "speculating", "probing"]
 

@@ -16,10 +16,9 @@ from typing import Any, Literal
 from pydantic_core import to_json
 
 from dynaspec.contract.errors import DynaspecError
-from dynaspec.observe.counts import SpecCounts
+from dynaspec.observe.counts import HistogramCounts, SpecCounts
 from dynaspec.observe.estimates import ProposerEstimates, read_estimates
-from dynaspec.observe.family import HistogramCounts
-from dynaspec.observe.snapshot import EngineSnapshot
+from dynaspec.observe.stats import EngineSnapshot
 
 from .decision import explain
 
