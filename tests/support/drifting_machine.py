@@ -11,8 +11,7 @@ import numpy.typing as npt
 from dynaspec.contract.costs import PassCosts
 from dynaspec.simulate.costs import StepLoad, StepTime
 from dynaspec.simulate.simulator import ControllerFactory, HostConfig, simulate
-from dynaspec.simulate.synthetic import Lengths, Synthetic
-from dynaspec.simulate.traces import closed_loop
+from dynaspec.simulate.traces import Lengths, Synthetic, closed_loop
 
 _TICK_S = 1e-3
 _SETTLED = 6

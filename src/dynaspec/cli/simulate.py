@@ -164,7 +164,7 @@ class _Job:
 
     def trace(self, rng: Any) -> Trace:
         from dynaspec.simulate.recorded import load_trace
-        from dynaspec.simulate.synthetic import Lengths, Synthetic
+        from dynaspec.simulate.traces import Lengths, Synthetic
 
         options = self.options
         if options["trace"] is not None:

@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from dynaspec.control.policies.short_names import PLAIN
 from dynaspec.pictures import DASHED, GREY, INK, LIGHT_GREY, new_figure, save_png, series_colours, tidy
 
-from .comparison import SimulatedResult
-from .metrics import course
+from .comparison import SimulatedResult, course
 from .policies import ORACLES
 
 

@@ -25,7 +25,6 @@ from dynaspec.contract.step import (
 )
 
 from .costs import CostModel, PrefillChunk, StepLoad, StepTime, step_load
-from .metrics import SimulatedRun, Steps
 from .traces import Arrivals, Floats, Ints, Trace
 
 _FEW_ROWS = 16
@@ -295,6 +294,42 @@ class HostConfig:
             can_trim=self.can_trim,
             verify_budget=self.max_num_batched_tokens,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """One entry a step."""
+
+    end_s: Floats
+    step_s: Floats
+    requests: Ints
+    """Decoding requests."""
+    drafted: Ints
+    verified: Ints
+    accepted: Ints
+    emitted: Ints
+    """Tokens of decoding requests; a prompt's first token comes with its prefill."""
+    drafter_passes: Ints
+    draft_s: Floats
+    verify_s: Floats
+    prefill_rows: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    """One policy over one trace on one node."""
+
+    arrival_s: Floats
+    """[N]"""
+    first_token_s: Floats
+    finished_s: Floats
+    output: Ints
+    steps: Steps
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last end."""
+        return float(self.finished_s.max() - self.arrival_s.min())
 
 
 def simulate(

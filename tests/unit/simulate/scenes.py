@@ -11,8 +11,7 @@ from dynaspec.contract.step import Controller, DraftView, Limits, SpecPlan, Step
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
 from dynaspec.simulate.costs import CurveCosts
-from dynaspec.simulate.synthetic import Lengths, Synthetic
-from dynaspec.simulate.traces import Trace
+from dynaspec.simulate.traces import Lengths, Synthetic, Trace
 
 
 def synthetic(requests: int = 20, acceptance: float = 0.7, *, seed: int = 0, **fields: Any) -> Trace:

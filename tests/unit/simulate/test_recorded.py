@@ -21,7 +21,7 @@ from dynaspec.observe.decision_log import DecisionLog, LoggedController, PlanCal
 from dynaspec.simulate import traces as at
 from dynaspec.simulate.recorded import load_trace, replay
 from dynaspec.simulate.simulator import HostConfig, simulate
-from dynaspec.simulate.synthetic import Lengths
+from dynaspec.simulate.traces import Lengths
 from support.checkpoints import Pair
 from support.workloads import PROMPTS
 from unit.simulate.scenes import flat_costs, production, synthetic

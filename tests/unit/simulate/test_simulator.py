@@ -13,11 +13,10 @@ from dynaspec.contract.step import LOGIT_RANGE, SpecPlan, StopRule
 from dynaspec.control.policies.wrappers import PlainController
 from dynaspec.propose.stopping import stop_mask
 from dynaspec.simulate import traces as at
-from dynaspec.simulate.metrics import Totals, course
+from dynaspec.simulate.comparison import Totals, course
 from dynaspec.simulate.policies import OracleController
 from dynaspec.simulate.simulator import HostConfig, draft, simulate
-from dynaspec.simulate.synthetic import Lengths
-from dynaspec.simulate.traces import build_trace
+from dynaspec.simulate.traces import Lengths, build_trace
 from unit.control.seam import FIFTY_CASES
 from unit.simulate.scenes import Spying, flat_costs, production, synthetic
 

@@ -13,8 +13,7 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.simulate import traces as at
 from dynaspec.simulate.comparison import Case, spread_over_nodes
 from dynaspec.simulate.recorded import from_jsonl, load_trace, save_trace
-from dynaspec.simulate.synthetic import Lengths, Synthetic, separation
-from dynaspec.simulate.traces import PADDING, build_trace, runs_by_reach, runs_of
+from dynaspec.simulate.traces import PADDING, Lengths, Synthetic, build_trace, runs_by_reach, runs_of, separation
 from unit.simulate.scenes import synthetic
 
 

@@ -16,8 +16,7 @@ from dynaspec.control.policies.lengths import Constant, LengthController
 from dynaspec.control.policies.wrappers import PlainController
 from dynaspec.simulate.costs import CurveCosts
 from dynaspec.simulate.simulator import simulate
-from dynaspec.simulate.synthetic import Lengths, Synthetic
-from dynaspec.simulate.traces import closed_loop
+from dynaspec.simulate.traces import Lengths, Synthetic, closed_loop
 from support.closed_loop import COSTS, LIMITS, LONGEST, Loop
 
 

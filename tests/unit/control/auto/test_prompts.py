@@ -10,11 +10,10 @@ import pytest
 from dynaspec.contract.costs import PassCosts
 from dynaspec.control.auto import AutoController
 from dynaspec.control.policies.wrappers import PlainController
+from dynaspec.simulate.comparison import Totals
 from dynaspec.simulate.costs import CurveCosts
-from dynaspec.simulate.metrics import Totals
 from dynaspec.simulate.simulator import HostConfig, simulate
-from dynaspec.simulate.synthetic import Lengths
-from dynaspec.simulate.traces import closed_loop
+from dynaspec.simulate.traces import Lengths, closed_loop
 from support.closed_loop import COSTS, LIMITS, Loop
 from unit.simulate.scenes import production, synthetic
 
