@@ -86,10 +86,8 @@ def _resolve_trees(values: dict[str, Any]) -> None:
         _resolve_shape(values)
     given = tree_key(values)
     if given is not None and values["method"] in METHODS and values["method"] not in WITH_TREES:
-        raise ConfigError(
-            f"{given} is {plain(values[given])!r} but method is {values['method']!r}, which drafts chains; expected no "
-            f"{given}, or method {either(WITH_TREES)}"
-        )
+        expected = f"no {given}, or method {either(WITH_TREES)}"
+        raise _at_odds(values, given, "method", expected, ", which drafts chains")
     if given is not None and values["method"] == "suffix":
         if given == SHAPE_KEY:
             raise ConfigError(
@@ -137,10 +135,7 @@ def _check_tree_policy(values: Mapping[str, Any]) -> None:
     allowed = ("constant",) if SHAPE_KEY in values or values["method"] not in BY_PASSES else _TREE_POLICIES
     given = tree_key(values)
     if given is not None and policy not in allowed:
-        raise ConfigError(
-            f"{given} is {plain(values[given])!r} but policy is {policy!r}; expected no {given}, or policy "
-            f"{either(allowed)}"
-        )
+        raise _at_odds(values, given, "policy", f"no {given}, or policy {either(allowed)}")
     if given is not None and values.get("rejection_sample_method") == "synthetic":
         raise ConfigError(
             f"{given} is {plain(values[given])!r} beside rejection_sample_method 'synthetic', which accepts chains; "
@@ -228,10 +223,7 @@ def _check_method(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"method is {method!r}; expected {either(tuple(METHODS))}")
     for owner in METHODS.values():
         if owner.key is not None and owner.key in values and owner.name != method:
-            raise ConfigError(
-                f"{owner.key} is {values[owner.key]!r} but method is {method!r}; expected no {owner.key}, or method "
-                f"{owner.name!r}"
-            )
+            raise _at_odds(values, owner.key, "method", f"no {owner.key}, or method {owner.name!r}")
     _check_vocabulary(values)
     key, checkpoint = METHODS[method].key, METHODS[method].checkpoint
     if key is not None and key not in values:
@@ -251,14 +243,9 @@ def _check_method(values: Mapping[str, Any]) -> None:
     for other, names in (("ngram", _LOOKUP), ("suffix", keys.SUFFIX_KEYS)):
         found = next((name for name in names if values.get(name, 0) != 0), None)
         if method != other and found is not None:
-            raise ConfigError(
-                f"{found} is {values[found]!r} but method is {method!r}; expected no {found}, or method {other!r}"
-            )
+            raise _at_odds(values, found, "method", f"no {found}, or method {other!r}")
     if values.get("draft_sample_method") == "probabilistic":
-        raise ConfigError(
-            f"draft_sample_method is 'probabilistic' but method is {method!r}; expected 'greedy', as a looked-up "
-            "draft is certain"
-        )
+        raise _at_odds(values, "draft_sample_method", "method", "'greedy', as a looked-up draft is certain")
 
 
 def _check_vocabulary(values: Mapping[str, Any]) -> None:
@@ -280,10 +267,7 @@ def _refuse_keys_of(names: tuple[str, ...], methods: tuple[str, ...], values: Ma
     """
     for name in names if values["method"] not in methods else ():
         if name in values and (name, values[name]) not in _HARMLESS:
-            raise ConfigError(
-                f"{name} is {values[name]!r} but method is {values['method']!r}; expected no {name}, or method "
-                f"{either(methods)}"
-            )
+            raise _at_odds(values, name, "method", f"no {name}, or method {either(methods)}")
 
 
 def _check_policy(values: Mapping[str, Any]) -> None:
@@ -294,10 +278,7 @@ def _check_policy(values: Mapping[str, Any]) -> None:
         return  # refused with the types
     for key, owners in _DECIDING_KEYS.items():
         if key in values and policy not in owners:
-            raise ConfigError(
-                f"{key} is {plain(values[key])!r} but policy is {policy!r}; expected no {key}, or policy "
-                f"{either(owners)}"
-            )
+            raise _at_odds(values, key, "policy", f"no {key}, or policy {either(owners)}")
         if policy == owners[0] and policy != "elastic" and key not in values:
             raise ConfigError(f"policy is {policy!r} but there is no {key}; expected one")
     if values["method"] in BY_PASSES and policy != "auto":
@@ -318,17 +299,15 @@ def _check_schedule_word(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"{SCHEDULE_KEY} is {word!r}; expected {either(_SCHEDULES)}")
     # Transformers' default is 'constant' beside a threshold: the maximum stays, the threshold decides.
     if word != policy and (word, policy) != ("constant", "confidence"):
-        raise ConfigError(f"{SCHEDULE_KEY} is {word!r} but policy is {policy!r}; expected one of the two")
+        raise _at_odds(values, SCHEDULE_KEY, "policy", "one of the two")
 
 
 def _check_stopping(values: Mapping[str, Any]) -> None:
     policy, threshold = values["policy"], values.get("draft_confidence_threshold")
     if _stops(values) and policy in POLICIES and policy not in _STOPPING_POLICIES:
         why = ", which decides by itself when to stop" if policy == "auto" else ""
-        raise ConfigError(
-            f"draft_confidence_threshold is {threshold!r} but policy is {policy!r}{why}; expected no threshold, "
-            f"or policy {either(_STOPPING_POLICIES)}"
-        )
+        expected = f"no threshold, or policy {either(_STOPPING_POLICIES)}"
+        raise _at_odds(values, "draft_confidence_threshold", "policy", expected, why)
     if values["method"] not in WITH_CONFIDENCE and (_stops(values) or policy == "confidence"):
         given = "policy is 'confidence'" if policy == "confidence" else f"draft_confidence_threshold is {threshold!r}"
         raise ConfigError(
@@ -342,10 +321,12 @@ def _check_signal(values: Mapping[str, Any]) -> None:
         return
     for name, default in (("draft_confidence_scope", "batch_mean"), ("signal", "confidence")):
         if values.get(name, default) != default:
-            raise ConfigError(
-                f"{name} is {values[name]!r} but policy is {values['policy']!r}; expected a "
-                f"draft_confidence_threshold, or no {name}"
-            )
+            raise _at_odds(values, name, "policy", f"a draft_confidence_threshold, or no {name}")
+
+
+def _at_odds(values: Mapping[str, Any], key: str, other: str, expected: str, why: str = "") -> ConfigError:
+    """Of a key that cannot stand beside what another one says."""
+    return ConfigError(f"{key} is {plain(values[key])!r} but {other} is {values[other]!r}{why}; expected {expected}")
 
 
 def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
