@@ -159,9 +159,13 @@ def _from_logs(logs: Sequence[Path], given: Profile | None, path: Path | None, n
     _check_drafter(data.limits)
     rng = np.random.default_rng(0)
     trace = from_decision_logs(logs, rng)
-    costs, plain = (_fitted(data, names[0]),) * 2 if given is None else (ProfileCosts(given),) * 2
-    if isinstance(plain, FittedCosts):
-        plain = plain.without_drafter()
+    costs: CostModel
+    plain: CostModel
+    if given is None:
+        costs = fitted = _fitted(data, names[0])
+        plain = fitted.without_drafter()
+    else:
+        costs = plain = ProfileCosts(given)
     most = int(data.steps.requests.max())
     longest = min(LONGEST, data.limits.draft_lens[-1])
     profile = given or profile_of(costs, trace, data.limits.proposers[0], batches=batch_sizes(most), longest=longest)

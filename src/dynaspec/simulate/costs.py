@@ -54,6 +54,9 @@ def step_load(
     verified: Ints,
     ingested: Ints,
     chunks: Sequence[PrefillChunk] = (),
+    *,
+    kv_skipped: int = 0,
+    kv_redone: int = 0,
 ) -> StepLoad:
     """
     Args:
@@ -61,6 +64,7 @@ def step_load(
         drafted: [B] tokens drafted.
         verified: [B] tokens of them that the target tests.
         ingested: [B] committed tokens that the drafter's first pass takes in; 0 where it does not run.
+        kv_skipped, kv_redone: see ``Work``.
     """
     rows_per_pass, drafting, draft_context = _drafter_passes(traits, context, drafted, ingested)
     # Row j of a request (0-based) attends to context + j entries.
@@ -71,6 +75,8 @@ def step_load(
         verify_rows=int(verified.sum()) + len(context),
         kv_tokens=decode_kv + chunk_kv,
         prefill_rows=sum(c.count for c in chunks),
+        kv_skipped=kv_skipped,
+        kv_redone=kv_redone,
     )
     return StepLoad(
         work=work,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -433,8 +433,9 @@ class _Simulation:
         accepted = np.minimum(trace.runs[at], verified)
         emitted = np.minimum(accepted + 1, left)
         skipped, redone, lag = self._catch_up(plan, drafted, accepted, emitted, ingested)
-        load = step_load(self._traits, context, drafted.lens, verified, ingested, chunks)
-        load = _with_gating(load, skipped, redone)
+        load = step_load(
+            self._traits, context, drafted.lens, verified, ingested, chunks, kv_skipped=skipped, kv_redone=redone
+        )
         time = self._time(load)
         self._now += time.step_s
         ended = np.full(len(decoding), _REJECTED)
@@ -579,9 +580,3 @@ class _Simulation:
             self._finished_s[left] = self._now
             self._prefill.release(np.array(left))
             self._queue.ended(len(left), self._now)
-
-
-def _with_gating(load: StepLoad, skipped: int, redone: int) -> StepLoad:
-    if not skipped and not redone:
-        return load
-    return replace(load, work=replace(load.work, kv_skipped=skipped, kv_redone=redone))
