@@ -24,7 +24,6 @@ from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
 from dynaspec.model.decoder import Decoder
 from dynaspec.model.decoder_heads import load_head
-from dynaspec.model.decoder_heads.head import Head
 from dynaspec.model.quantization import Quantization
 from dynaspec.model.state_heads.base import StateHeads
 from dynaspec.model.state_heads.medusa import load_medusa
@@ -54,24 +53,17 @@ class Weights(Protocol):
     def kv_shapes(self, num_blocks: int) -> tuple[Shape, Shape]: ...
 
 
-class Loaded(Protocol):
+@dataclass(frozen=True, slots=True)
+class Loaded:
     """A method's weights. KV is sized by what all models need, so they are loaded before there is any."""
 
-    @property
-    def weights(self) -> Weights | None:
-        """What keeps KV of its own; None = nothing does."""
-        ...
-
+    weights: Weights | None
+    """What keeps KV of its own; None = nothing does."""
     taps: tuple[int, ...]
     """Hidden states of the target that it reads, see ``model.taps``."""
-
-    def drafter(self, arena: Arena, taps: Taps | None) -> Drafter | StateHeadsDrafter:
-        """
-        Args:
-            arena: of the KV of ``weights``; where there are none, the target's.
-            taps: where the target keeps ``taps``; None if it reads none.
-        """
-        ...
+    drafter: Callable[[Arena, Taps | None], Drafter | StateHeadsDrafter]
+    """Makes the drafter. It takes the arena of the KV of ``weights``, the target's where there are none; and where the
+    target keeps ``taps``, None if it reads none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,37 +118,31 @@ class Source:
         return self.target_checkpoint
 
 
-class LoadedModel:
-    """See ``Loaded``."""
+def _load_model(source: Source) -> Loaded:
+    """A draft model.
 
-    taps: tuple[int, ...] = ()
-
-    def __init__(self, source: Source) -> None:
-        """
-        Raises:
-            CheckpointError: see ``load_model``.
-            ConfigError: its vocabulary is not the target's.
-        """
-        config = source.config
-        self.weights: Model = source.load(
-            source.checkpoint,
-            revision=config.revision,
-            dtype=source.dtype if config.dtype == "auto" else config.dtype,
-            device=source.device,
-            trust_remote_code=source.trust_remote_code,
-            quantization=source.drafters_quantization,
+    Raises:
+        CheckpointError: see ``load_model``.
+        ConfigError: its vocabulary is not the target's.
+    """
+    config = source.config
+    model = source.load(
+        source.checkpoint,
+        revision=config.revision,
+        dtype=source.dtype if config.dtype == "auto" else config.dtype,
+        device=source.device,
+        trust_remote_code=source.trust_remote_code,
+        quantization=source.drafters_quantization,
+    )
+    found = model.config.vocab_size
+    translation = _translation(source, found) if config.use_heterogeneous_vocab else None
+    if found != source.vocab_size and translation is None:
+        raise ConfigError(
+            f"the drafter {source.checkpoint!r} has a vocabulary of {found} tokens but "
+            f"{source.target_name} has {source.vocab_size}; expected a drafter with the target's vocabulary, or "
+            "use_heterogeneous_vocab, which has it draft in its own"
         )
-        found = self.weights.config.vocab_size
-        self._translation = _translation(source, found) if config.use_heterogeneous_vocab else None
-        if found != source.vocab_size and self._translation is None:
-            raise ConfigError(
-                f"the drafter {source.checkpoint!r} has a vocabulary of {found} tokens but "
-                f"{source.target_name} has {source.vocab_size}; expected a drafter with the target's vocabulary, or "
-                "use_heterogeneous_vocab, which has it draft in its own"
-            )
-
-    def drafter(self, arena: Arena, taps: Taps | None) -> Drafter:
-        return DraftModel(self.weights, arena, translation=self._translation)
+    return Loaded(model, (), lambda arena, taps: DraftModel(model, arena, translation=translation))
 
 
 def _translation(source: Source, own_size: int) -> Translation | None:
@@ -187,88 +173,68 @@ def _translation(source: Source, own_size: int) -> Translation | None:
     )
 
 
-class LoadedEarlyExit:
-    """See ``Loaded``: the target's first layers, on the target's KV."""
+def _load_early_exit(source: Source) -> Loaded:
+    """The target's first layers, on the target's KV.
 
-    weights: Weights | None = None
-    taps: tuple[int, ...] = ()
-
-    def __init__(self, source: Source) -> None:
-        """
-        Raises:
-            ConfigError: the target has not so many layers, or cannot be run in part.
-        """
-        target, layers = source.target, source.config.assistant_early_exit or 0
-        self._traits = METHODS[source.config.method].traits
-        if not isinstance(target, Decoder):
-            raise ConfigError(
-                f"method is {source.config.method!r} but {source.target_name} does not run on this engine's own layers"
-                "; expected a model of a supported family"
-            )
-        if layers >= target.config.num_layers:
-            raise ConfigError(
-                f"assistant_early_exit is {layers} but {source.target_name} has {target.config.num_layers} layers; "
-                "expected fewer than that"
-            )
-        self._model = target.first_layers(layers)
-
-    def drafter(self, arena: Arena, taps: Taps | None) -> Drafter:
-        own = Arena(arena.layers[: self._model.config.num_layers])
-        return DraftModel(self._model, own, traits=self._traits, targets_kv=True)
-
-
-class LoadedDecoderHead:
-    """See ``Loaded``."""
-
-    def __init__(self, source: Source) -> None:
-        """
-        Raises:
-            CheckpointError: see ``load_head``.
-            ConfigError: see ``_target_of``.
-        """
-        target, self._method = _target_of(source), source.config.method
-        self.weights: Head = load_head(
-            self._method,
-            source.checkpoint,
-            target,
-            revision=source.revision,
-            quantization=source.drafters_quantization,
+    Raises:
+        ConfigError: the target has not so many layers, or cannot be run in part.
+    """
+    target, layers = source.target, source.config.assistant_early_exit or 0
+    traits = METHODS[source.config.method].traits
+    if not isinstance(target, Decoder):
+        raise ConfigError(
+            f"method is {source.config.method!r} but {source.target_name} does not run on this engine's own layers"
+            "; expected a model of a supported family"
         )
-        self.taps = self.weights.settings.states
-
-    def drafter(self, arena: Arena, taps: Taps | None) -> Drafter:
-        return DecoderHeadDrafter(self.weights, arena, _given(taps), self._method)
-
-
-class LoadedStateHeads:
-    """See ``Loaded``: heads that keep no KV and read the target's state after the final norm."""
-
-    weights: Weights | None = None
-
-    def __init__(self, source: Source, load: Callable[..., StateHeads]) -> None:
-        """
-        Args:
-            load: as ``load_medusa``.
-
-        Raises:
-            CheckpointError: see there.
-            ConfigError: see ``_target_of``; or longer drafts are asked for than there are heads.
-        """
-        target, config = _target_of(source), source.config
-        self._method = METHODS[config.method]
-        self._heads = load(
-            source.checkpoint, target, revision=source.revision, quantization=source.drafters_quantization
+    if layers >= target.config.num_layers:
+        raise ConfigError(
+            f"assistant_early_exit is {layers} but {source.target_name} has {target.config.num_layers} layers; "
+            "expected fewer than that"
         )
-        self.taps: tuple[int, ...] = (target.config.num_layers + 1,)
-        asked, longest = config.num_speculative_tokens, self._heads.longest
-        if asked > longest and config.policy not in UPPER_BOUND_POLICIES:
-            raise ConfigError(
-                f"num_speculative_tokens is {asked} and policy is {config.policy!r}, but {source.checkpoint!r} has "
-                f"{longest} heads, each for a token; expected at most {longest}"
-            )
+    model = target.first_layers(layers)
 
-    def drafter(self, arena: Arena, taps: Taps | None) -> StateHeadsDrafter:
-        return StateHeadsDrafter(self._heads, self._method.traits, _given(taps))
+    def drafter(arena: Arena, taps: Taps | None) -> Drafter:
+        own = Arena(arena.layers[: model.config.num_layers])
+        return DraftModel(model, own, traits=traits, targets_kv=True)
+
+    return Loaded(None, (), drafter)
+
+
+def _load_decoder_head(source: Source) -> Loaded:
+    """A head of decoder layers.
+
+    Raises:
+        CheckpointError: see ``load_head``.
+        ConfigError: see ``_target_of``.
+    """
+    target, method = _target_of(source), source.config.method
+    head = load_head(
+        method, source.checkpoint, target, revision=source.revision, quantization=source.drafters_quantization
+    )
+    states = head.settings.states
+    return Loaded(head, states, lambda arena, taps: DecoderHeadDrafter(head, arena, _given(taps), method))
+
+
+def _load_state_heads(source: Source, load: Callable[..., StateHeads]) -> Loaded:
+    """Heads that keep no KV and read the target's state after the final norm.
+
+    Args:
+        load: as ``load_medusa``.
+
+    Raises:
+        CheckpointError: see there.
+        ConfigError: see ``_target_of``; or longer drafts are asked for than there are heads.
+    """
+    target, config = _target_of(source), source.config
+    heads = load(source.checkpoint, target, revision=source.revision, quantization=source.drafters_quantization)
+    asked, longest = config.num_speculative_tokens, heads.longest
+    if asked > longest and config.policy not in UPPER_BOUND_POLICIES:
+        raise ConfigError(
+            f"num_speculative_tokens is {asked} and policy is {config.policy!r}, but {source.checkpoint!r} has "
+            f"{longest} heads, each for a token; expected at most {longest}"
+        )
+    traits, after_norm = METHODS[config.method].traits, (target.config.num_layers + 1,)
+    return Loaded(None, after_norm, lambda arena, taps: StateHeadsDrafter(heads, traits, _given(taps)))
 
 
 def _target_of(source: Source) -> Model:
@@ -297,13 +263,13 @@ def _given(taps: Taps | None) -> Taps:
 
 
 _LOADERS: Mapping[str, Callable[[Source], Loaded]] = {
-    "draft_model": LoadedModel,
-    "early_exit": LoadedEarlyExit,
-    "eagle": LoadedDecoderHead,
-    "eagle3": LoadedDecoderHead,
-    "medusa": partial(LoadedStateHeads, load=load_medusa),
-    "mlp_speculator": partial(LoadedStateHeads, load=load_mlp_speculator),
-    "mtp": LoadedDecoderHead,
+    "draft_model": _load_model,
+    "early_exit": _load_early_exit,
+    "eagle": _load_decoder_head,
+    "eagle3": _load_decoder_head,
+    "medusa": partial(_load_state_heads, load=load_medusa),
+    "mlp_speculator": partial(_load_state_heads, load=load_mlp_speculator),
+    "mtp": _load_decoder_head,
 }
 """Of the methods that draft by passes."""
 
