@@ -11,7 +11,7 @@ from scipy import stats
 
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.propose.passes import Spread
+from dynaspec.propose.drawing import Spread
 from dynaspec.sampling.draw import draw
 from dynaspec.sampling.grammar import Grammar
 from dynaspec.sampling.rng import Purpose

@@ -7,6 +7,7 @@ takes 2 µs by itself takes 10 there, several times a pass.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 
 from .ngram import gather_signal
-from .stopping import entry, stop, survive_or_stop
+from .stopping import CompiledRule, apply_rule, compiled_rule, stop_mask
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -32,28 +33,56 @@ Int64 = npt.NDArray[np.int64]
 
 _NO_RULE = StopRule(below=(0.0,))
 _EVERYTHING = np.empty(0, np.int64)
+_ABSENT = -1e9
+"""Logit of tokens that a drafter does not know. Finite: a grammar may leave only such, of which any may be drafted."""
 
 
-class DraftColumns:
-    """Tokens, signals and distributions of one propose call, filled one draft position a pass.
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Logits of a part of the vocabulary as logits of all of it, which is what processors work on."""
 
-    They stay on the device: between two passes the host reads a token only where a processor must see it.
+    vocab_size: int
+    places: torch.Tensor
+    """[V] the target's ids, on the logits' device."""
+
+    @classmethod
+    def over(cls, vocabulary: Ints | None, vocab_size: int, device: torch.device) -> Spread | None:
+        """See ``passes.draft_passes``; None where there is nothing to do."""
+        return None if vocabulary is None else cls(vocab_size, torch.from_numpy(vocabulary).to(device))
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        """[r, V] → [r, vocab_size]"""
+        spread = logits.new_full((logits.shape[0], self.vocab_size), _ABSENT)
+        spread[:, self.places] = logits
+        return spread
+
+
+class Drawn:
+    """Satisfies ``passes.DraftPasses`` on any device, each part by itself: drawing, and the stop rule.
+
+    Tokens, signals and distributions stay on the device: between two passes the host reads a token only where a
+    processor must see it.
     """
+
+    choices = None
 
     def __init__(
         self,
         sampler: SamplerState,
         batch: DecodeBatch,
-        width: int,
+        requests: Ints,
+        granted: Ints,
+        rule: StopRule | None,
         vocab_size: int,
         device: torch.device,
+        vocabulary: Ints | None = None,
         *,
         most_probable: bool,
         first_choice: bool,
     ) -> None:
-        """
+        """See ``passes.draft_passes``.
+
         Args:
-            width: longest draft.
             most_probable: every token is the one with the largest score.
             first_choice: that score is the drafter's own.
         """
@@ -61,11 +90,15 @@ class DraftColumns:
         self._sampler = sampler
         self._batch = batch
         self._lanes = lanes
+        self._requests = requests
+        self._rule = rule
         self._vocab_size = vocab_size
         self._most_probable = most_probable
         self._first_choice = first_choice
-        self._tokens = torch.zeros(lanes.size, width, dtype=torch.int64, device=device)
-        self._confidence = torch.zeros(lanes.size, width, device=device)
+        self._spread = Spread.over(vocabulary, vocab_size, device)
+        self._mask = stop_mask(rule, granted, device)
+        self._tokens = torch.zeros(lanes.size, int(granted.max(initial=0)), dtype=torch.int64, device=device)
+        self._confidence = torch.zeros_like(self._tokens, dtype=torch.float32)
         self._signal: torch.Tensor | None = None
         self._repeat_bonus: npt.NDArray[np.float32] | None = None
         self._seen = ops.to_host(self._tokens)
@@ -73,7 +106,13 @@ class DraftColumns:
         self._mirror = device.type != "cpu" and sampler.reads_drafts(lanes)
         self._q: torch.Tensor | None = None
 
-    def draw(self, logits: torch.Tensor, requests: Ints, position: int, rule: StopRule | None) -> torch.Tensor:
+    def take(self, logits: torch.Tensor, running: Ints, done: int) -> Ints:
+        if self._spread is not None:
+            logits = self._spread(logits)
+        self._mask.update(done, running, self._draw(logits, self._requests[running], done - 1))
+        return self._mask.running(done)
+
+    def _draw(self, logits: torch.Tensor, requests: Ints, position: int) -> torch.Tensor:
         """Draws token ``position`` (0-based) of each request.
 
         The signal is the largest probability of the raw softmax, before temperature or any processor; or the drawn
@@ -86,6 +125,7 @@ class DraftColumns:
         Returns:
             The signal [r] float32, on the logits' device.
         """
+        rule = self._rule
         first, chance, lead = ops.leaders(logits)
         confidence = chance
         tokens, q = first, None
@@ -139,22 +179,13 @@ class DraftColumns:
         return torch.from_numpy(gathered)
 
     def tokens(self, requests: Ints, position: int) -> torch.Tensor:
-        """[r] int64 drafted at ``position``, on the device."""
         return _get(self._tokens, requests, position)
 
     def confidence(self, requests: Ints, position: int) -> npt.NDArray[np.float32]:
-        """[r] the confidence in the tokens at ``position``, on the host; waits for the device."""
         return _get(self._confidence, requests, position).cpu().numpy()
 
-    def finish(self, requests: Ints, lengths: Ints, granted: Ints) -> Drafts:
-        """The drafts, cut to their final lengths.
-
-        Args:
-            requests: [A] places of those that drafted; others have length 0.
-            lengths: [A]
-            granted: [B] lengths asked for.
-        """
-        drafts = _cut(ops.to_host(self._tokens), requests, lengths, granted)
+    def finish(self, granted: Ints) -> Drafts:
+        drafts = _cut(ops.to_host(self._tokens), self._requests, self._mask.lengths(), granted)
         drafts.confidence = self._confidence.cpu().numpy()
         drafts.signal = None if self._signal is None else self._signal.cpu().numpy()
         drafts.repeat_bonus, drafts.q = self._repeat_bonus, self._q
@@ -172,7 +203,9 @@ def _cut(tokens: npt.NDArray[np.int64], requests: Ints, lengths: Ints, granted: 
 
     Args:
         tokens: [B, longest] zeroed behind the ends.
-        requests, lengths, granted: see ``DraftColumns.finish``.
+        requests: [A] places of those that drafted; others have length 0.
+        lengths: [A]
+        granted: [B] lengths asked for.
     """
     lens = np.zeros(granted.size, dtype=np.int64)
     lens[requests] = lengths
@@ -216,20 +249,9 @@ class Choices(NamedTuple):
     """[B, longest] of the drafts."""
     signal: Float32
     repeat_bonuses: Float32
-    """The same, where the rule looks at ``chance``."""
-    survives: bool
-    """The rule looks at ``chance`` [A], which follows from ``weight``, ``bias`` and ``offset`` [A], else at the
-    confidence; see ``stopping``."""
-    weight: float
-    bias: Float64
-    chance: Float64
-    offset: Float64
-    below: Float64
-    total_below: Float64
-    """One entry a pass, the last one goes on. −∞ = never."""
-    together: bool
-    drafted: Int64
-    """[A] tokens of each draft; those granted, as long as it has not ended."""
+    """The same, where the rule looks at survival."""
+    rule: CompiledRule
+    """With an entry for each of ``requests``."""
 
 
 class FirstChoices:
@@ -246,10 +268,7 @@ class FirstChoices:
         """See ``passes.draft_passes``."""
         shape = batch.lanes.size, int(granted.max(initial=0))
         rule = rule or _NO_RULE
-        survives = rule.signal == "survival"
-        signals = np.zeros((2, *(shape if survives else (0, 0))), np.float32)
-        # Confidences are compared in their own precision.
-        below = np.array(rule.below, np.float64 if survives else np.float32).astype(np.float64)
+        signals = np.zeros((2, *(shape if rule.signal == "survival" else (0, 0))), np.float32)
         self.choices = Choices(
             texts=batch.tokens,
             vocabulary=_EVERYTHING if vocabulary is None else vocabulary,
@@ -260,15 +279,7 @@ class FirstChoices:
             confidence=np.zeros(shape, np.float32),
             signal=signals[0],
             repeat_bonuses=signals[1],
-            survives=survives,
-            weight=rule.weight,
-            bias=np.array(rule.bias or (0.0,)),
-            chance=np.ones(granted.size),
-            offset=np.array(rule.offset) if rule.offset else np.zeros(granted.size),
-            below=below if below.size else np.zeros(1),
-            total_below=np.array(rule.total_below or (-np.inf,)),
-            together=rule.scope == "batch_mean",
-            drafted=granted.copy(),
+            rule=compiled_rule(rule, granted.copy()),
         )
 
     def take(self, logits: torch.Tensor, running: Ints, done: int) -> Ints:
@@ -284,9 +295,9 @@ class FirstChoices:
 
     def finish(self, granted: Ints) -> Drafts:
         made = self.choices
-        drafts = _cut(made.tokens, made.requests, made.drafted, granted)
+        drafts = _cut(made.tokens, made.requests, made.rule.lengths, granted)
         drafts.confidence = made.confidence
-        if made.survives:
+        if made.rule.survives:
             drafts.signal, drafts.repeat_bonus = made.signal, made.repeat_bonuses
         return drafts
 
@@ -309,8 +320,8 @@ def take_first(logits: Float32, running: Int64, done: int, choices: Choices) -> 
         known = choices.vocabulary
         choices.tokens[places[n], position] = known[first[n]] if known.size else first[n]
         choices.confidence[places[n], position] = probability[n]
-    below, total_below = entry(choices.below, done), entry(choices.total_below, done)
-    if choices.survives:
+    signal = probability
+    if choices.rule.survives:
         signal = gather_signal(
             lead,
             probability,
@@ -323,19 +334,5 @@ def take_first(logits: Float32, running: Int64, done: int, choices: Choices) -> 
             choices.signal,
             choices.repeat_bonuses,
         )
-        survive_or_stop(
-            choices.drafted,
-            running,
-            choices.chance,
-            signal,
-            choices.weight,
-            entry(choices.bias, done),
-            choices.offset,
-            done,
-            below,
-            total_below,
-            choices.together,
-        )
-    else:
-        stop(choices.drafted, running, probability, done, below, total_below, choices.together)
-    return np.flatnonzero(choices.drafted > done)
+    apply_rule(choices.rule, running, signal, done)
+    return np.flatnonzero(choices.rule.lengths > done)

@@ -7,7 +7,6 @@ for it, and who goes on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -24,12 +23,8 @@ from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 
 from .drafter import Drafter
-from .drawing import Choices, DraftColumns, FirstChoices
+from .drawing import Choices, Drawn, FirstChoices, Spread
 from .growth import Growth, add_nodes, next_parents, parent_rows, paths, rows_above, tokens_of
-from .stopping import StopMask, stop_mask
-
-_ABSENT = -1e9
-"""Logit of tokens that a drafter does not know. Finite: a grammar may leave only such, of which any may be drafted."""
 
 
 class DraftPasses(Protocol):
@@ -100,72 +95,18 @@ def draft_passes(
     first_choice = raw or (most_probable and sampler.leaves_alone(lanes))
     if first_choice and device.type == "cpu":
         return FirstChoices(batch, requests, granted, rule, vocabulary)
-    columns = DraftColumns(
+    return Drawn(
         sampler,
         batch,
-        int(granted.max(initial=0)),
+        requests,
+        granted,
+        rule,
         vocab_size,
         device,
+        vocabulary,
         most_probable=most_probable,
         first_choice=first_choice,
     )
-    return Drawn(columns, stop_mask(rule, granted, device), requests, rule, Spread.over(vocabulary, vocab_size, device))
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Logits of a part of the vocabulary as logits of all of it, which is what processors work on."""
-
-    vocab_size: int
-    places: torch.Tensor
-    """[V] the target's ids, on the logits' device."""
-
-    @classmethod
-    def over(cls, vocabulary: Ints | None, vocab_size: int, device: torch.device) -> Spread | None:
-        """See ``draft_passes``; None where there is nothing to do."""
-        return None if vocabulary is None else cls(vocab_size, torch.from_numpy(vocabulary).to(device))
-
-    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """[r, V] → [r, vocab_size]"""
-        spread = logits.new_full((logits.shape[0], self.vocab_size), _ABSENT)
-        spread[:, self.places] = logits
-        return spread
-
-
-class Drawn:
-    """Each part by itself: drawing, on any device, and the stop rule."""
-
-    choices = None
-
-    def __init__(
-        self,
-        columns: DraftColumns,
-        mask: StopMask,
-        requests: Ints,
-        rule: StopRule | None,
-        spread: Spread | None = None,
-    ) -> None:
-        self._columns = columns
-        self._mask = mask
-        self._requests = requests
-        self._rule = rule
-        self._spread = spread
-
-    def take(self, logits: torch.Tensor, running: Ints, done: int) -> Ints:
-        if self._spread is not None:
-            logits = self._spread(logits)
-        signal = self._columns.draw(logits, self._requests[running], done - 1, self._rule)
-        self._mask.update(done, running, signal)
-        return self._mask.running(done)
-
-    def tokens(self, requests: Ints, position: int) -> torch.Tensor:
-        return self._columns.tokens(requests, position)
-
-    def confidence(self, requests: Ints, position: int) -> npt.NDArray[np.float32]:
-        return self._columns.confidence(requests, position)
-
-    def finish(self, granted: Ints) -> Drafts:
-        return self._columns.finish(self._requests, self._mask.lengths(), granted)
 
 
 def grow_by_passes(

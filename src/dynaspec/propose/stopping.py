@@ -7,7 +7,7 @@ al., 2405.04304).
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from dynaspec.compiled import inlined, kernel
 from dynaspec.contract.step import StopRule
 
 Floats = npt.NDArray[np.floating]
+Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
@@ -53,12 +54,7 @@ def stop_mask(rule: StopRule | None, depth: Int64, device: torch.device) -> Stop
         return _Unstopped(depth)
     if device.type == "cuda":
         return _OnDevice(rule, depth, device)
-    return _SurvivalOnHost(rule, depth) if rule.signal == "survival" else _OnHost(rule, depth)
-
-
-def at_pass(column: tuple[float, ...], done: int) -> float:
-    """The entry for pass number ``done``; the last one goes on, and an empty column is 0 throughout."""
-    return column[min(done, len(column)) - 1] if column else 0.0
+    return _OnHost(rule, depth)
 
 
 class _Unstopped:
@@ -75,96 +71,92 @@ class _Unstopped:
         return self._lengths
 
 
-class _OnHost(_Unstopped):
-    def __init__(self, rule: StopRule, depth: Int64) -> None:
-        super().__init__(depth)
-        self._rule = rule
-
-    def update(self, done: int, rows: Int64, signal: torch.Tensor) -> None:
-        values: Floats = signal.numpy()
-        stop(
-            self._lengths,
-            rows,
-            values,
-            done,
-            float(values.dtype.type(at_pass(self._rule.below, done))),
-            at_pass(self._rule.total_below, done) if self._rule.total_below else -np.inf,
-            self._rule.scope == "batch_mean",
-        )
-
-
-class _SurvivalOnHost(_Unstopped):
-    """The signal is the chance of each row's draft that all of it is accepted."""
-
-    def __init__(self, rule: StopRule, depth: Int64) -> None:
-        super().__init__(depth)
-        self._rule = rule
-        self._chance = np.ones(depth.size)
-        self._offset = np.array(rule.offset) if rule.offset else np.zeros(depth.size)
-
-    def update(self, done: int, rows: Int64, signal: torch.Tensor) -> None:
-        rule = self._rule
-        survive_or_stop(
-            self._lengths,
-            rows,
-            self._chance,
-            signal.numpy(),
-            rule.weight,
-            at_pass(rule.bias, done),
-            self._offset,
-            done,
-            at_pass(rule.below, done),
-            at_pass(rule.total_below, done) if rule.total_below else -np.inf,
-            rule.scope == "batch_mean",
-        )
-
-
 @inlined
 def entry(column: Float64, done: int) -> float:
-    """``at_pass`` of an array that has an entry at least."""
+    """The entry for pass number ``done``; the last one goes on."""
     return float(column[min(done, column.size) - 1])
 
 
+class CompiledRule(NamedTuple):
+    """A stop rule for compiled code, and the drafts that it ends. A rows."""
+
+    lengths: Int64
+    """[A] tokens of each draft; those granted, as long as it has not ended."""
+    survives: bool
+    """The rule looks at ``chance`` [A], that all of a draft is accepted, which follows from ``weight``, ``bias`` and
+    ``offset`` [A]; else at the signal itself."""
+    weight: float
+    bias: Float64
+    chance: Float64
+    offset: Float64
+    below: Float64
+    total_below: Float64
+    """One entry a pass, the last one goes on. −∞ = never."""
+    together: bool
+
+
+def compiled_rule(rule: StopRule, lengths: Int64) -> CompiledRule:
+    """The rule for drafts of these lengths [A], which it shortens."""
+    survives = rule.signal == "survival"
+    # Confidences are compared in their own precision.
+    below = np.array(rule.below or (0.0,), np.float64 if survives else np.float32).astype(np.float64)
+    return CompiledRule(
+        lengths=lengths,
+        survives=survives,
+        weight=rule.weight,
+        bias=np.array(rule.bias or (0.0,)),
+        chance=np.ones(lengths.size),
+        offset=np.array(rule.offset) if rule.offset else np.zeros(lengths.size),
+        below=below,
+        total_below=np.array(rule.total_below or (-np.inf,)),
+        together=rule.scope == "batch_mean",
+    )
+
+
 @kernel
-def stop(
-    lengths: Int64, rows: Int64, values: Floats, done: int, below: float, total_below: float, together: bool
-) -> None:
+def apply_rule(rule: CompiledRule, rows: Int64, signal: Float32, done: int) -> None:
+    """Ends drafts of the rows [r] that have run, after ``done`` tokens, by their signal [r]."""
+    if not rule.survives:
+        _stop(rule, rows, signal, done)
+        return
+    values, bias = np.empty(rows.size), entry(rule.bias, done)
+    for n in range(rows.size):
+        rule.chance[rows[n]] /= 1.0 + np.exp(-(rule.weight * signal[n] + bias + rule.offset[rows[n]]))
+        values[n] = rule.chance[rows[n]]
+    _stop(rule, rows, values, done)
+
+
+@kernel
+def _stop(rule: CompiledRule, rows: Int64, values: Floats, done: int) -> None:
     """Rows end after ``done`` tokens where their value is below, or all of them where their mean is (``together``).
     Else those that would go on end too, where Σ (value − below) over them is less than ``total_below``."""
+    lengths, below = rule.lengths, entry(rule.below, done)
     mean, left = values.dtype.type(0.0), values.dtype.type(0.0)
     for n in range(rows.size):
         mean += values[n]
     mean /= values.dtype.type(rows.size)
     for n in range(rows.size):
-        if (mean if together else values[n]) < below:
+        if (mean if rule.together else values[n]) < below:
             lengths[rows[n]] = done
         elif lengths[rows[n]] > done:
             left += values[n] - below
-    if not together and left < total_below:
+    if not rule.together and left < entry(rule.total_below, done):
         for n in range(rows.size):
             lengths[rows[n]] = min(lengths[rows[n]], done)
 
 
-@kernel
-def survive_or_stop(
-    lengths: Int64,
-    rows: Int64,
-    chance: Float64,
-    signal: Floats,
-    weight: float,
-    bias: float,
-    offset: Float64,
-    done: int,
-    below: float,
-    total_below: float,
-    together: bool,
-) -> None:
-    """``stop`` after chance[row] *= σ(weight · signal + bias + offset[row])."""
-    values = np.empty(rows.size)
-    for n in range(rows.size):
-        chance[rows[n]] /= 1.0 + np.exp(-(weight * signal[n] + bias + offset[rows[n]]))
-        values[n] = chance[rows[n]]
-    stop(lengths, rows, values, done, below, total_below, together)
+class _OnHost(_Unstopped):
+    def __init__(self, rule: StopRule, depth: Int64) -> None:
+        super().__init__(depth)
+        self._rule = compiled_rule(rule, self._lengths)
+
+    def update(self, done: int, rows: Int64, signal: torch.Tensor) -> None:
+        apply_rule(self._rule, rows, signal.numpy(), done)
+
+
+def _at_pass(column: tuple[float, ...], done: int) -> float:
+    """The entry for pass number ``done``; the last one goes on, and an empty column is 0 throughout."""
+    return column[min(done, len(column)) - 1] if column else 0.0
 
 
 class _OnDevice:
@@ -183,11 +175,11 @@ class _OnDevice:
             signal = self._survival.update(done, index, signal)
         if self._rule.scope == "batch_mean":
             signal = ((signal * drafting).sum() / drafting.sum()).expand_as(signal)
-        below = at_pass(self._rule.below, done)
+        below = _at_pass(self._rule.below, done)
         lengths = torch.where(drafting & (signal < below), done, lengths)
         if self._rule.total_below and self._rule.scope == "request":
             going_on = lengths > done
-            poor = ((signal - below) * going_on).sum() < at_pass(self._rule.total_below, done)
+            poor = ((signal - below) * going_on).sum() < _at_pass(self._rule.total_below, done)
             lengths = torch.where(going_on & poor, done, lengths)
         self._lengths[index] = lengths
         self._publish()
@@ -211,7 +203,7 @@ class _OnDevice:
 
 
 class _SurvivalOnDevice:
-    """``_SurvivalOnHost``, without the host."""
+    """The chance of each row's draft that all of it is accepted, without the host."""
 
     def __init__(self, rule: StopRule, rows: int, device: torch.device) -> None:
         self._rule = rule
@@ -219,7 +211,7 @@ class _SurvivalOnDevice:
         self._offset = torch.tensor(rule.offset or (0.0,) * rows, device=device)
 
     def update(self, done: int, rows: torch.Tensor, signal: torch.Tensor) -> torch.Tensor:
-        score = self._rule.weight * signal + at_pass(self._rule.bias, done) + self._offset[rows]
+        score = self._rule.weight * signal + _at_pass(self._rule.bias, done) + self._offset[rows]
         chance = self._chance[rows] * torch.sigmoid(score)
         self._chance[rows] = chance
         return chance

@@ -9,9 +9,8 @@ import torch
 from dynaspec.contract.proposer import Drafts, Ints
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import StopRule
-from dynaspec.propose.drawing import DraftColumns, FirstChoices
-from dynaspec.propose.passes import DraftPasses, Drawn, draft_passes
-from dynaspec.propose.stopping import stop_mask
+from dynaspec.propose.drawing import Drawn, FirstChoices
+from dynaspec.propose.passes import DraftPasses, draft_passes
 from dynaspec.sampling.state import SamplerState
 from unit.propose.batches import Batch, batch
 
@@ -69,8 +68,8 @@ def drafts(passes: DraftPasses, seed: int) -> tuple[Drafts, list[list[int]]]:
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("seed", range(5))
 def test_one_call_gives_what_its_parts_give(rule: StopRule | None, seed: int) -> None:
-    columns = DraftColumns(sampler(), texts(), LONGEST, VOCAB, CPU, most_probable=True, first_choice=True)
-    parts, ran = drafts(Drawn(columns, stop_mask(rule, GRANTED, CPU), DRAFTING, rule), seed)
+    made = Drawn(sampler(), texts(), DRAFTING, GRANTED, rule, VOCAB, CPU, most_probable=True, first_choice=True)
+    parts, ran = drafts(made, seed)
     whole, ran_too = drafts(FirstChoices(texts(), DRAFTING, GRANTED, rule), seed)
     assert ran_too == ran
     assert whole.lens.tolist() == parts.lens.tolist()
