@@ -13,12 +13,11 @@ from .attention.cpu import attention_work
 from .batch import ForwardBatch
 from .compiled import NO_TAPS, CacheAddresses, CompiledDecoder
 from .config import DecoderConfig, MlpKind
-from .decoder import Decoder
+from .decoder import Decoder, Layer, Weights
 from .kernels import elementwise
 from .kernels.decode import PassRows, decode, repeat
 from .kernels.layers import move
 from .kernels.team import team_size
-from .layer import Layer, Weights
 from .linear import Linear
 from .ops import Norm, RopeTable
 from .packed import PackedLinear

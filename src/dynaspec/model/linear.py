@@ -1,11 +1,16 @@
-"""Linear layers, and which kind a model gets."""
+"""Linear layers: which kind a model gets, and what their weights are quantised to while they are loaded."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
+
+from dynaspec.contract.errors import ConfigError
+
+Quantization = Literal["int8", "int4"]
+"""What the weights of linear layers become: see ``kernels.int8`` and ``kernels.int4``."""
 
 
 class Linear(Protocol):
@@ -27,6 +32,23 @@ class PlainLinear:
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether layers are compiled ones, with weights in a form of their own."""
     return device.type == "cpu" and dtype == torch.float32
+
+
+def of_head(wanted: Quantization | None) -> Quantization | None:
+    """What the output layer becomes: int8 where others are int4, as it loses most by that."""
+    return "int8" if wanted == "int4" else wanted
+
+
+def check_quantization(wanted: Quantization | None, device: torch.device, dtype: torch.dtype) -> None:
+    """
+    Raises:
+        ConfigError: it is not available where the model is to run.
+    """
+    if wanted is not None and not can_pack(device, dtype):
+        raise ConfigError(
+            f"quantization is {wanted!r} but the model runs on {device.type} in {str(dtype).removeprefix('torch.')}; "
+            "expected no quantization, or device 'cpu' with dtype 'auto', 'float32' or 'bfloat16'"
+        )
 
 
 class LinearFactory:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,14 @@ from dynaspec.contract.errors import CheckpointError, ConfigError
 from .attention import attention_backend
 from .attention.base import AttentionSpec
 from .base import Model
-from .compressed_tensors import METHOD, CompressedCheckpoint, check_readable
 from .config import DecoderConfig
-from .decoder import Decoder, OpsDecoder
+from .decoder import Decoder, OpsDecoder, Weights, ops_for
 from .families import FAMILIES, Family
 from .families.common import UnsupportedVariantError, special_tokens
 from .generation_config import read_generation_config
-from .layer import Weights
-from .quantization import Quantization, check_not_quantised, check_quantization, quantised_with
+from .linear import Quantization, check_quantization
+from .quantised_checkpoints import METHOD, CompressedCheckpoint, is_compressed, quantised_with
 from .reader import Reader
-from .stack import ops_for
 from .weights import Checkpoint, TensorSource, find_checkpoint, read_json
 
 logger = logging.getLogger(__name__)
@@ -73,7 +70,7 @@ def load_model(
     directory = find_checkpoint(path_or_id, revision)
     if directory.is_file():
         return _load_gguf(directory, target, dtype, max_model_len, quantization)
-    compressed = _is_compressed(directory, read_json(directory / "config.json"))
+    compressed = is_compressed(directory, read_json(directory / "config.json"))
     hf = _read_config(directory, trust_remote_code)
     wanted, products = _dtypes(dtype, target, hf)
     check_quantization(quantization, target, wanted)
@@ -101,20 +98,6 @@ def load_model(
     config = replace(config, eos_token_ids=_end_tokens(config.eos_token_ids, directory))
     checkpoint = CompressedCheckpoint(directory) if compressed else Checkpoint(directory)
     return _load_decoder(checkpoint, FAMILIES[name], config, target, wanted, products, quantization)
-
-
-def _is_compressed(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint has matrices that are quantised in the way that ``compressed_tensors`` reads.
-
-    Raises:
-        CheckpointError: they are quantised otherwise.
-    """
-    found = config.get("quantization_config") or config.get("compression_config")
-    if isinstance(found, dict) and found.get("quant_method") == METHOD:
-        check_readable(directory, found)
-        return True
-    check_not_quantised(directory, config)
-    return False
 
 
 def _load_gguf(

@@ -9,9 +9,8 @@ import torch
 from dynaspec.contract.errors import CheckpointError
 
 from .config import DecoderConfig
-from .linear import Linear, LinearFactory, can_pack
+from .linear import Linear, LinearFactory, Quantization, can_pack, of_head
 from .ops import Norm
-from .quantization import Quantization, of_head
 from .weights import BlockSource, TensorSource
 
 
@@ -31,8 +30,8 @@ class Reader:
         Args:
             dtype: of activations.
             product_dtype: see ``Model``; None = the same.
-            quantization: of linear layers, see ``quantization``; embeddings and norms stay as they are. None = as
-                the checkpoint has them.
+            quantization: of linear layers, see ``linear.Quantization``; embeddings and norms stay as they are. None =
+                as the checkpoint has them.
         """
         self._checkpoint = checkpoint
         self._quantization = quantization
@@ -85,7 +84,7 @@ class Reader:
         return self._linear(self._quantised(weight, "a matrix", self._quantization), bias)
 
     def head(self, name: str, embedding: torch.Tensor, bias: bool = False, tied: str | None = None) -> Linear:
-        """The output layer, see ``quantization.of_head``: the embedding itself where the config ties them.
+        """The output layer, see ``linear.of_head``: the embedding itself where the config ties them.
 
         Args:
             tied: the embedding's name in the checkpoint, which may have blocks of it.

@@ -11,7 +11,7 @@ import torch
 
 from dynaspec.contract.errors import CheckpointError
 
-from .quantization import Quantization
+from .linear import Quantization
 
 _FILES = ("*.safetensors", "*.json", "tokenizer*", "*.txt", "*.model")
 HEADS_BESIDE = "medusa_head."

@@ -12,13 +12,12 @@ from gguf import GGMLQuantizationType as Kind
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
 from dynaspec.model.base import Model
-from dynaspec.model.decoder import Decoder
+from dynaspec.model.decoder import Decoder, Weights
 from dynaspec.model.gguf.file import GgufFile
 from dynaspec.model.kernels import gemm, int4, int8
-from dynaspec.model.layer import Weights
+from dynaspec.model.linear import check_quantization
 from dynaspec.model.loader import load_model
 from dynaspec.model.packed import PackedLinear
-from dynaspec.model.quantization import check_quantization
 from dynaspec.model.reader import Reader
 from parity.paging import in_passes
 from support.checkpoints import FAMILIES, save_pair

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from dynaspec.model.base import Model
-from dynaspec.model.quantization import Quantization, check_quantization
+from dynaspec.model.linear import Quantization, check_quantization
 
 from .eagle import load_eagle
 from .eagle3 import load_eagle3

@@ -13,10 +13,10 @@ from typing import Any
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
+from dynaspec.model.decoder import Layer
 from dynaspec.model.families.llama import projections
 from dynaspec.model.head_tensors import PICKLED, decoder_head_tensors
-from dynaspec.model.layer import Layer
-from dynaspec.model.quantization import Quantization
+from dynaspec.model.linear import Quantization
 from dynaspec.model.reader import Reader
 from dynaspec.model.weights import find_checkpoint, read_json
 

@@ -17,11 +17,11 @@ import torch
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
+from dynaspec.model.decoder import Layer
 from dynaspec.model.families.llama import projections
 from dynaspec.model.head_tensors import PICKLED, HeadTensors, decoder_head_tensors
-from dynaspec.model.layer import Layer
-from dynaspec.model.linear import Linear
-from dynaspec.model.quantization import Quantization, check_not_quantised, is_plain
+from dynaspec.model.linear import Linear, Quantization
+from dynaspec.model.quantised_checkpoints import check_not_quantised, is_plain
 from dynaspec.model.reader import Reader
 from dynaspec.model.weights import find_checkpoint, read_json
 

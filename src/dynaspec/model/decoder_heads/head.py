@@ -24,10 +24,9 @@ from dynaspec.model.attention.base import KV, AttentionSpec, Shape, bytes_per_bl
 from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.model.compiled import CacheAddresses
-from dynaspec.model.layer import Layer
+from dynaspec.model.decoder import Layer, OpsStack, ops_for
 from dynaspec.model.linear import Linear
 from dynaspec.model.ops import Norm, Ops
-from dynaspec.model.stack import OpsStack, ops_for
 
 from .config import FIRST_POSITION, HeadConfig
 

@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple
 from dynaspec.contract.errors import CheckpointError, ConfigError
 from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.families import qwen2, qwen3
+from dynaspec.model.decoder import Layer
 from dynaspec.model.families.common import UnsupportedVariantError
 from dynaspec.model.families.llama import projections
+from dynaspec.model.families.qwen import qwen2_config, qwen3_config
 from dynaspec.model.head_tensors import decoder_head_tensors
-from dynaspec.model.layer import Layer
-from dynaspec.model.quantization import Quantization
+from dynaspec.model.linear import Quantization
 from dynaspec.model.reader import Reader
 from dynaspec.model.weights import PREDICTION_LAYERS, find_checkpoint, read_json
 
@@ -123,7 +123,7 @@ def _decoder(path: Path, keys: Mapping[str, Any], family: Literal["qwen2", "qwen
     known = {key: value for key, value in keys.items() if key not in ("architectures", "model_type", "auto_map")}
     try:
         hf = AutoConfig.for_model(family, **known)
-        whole = qwen3.config(hf, None) if family == "qwen3" else qwen2.config(hf, None)
+        whole = qwen3_config(hf, None) if family == "qwen3" else qwen2_config(hf, None)
     except (UnsupportedVariantError, ConfigError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: the head's decoder cannot be built: {error}") from error
     return replace(whole, num_layers=1, windows=whole.windows[:1])

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.layer import Layer, Weights
+from dynaspec.model.decoder import Layer, Weights
 from dynaspec.model.linear import Linear
 from dynaspec.model.reader import Reader
 
 from .common import activation, length, require, special_tokens
-
-ARCHITECTURES = ("GPT2LMHeadModel",)
 
 
 def config(hf: Any, max_model_len: int | None) -> DecoderConfig:

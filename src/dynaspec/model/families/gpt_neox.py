@@ -7,13 +7,11 @@ from typing import Any
 import torch
 
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.layer import Layer, Weights
+from dynaspec.model.decoder import Layer, Weights
 from dynaspec.model.linear import Linear
 from dynaspec.model.reader import Reader
 
 from .common import activation, length, rope, special_tokens
-
-ARCHITECTURES = ("GPTNeoXForCausalLM",)
 
 
 def config(hf: Any, max_model_len: int | None) -> DecoderConfig:

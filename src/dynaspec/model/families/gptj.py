@@ -1,17 +1,23 @@
-"""GPT-J: interleaved partial rotary embedding; attention and MLP side by side behind one norm."""
+"""GPT-J and CodeGen: interleaved partial rotary embedding; attention and MLP side by side behind one norm.
+
+CodeGen stores queries, values and keys in four shards, as its training wanted them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from dynaspec.model.config import DecoderConfig, RopeConfig
-from dynaspec.model.layer import Layer, Weights
+from dynaspec.model.decoder import Layer, Weights
 from dynaspec.model.linear import Linear
 from dynaspec.model.reader import Reader
 
 from .common import activation, length, special_tokens
 
-ARCHITECTURES = ("GPTJForCausalLM",)
+_SHARDS = 4
 
 
 def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
@@ -39,23 +45,23 @@ def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
     )
 
 
-def weights(reader: Reader, config: DecoderConfig) -> Weights:
-    layers = (
-        layer(reader, config, f"transformer.h.{index}", _qkv(reader, config, f"transformer.h.{index}.attn"))
-        for index in range(config.num_layers)
-    )
-    return assemble(reader, config, tuple(layers))
+def gptj_weights(reader: Reader, config: DecoderConfig) -> Weights:
+    return _weights(reader, config, _gptj_qkv)
 
 
-def assemble(reader: Reader, config: DecoderConfig, layers: tuple[Layer, ...]) -> Weights:
-    """Layers with GPT-J's embedding, final norm and head."""
+def codegen_weights(reader: Reader, config: DecoderConfig) -> Weights:
+    return _weights(reader, config, _codegen_qkv)
+
+
+def _weights(reader: Reader, config: DecoderConfig, qkv: Callable[[Reader, DecoderConfig, str], Linear]) -> Weights:
     embedding = reader.tensor("transformer.wte.weight", config.vocab_size, config.hidden_size)
+    prefixes = (f"transformer.h.{index}" for index in range(config.num_layers))
+    layers = tuple(_layer(reader, config, prefix, qkv(reader, config, f"{prefix}.attn")) for prefix in prefixes)
     head = reader.head("lm_head", embedding, config.head_bias)
     return Weights(embedding, None, layers, reader.norm("transformer.ln_f"), head)
 
 
-def layer(reader: Reader, config: DecoderConfig, prefix: str, qkv: Linear) -> Layer:
-    """All of a layer but its queries, keys and values."""
+def _layer(reader: Reader, config: DecoderConfig, prefix: str, qkv: Linear) -> Layer:
     hidden, inner = config.hidden_size, config.intermediate_size
     return Layer(
         attention_norm=reader.norm(f"{prefix}.ln_1"),
@@ -67,6 +73,13 @@ def layer(reader: Reader, config: DecoderConfig, prefix: str, qkv: Linear) -> La
     )
 
 
-def _qkv(reader: Reader, config: DecoderConfig, prefix: str) -> Linear:
+def _gptj_qkv(reader: Reader, config: DecoderConfig, prefix: str) -> Linear:
     names = [f"{prefix}.{name}_proj" for name in "qkv"]
     return reader.linear(names, config.qkv_sizes, config.hidden_size)
+
+
+def _codegen_qkv(reader: Reader, config: DecoderConfig, prefix: str) -> Linear:
+    hidden = config.hidden_size
+    stored = reader.tensor(f"{prefix}.qkv_proj.weight", 3 * hidden, hidden)
+    query, value, key = stored.view(_SHARDS, 3, hidden // _SHARDS, hidden).unbind(1)
+    return reader.build(torch.cat([part.reshape(hidden, hidden) for part in (query, key, value)]))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.layer import Layer, Weights
+from dynaspec.model.decoder import Layer, Weights
 from dynaspec.model.reader import Reader
 
 from .common import activation, length, rope, special_tokens, windows_everywhere
-
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 
 
 def config(hf: Any, max_model_len: int | None) -> DecoderConfig:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.layer import Layer, Weights
+from dynaspec.model.decoder import Layer, Weights
 from dynaspec.model.reader import Reader
 
 from .common import activation, length, require, special_tokens
-
-ARCHITECTURES = ("OPTForCausalLM",)
 
 _OFFSET = 2
 """The first rows of the position embedding belong to padding."""

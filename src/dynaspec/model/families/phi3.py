@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.layer import Layer, Weights
+from dynaspec.model.decoder import Layer, Weights
 from dynaspec.model.reader import Reader
 
 from .common import windows_everywhere
 from .llama import assemble, shape
-
-ARCHITECTURES = ("Phi3ForCausalLM",)
 
 
 def config(hf: Any, max_model_len: int | None) -> DecoderConfig:

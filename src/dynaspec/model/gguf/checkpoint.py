@@ -11,7 +11,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
 
 from dynaspec.contract.errors import CheckpointError
-from dynaspec.model.quantization import Quantization
+from dynaspec.model.linear import Quantization
 
 from .file import KINDS, GgufFile, StoredTensor
 

@@ -10,7 +10,7 @@ import torch
 
 from dynaspec.model.base import Model
 from dynaspec.model.head_tensors import HeadTensors
-from dynaspec.model.quantization import Quantization, check_quantization
+from dynaspec.model.linear import Quantization, check_quantization
 from dynaspec.model.reader import Reader
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
 from dynaspec.model.head_tensors import PICKLED, HeadTensors, open_tensors
-from dynaspec.model.linear import Linear
-from dynaspec.model.quantization import Quantization
+from dynaspec.model.linear import Linear, Quantization
 from dynaspec.model.reader import Reader
 from dynaspec.model.weights import HEADS_BESIDE, find_checkpoint, read_json
 

@@ -23,11 +23,10 @@ import torch.nn.functional as F
 
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.model.base import Model
+from dynaspec.model.decoder import ops_for
 from dynaspec.model.head_tensors import PICKLED, HeadTensors, open_tensors
-from dynaspec.model.linear import Linear
+from dynaspec.model.linear import Linear, Quantization
 from dynaspec.model.ops import Norm, Ops
-from dynaspec.model.quantization import Quantization
-from dynaspec.model.stack import ops_for
 from dynaspec.model.weights import find_checkpoint, read_json
 
 from .base import kernels, on_cpu, reader_of

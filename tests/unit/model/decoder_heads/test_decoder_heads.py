@@ -21,11 +21,11 @@ from dynaspec.kv.arena import Arena
 from dynaspec.model.attention.reference import ReferenceAttention
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.decoder import OpsStack
 from dynaspec.model.decoder_heads import load_head
 from dynaspec.model.decoder_heads.eagle3 import load_eagle3, read_config
 from dynaspec.model.loader import load_model
 from dynaspec.model.ops import TorchOps
-from dynaspec.model.stack import OpsStack
 from dynaspec.model.taps import Taps
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.propose.drafter import DecoderHeadDrafter

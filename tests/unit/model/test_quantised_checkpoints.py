@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dynaspec.contract.errors import CheckpointError
-from dynaspec.model.compressed_tensors import CompressedCheckpoint, unpack
 from dynaspec.model.kernels import gemm
 from dynaspec.model.loader import load_model
+from dynaspec.model.quantised_checkpoints import CompressedCheckpoint, unpack
 from dynaspec.model.weights import read_json
 from support import compressed
 from support.checkpoints import FAMILIES, random_model

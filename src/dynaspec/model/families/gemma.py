@@ -1,20 +1,22 @@
-"""Gemma 2: norms before and after each part, soft caps, every other layer with a sliding window."""
+"""Gemma 2 and 3, text only: norms before and after each part, some layers with a sliding window.
+
+Gemma 2 has soft caps. Gemma 3 has norms on query and key heads instead, and another rotation in the layers that have a
+sliding window.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.layer import Layer, Weights
+from dynaspec.model.decoder import Layer, Weights
 from dynaspec.model.reader import Reader
 
-from .common import windows_by_type
+from .common import require, rope, windows_by_type
 from .llama import assemble, projections, shape
 
-ARCHITECTURES = ("Gemma2ForCausalLM",)
 
-
-def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
+def gemma2_config(hf: Any, max_model_len: int | None) -> DecoderConfig:
     return DecoderConfig(
         **shape(hf, max_model_len),
         norm="rms_plus_one",
@@ -23,6 +25,24 @@ def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
         windows=windows_by_type(hf),
         attention_scale=hf.query_pre_attn_scalar**-0.5,
         attention_softcap=hf.attn_logit_softcapping,
+        logits_softcap=hf.final_logit_softcapping,
+        embedding_scale=hf.hidden_size**0.5,
+    )
+
+
+def gemma3_config(hf: Any, max_model_len: int | None) -> DecoderConfig:
+    require(not hf.use_bidirectional_attention, "attention to what follows (use_bidirectional_attention)")
+    require(hf.attn_logit_softcapping is None, "soft caps of attention scores")
+    fields = shape(hf, max_model_len, "full_attention")
+    return DecoderConfig(
+        **fields,
+        local_rope=rope(hf, fields["head_dim"], fields["max_position"], layer_type="sliding_attention"),
+        norm="rms_plus_one",
+        qk_norm=True,
+        qkv_bias=bool(hf.attention_bias),
+        out_bias=bool(hf.attention_bias),
+        windows=windows_by_type(hf),
+        attention_scale=hf.query_pre_attn_scalar**-0.5,
         logits_softcap=hf.final_logit_softcapping,
         embedding_scale=hf.hidden_size**0.5,
     )

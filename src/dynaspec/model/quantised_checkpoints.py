@@ -1,6 +1,7 @@
-"""Checkpoints in the format of compressed-tensors whose weights alone are quantised (W4A16, W8A16).
+"""Checkpoints that others have quantised. Those of compressed-tensors whose weights alone are (W4A16, W8A16) are read;
+all others are refused.
 
-In place of a matrix ``x.weight`` [out, in] they hold
+In place of a matrix ``x.weight`` [out, in] those of compressed-tensors hold
 
 * ``x.weight_packed`` [out, ⌈in · bits / 32⌉] int32: numbers of 4 or 8 bits, the first one in a word's lowest bits;
 * ``x.weight_scale`` [out, groups], of equally many consecutive inputs each;
@@ -21,7 +22,7 @@ import torch
 
 from dynaspec.contract.errors import CheckpointError
 
-from .quantization import Quantization, quantised_with
+from .linear import Quantization
 from .weights import Checkpoint
 
 METHOD = "compressed-tensors"
@@ -34,7 +35,54 @@ _GROUP = 32
 """Inputs of a block, as in ``kernels.gemm``, which is imported only where it is used."""
 
 
-def check_readable(directory: Path, found: Mapping[str, Any]) -> None:
+def is_plain(weight: torch.Tensor) -> bool:
+    """Whether a tensor holds numbers, rather than what some quantisation has made of them."""
+    return weight.is_floating_point() and weight.dtype.itemsize > 1
+
+
+def check_not_quantised(directory: Path, config: Mapping[str, Any]) -> None:
+    """
+    Args:
+        config: the checkpoint's config.json.
+
+    Raises:
+        CheckpointError: its weights are not plain numbers.
+    """
+    found = config.get("quantization_config") or config.get("compression_config")
+    if not found:
+        return
+    method = found.get("quant_method") or found.get("quant_algo") if isinstance(found, dict) else found
+    raise CheckpointError(quantised_with(directory, method or "a method that its config.json does not name"))
+
+
+def quantised_with(directory: Path, what: str) -> str:
+    """The sentence that refuses a checkpoint."""
+    return (
+        f"{directory} is quantised with {what}, which is not read; "
+        "expected float32, bfloat16 or float16 weights, or a GGUF file (quantization='int8' or 'int4' quantises those "
+        "when they are loaded), or a model in compressed-tensors' format pack-quantized, whose weights alone are "
+        "quantised, to integers of 4 or 8 bits, by group or channel"
+    )
+
+
+def is_compressed(directory: Path, config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint has matrices that ``CompressedCheckpoint`` reads.
+
+    Args:
+        config: the checkpoint's config.json.
+
+    Raises:
+        CheckpointError: they are quantised otherwise.
+    """
+    found = config.get("quantization_config") or config.get("compression_config")
+    if isinstance(found, dict) and found.get("quant_method") == METHOD:
+        _check_readable(directory, found)
+        return True
+    check_not_quantised(directory, config)
+    return False
+
+
+def _check_readable(directory: Path, found: Mapping[str, Any]) -> None:
     """
     Args:
         found: ``quantization_config`` of the checkpoint.
