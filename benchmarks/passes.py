@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dynaspec.cli.demo import demo_target
-from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.decoder import Model
 from dynaspec.model.loader import load_model
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from dynaspec.model.kernels import gemm, int4, int8
+from dynaspec.model.kernels import gemm, integer_blocks
 from dynaspec.model.kernels.team import team_size
 from dynaspec.model.packed import PackedLinear
 
@@ -24,8 +24,8 @@ SIZES = ((576, 1536, 1), (576, 1536, 192), (1536, 576, 192), (576, 49152, 6))
 ROWS = (1, 4, 8, 16, 32)
 FORMS = {
     "bfloat16": (None, gemm.FLOAT32),
-    "int8": (int8.quantise, gemm.FLOAT32),
-    "int4": (int4.quantise, gemm.FLOAT32),
+    "int8": (integer_blocks.quantise_int8, gemm.FLOAT32),
+    "int4": (integer_blocks.quantise_int4, gemm.FLOAT32),
     "bfloat16 products": (None, gemm.best_arithmetic()),
 }
 """What quantises the weights, and the arithmetic."""

@@ -21,8 +21,8 @@ from dynaspec.contract.step import Limits, StepOutcome
 from dynaspec.sampling.draw import draw
 from dynaspec.sampling.grammar import Grammar, GrammarCompiler
 from dynaspec.sampling.grammar_state import GrammarState, LaneGrammars
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.rng import Purpose
-from dynaspec.sampling.rows import Rows
 from exactness.toy import ABSURD, PLAUSIBLE, PROMPT, REQUESTS, Decoder, World, decode_plainly, p_value
 from support.checkpoints import EOS, VOCAB, Pair
 from support.controllers import VaryingController

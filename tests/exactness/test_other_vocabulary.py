@@ -22,7 +22,7 @@ from dynaspec import SamplingParams
 from dynaspec.contract.proposer import DecodeBatch, Ints
 from dynaspec.contract.step import Limits
 from dynaspec.engine.tokenizer import Tokenizer
-from dynaspec.kv.arena import Arena
+from dynaspec.kv.blocks import Arena
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
 from dynaspec.propose import own_vocabulary

@@ -14,8 +14,8 @@ from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.propose.drawing import Spread
 from dynaspec.sampling.draw import draw
 from dynaspec.sampling.grammar import Grammar
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.rng import Purpose
-from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 from dynaspec.verify.chain import Accepted, RejectionSampling, accept_chain
 from unit.sampling.oracle import probabilities, process_row

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.decoder import Model
 from dynaspec.model.loader import load_model
 from support.checkpoints import FAMILIES, VOCAB, random_model, save
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.decoder import Model
 from dynaspec.model.taps import Taps
 
 from .checkpoints import TEXTS

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from dynaspec.model.attention.reference import ReferenceAttention
-from dynaspec.model.base import Model
-from dynaspec.model.decoder import Decoder, OpsDecoder
+from dynaspec.model.decoder import Decoder, Model, OpsDecoder
 from dynaspec.model.kernels.decode import logits
 from dynaspec.model.kernels.tiles import ROW_WORK
 from dynaspec.model.loader import load_model
-from dynaspec.model.ops import TorchOps
+from dynaspec.model.ops import Ops
 
 from .checkpoints import GPT_SIZES, LLAMA_SIZES, TEXTS, VOCAB, save_random, their_logits
 from .paging import PagedTexts, all_states, in_passes
@@ -144,7 +143,7 @@ def in_single_operations(model: Decoder) -> Decoder:
     """The same weights run by what runs on other devices and in other dtypes."""
     config, weights, device = model.config, model.weights, model.device
     attention = ReferenceAttention(model.attention.spec, device)
-    return OpsDecoder(config, weights, attention, TorchOps(), device, model.dtype, model.product_dtype)
+    return OpsDecoder(config, weights, attention, Ops(), device, model.dtype, model.product_dtype)
 
 
 def test_compiled_logits_have_the_same_bits(models: tuple[Model, Any]) -> None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
 
-from dynaspec.model.base import Model
+from dynaspec.model.decoder import Model
 from dynaspec.model.decoder_heads import load_head
 from dynaspec.model.decoder_heads.head import Head
 from dynaspec.model.loader import load_model

@@ -19,8 +19,8 @@ from dynaspec.contract.proposer import Proposer
 from dynaspec.contract.step import Controller, Limits
 from dynaspec.control.checkpoint import checkpoint_method
 from dynaspec.engine.build import build_engine
-from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE
+from dynaspec.model.decoder import Model
 from dynaspec.model.decoder_heads import load_head
 from dynaspec.model.loader import load_model
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dynaspec.kv.arena import Arena
-from dynaspec.model.base import Model
+from dynaspec.kv.blocks import Arena
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.decoder import Model
 from dynaspec.model.decoder_heads.head import Head
 from dynaspec.model.taps import Taps
 

@@ -8,14 +8,14 @@ import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from dynaspec.model.kernels import gemm, int4, int8
+from dynaspec.model.kernels import gemm, integer_blocks
 from dynaspec.model.kernels.tiles import PANEL
 from dynaspec.model.packed import PackedLinear
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
-QUANTISERS = {"int8": int8.quantise, "int4": int4.quantise}
+QUANTISERS = {"int8": integer_blocks.quantise_int8, "int4": integer_blocks.quantise_int4}
 _KINDS = {"int8": Kind.Q8_0, "int4": Kind.Q4_1}
 _GROUP = 32
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dynaspec.model.config import RopeConfig
-from dynaspec.model.ops import Norm, Ops, RopeTable, TorchOps
+from dynaspec.model.ops import Norm, Ops, RopeTable
 
 
 def _norm(width: int, bias: bool, like: dict[str, Any]) -> Norm:
@@ -53,11 +53,11 @@ CHECKS: list[Callable[[Ops, dict[str, Any]], list[torch.Tensor]]] = [add_norms, 
 def assert_same(
     check: Callable[[Ops, dict[str, Any]], list[torch.Tensor]], ops: Ops, device: str, dtype: torch.dtype
 ) -> None:
-    """``ops`` on random rows gives what ``TorchOps`` gives, to the rounding of ``dtype``."""
+    """``ops`` on random rows gives what ``Ops`` gives, to the rounding of ``dtype``."""
     like = {"device": torch.device(device), "dtype": dtype}
     tolerance = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     torch.manual_seed(0)
     found = check(ops, like)
     torch.manual_seed(0)
-    for mine, plain in zip(found, check(TorchOps(), like), strict=True):
+    for mine, plain in zip(found, check(Ops(), like), strict=True):
         torch.testing.assert_close(mine, plain, rtol=4 * tolerance, atol=4 * tolerance)

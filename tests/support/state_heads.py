@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import save_file
 
-from dynaspec.model.base import Model
+from dynaspec.model.decoder import Model
 from dynaspec.model.loader import load_model
 from dynaspec.propose.state_heads import StateHeadsProposer
 

@@ -19,7 +19,7 @@ from dynaspec.engine.config import EngineConfig
 from dynaspec.engine.engine import Engine
 from dynaspec.engine.tokenizer import Tokenizer
 from dynaspec.hosts import check_backend
-from dynaspec.model.base import Model
+from dynaspec.model.decoder import Model
 from dynaspec.model.loader import load_model
 from dynaspec.observe.counts import SpecCounts
 from dynaspec.runtime import settle

@@ -20,9 +20,9 @@ from dynaspec.control.estimate.costs import StepCosts
 from dynaspec.control.policies.short_names import PLAIN, PolicySpec, parse_policy
 from dynaspec.control.resolve import WIDTH_KEY
 from dynaspec.engine.engine import Engine
-from dynaspec.kv.arena import Arena
-from dynaspec.model.base import Model
+from dynaspec.kv.blocks import Arena
 from dynaspec.model.batch import BLOCK_SIZE
+from dynaspec.model.decoder import Model
 from dynaspec.model.loader import load_model
 from dynaspec.propose.pass_timing import CONTEXT, Runner
 from dynaspec.result_output import Tell, new_table

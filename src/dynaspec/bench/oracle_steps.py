@@ -22,9 +22,8 @@ from dynaspec.contract.step import ProposerTraits
 from dynaspec.control.estimate.acceptance import AcceptanceModel
 from dynaspec.control.estimate.costs import MeasuredStep, StepCosts
 from dynaspec.control.estimate.settings import AutoSettings
-from dynaspec.kv.arena import Arena
+from dynaspec.kv.blocks import Arena
 from dynaspec.kv.rows import ragged_rows
-from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.propose.drawing import ahead_on_device
 from dynaspec.propose.ngram import gather_signal

@@ -19,10 +19,9 @@ from dynaspec.contract.proposer import Proposer
 from dynaspec.contract.step import Limits
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
-from dynaspec.kv.arena import Arena, blocks_within
-from dynaspec.kv.blocks import BlockPool, BlockTables
-from dynaspec.model.base import Model
+from dynaspec.kv.blocks import Arena, BlockPool, BlockTables, blocks_within
 from dynaspec.model.batch import BLOCK_SIZE
+from dynaspec.model.decoder import Model
 from dynaspec.model.loader import load_model
 from dynaspec.model.taps import Taps
 from dynaspec.observe.decision_log import header_of, logged
@@ -35,8 +34,7 @@ from dynaspec.propose.registry import Loaded, Source, Weights, build_proposers, 
 from dynaspec.propose.router import Router
 from dynaspec.propose.state_heads import StateHeadsDrafter
 from dynaspec.sampling.state import SamplerState
-from dynaspec.schedule.lanes import Lanes
-from dynaspec.schedule.scheduler import Scheduler
+from dynaspec.schedule.scheduler import Lanes, Scheduler
 
 from .config import EngineConfig
 from .engine import Engine

@@ -15,7 +15,7 @@ from dynaspec.compiled import copy_row, kernel
 from dynaspec.contract.proposer import Drafts, Ints
 from dynaspec.kv.rows import RaggedRows, fill_rows, tokens_at
 from dynaspec.model.batch import ForwardBatch
-from dynaspec.sampling.rows import Rows
+from dynaspec.sampling.ops import Rows
 from dynaspec.schedule.batch import Chunk, StepBatch
 from dynaspec.verify.tree import DraftTrees
 
@@ -30,8 +30,6 @@ class PassLayout:
     """[S]"""
     starts: Ints
     """[S] KV entries before each run."""
-    counts: Ints
-    """[S]"""
     rows: RaggedRows
     tokens: Ints
     """[R] token ids of all rows."""
@@ -69,7 +67,7 @@ def lay_out(batch: StepBatch, drafts: Drafts, lens: Ints, block_size: int) -> Pa
     Writes the drafts behind the committed tokens of their lanes, where nothing is defined, so that one gather reads
     committed and drafted tokens alike.
     """
-    lanes, starts, counts, rows, tokens, decode_rows, sampled_at, sampled, padded, padded_lens = fill_layout(
+    lanes, starts, rows, tokens, decode_rows, sampled_at, sampled, padded, padded_lens = fill_layout(
         batch.tokens,
         batch.block_tables,
         block_size,
@@ -82,7 +80,6 @@ def lay_out(batch: StepBatch, drafts: Drafts, lens: Ints, block_size: int) -> Pa
     layout = PassLayout(
         lanes=lanes,
         starts=starts,
-        counts=counts,
         rows=RaggedRows(*rows),
         tokens=tokens,
         decode_rows=decode_rows,
@@ -164,7 +161,6 @@ def fill_layout(
 ) -> tuple[
     Ints,
     Ints,
-    Ints,
     tuple[Int32, Ints, Ints, Ints, Int32],
     Ints,
     int,
@@ -217,7 +213,6 @@ def fill_layout(
     return (
         lanes,
         starts,
-        counts,
         rows,
         tokens,
         decode_rows,

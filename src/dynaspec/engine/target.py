@@ -12,12 +12,12 @@ import torch
 
 from dynaspec.contract.proposer import Drafts, Ints
 from dynaspec.contract.step import SpecPlan
-from dynaspec.kv.arena import Arena
-from dynaspec.model.base import Model
+from dynaspec.kv.blocks import Arena
+from dynaspec.model.decoder import Model
 from dynaspec.model.taps import Taps
 from dynaspec.sampling.draw import logprobs
 from dynaspec.sampling.grammar import DeadEnd
-from dynaspec.sampling.rows import Rows
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.state import SamplerState
 from dynaspec.schedule.batch import Chunk, StepBatch, StepResult
 from dynaspec.schedule.request import TokenLogprobs

@@ -27,7 +27,7 @@ class CompiledDecoder(NamedTuple):
     position_embedding: Floats
     """[positions, hidden]; no rows = none"""
     layers: Int64
-    """[layers, …] see ``kernels.layers.run``."""
+    """[layers, …] see ``kernels.decode.run_layers``."""
     ends: Int64
     """[6] the final norm and the head, see ``kernels.decode``."""
     heads: tuple[int, int, int]

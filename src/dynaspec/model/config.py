@@ -29,7 +29,6 @@ class RopeConfig:
 class DecoderConfig:
     """A decoder-only Transformer. Shapes, and which of the field's variants each part is."""
 
-    family: str
     num_layers: int
     hidden_size: int
     vocab_size: int
@@ -64,8 +63,6 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     tied_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
-    pad_token_id: int | None = None
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:

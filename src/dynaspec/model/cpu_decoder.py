@@ -14,9 +14,8 @@ from .batch import ForwardBatch
 from .compiled import NO_TAPS, CacheAddresses, CompiledDecoder
 from .config import DecoderConfig, MlpKind
 from .decoder import Decoder, Layer, Weights
-from .kernels import elementwise
-from .kernels.decode import PassRows, decode, repeat
-from .kernels.layers import move
+from .kernels import row_ops
+from .kernels.decode import PassRows, decode, move, repeat
 from .kernels.team import team_size
 from .linear import Linear
 from .ops import Norm, RopeTable
@@ -24,11 +23,11 @@ from .packed import PackedLinear
 from .taps import Taps
 
 _ACTIVATIONS: dict[MlpKind, int] = {
-    "gated_silu": elementwise.SILU,
-    "gated_gelu_tanh": elementwise.GELU_TANH,
-    "relu": elementwise.RELU,
-    "gelu": elementwise.GELU,
-    "gelu_tanh": elementwise.GELU_TANH,
+    "gated_silu": row_ops.SILU,
+    "gated_gelu_tanh": row_ops.GELU_TANH,
+    "relu": row_ops.RELU,
+    "gelu": row_ops.GELU,
+    "gelu_tanh": row_ops.GELU_TANH,
 }
 _NONE, _NO_ANGLES = np.empty((0, 0), np.float32), np.empty((1, 0), np.float32)
 
@@ -63,7 +62,7 @@ class CpuDecoder(Decoder):
         """See ``Model``."""
         logits = self.weights.head(hidden)
         if self.config.logits_softcap is not None:
-            elementwise.softcap(logits.numpy().reshape(-1), self.config.logits_softcap)
+            row_ops.softcap(logits.numpy().reshape(-1), self.config.logits_softcap)
         return logits
 
     def move_kv(self, kv: Sequence[KV], source: torch.Tensor, target: torch.Tensor) -> None:
@@ -141,7 +140,7 @@ def _row(layer: Layer, spec: AttentionSpec, ropes: Sequence[RopeTable]) -> list[
 
 
 def matrix_row(linear: Linear) -> tuple[int, int, int, int, int]:
-    """What describes a matrix in a table of ``kernels.layers``."""
+    """What describes a matrix in a table of ``kernels.decode``."""
     if not isinstance(linear, PackedLinear):
         raise TypeError(f"a layer has a {type(linear).__name__}; expected a PackedLinear")
     return linear.packed.ctypes.data, linear.form, linear.arithmetic, linear.bias.ctypes.data, linear.width

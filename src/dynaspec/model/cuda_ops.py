@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import torch
+from triton import next_power_of_2
 
 from .config import MlpKind
 from .kernels import triton_rows as kernels
-from .ops import Norm, RopeTable, TorchOps
+from .ops import Norm, Ops, RopeTable
 
 _GATES: dict[MlpKind, int] = {"gated_silu": kernels.SILU, "gated_gelu_tanh": kernels.GELU_TANH}
 _GATE_TILE = 1024
 
 
-class CudaOps(TorchOps):
+class CudaOps(Ops):
     """See ``Ops``. Importing this module needs the package triton."""
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -24,7 +25,7 @@ class CudaOps(TorchOps):
     def head_norm(self, x: torch.Tensor, norm: Norm) -> None:
         rows, heads, dim = x.shape
         kernels.normalize_heads[rows, heads](
-            x, norm.weight, *x.stride()[:2], norm.eps, DIM=dim, TILE=_power_of_two(dim), num_warps=1
+            x, norm.weight, *x.stride()[:2], norm.eps, DIM=dim, TILE=next_power_of_2(dim), num_warps=1
         )
 
     def rotate(self, x: torch.Tensor, positions: torch.Tensor, table: RopeTable) -> None:
@@ -36,7 +37,7 @@ class CudaOps(TorchOps):
             table.sin,
             *x.stride()[:2],
             HALF=half,
-            TILE=_power_of_two(half),
+            TILE=next_power_of_2(half),
             INTERLEAVED=table.interleaved,
             num_warps=1,
         )
@@ -53,7 +54,7 @@ class CudaOps(TorchOps):
 
 def _normalize(x: torch.Tensor, delta: torch.Tensor, norm: Norm, add: bool) -> torch.Tensor:
     rows, width = x.shape
-    tile = _power_of_two(width)
+    tile = next_power_of_2(width)
     out = torch.empty_like(x)
     kernels.normalize[(rows,)](
         out,
@@ -69,8 +70,3 @@ def _normalize(x: torch.Tensor, delta: torch.Tensor, norm: Norm, add: bool) -> t
         num_warps=min(16, max(1, tile // 512)),
     )
     return out
-
-
-def _power_of_two(value: int) -> int:
-    """The smallest power of two ≥ value."""
-    return 1 << (value - 1).bit_length()

@@ -1,11 +1,14 @@
-"""A decoder: its weights, and its passes as one operation after the other. Every supported family is this code with
-other data."""
+"""A decoder: what the engine and the proposers see of it, its weights, and its passes as one operation after the other.
+
+Every supported family is this code with other data.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +18,7 @@ from .batch import ForwardBatch
 from .compiled import CompiledDecoder
 from .config import DecoderConfig
 from .linear import Linear
-from .ops import Norm, Ops, RopeTable, TorchOps
+from .ops import Norm, Ops, RopeTable
 from .taps import Taps
 
 
@@ -53,8 +56,67 @@ class Weights:
     head: Linear
 
 
-class Decoder(ABC):
-    """A decoder-only Transformer on paged KV, whatever runs its passes. See ``Model`` for the interface."""
+class Model(Protocol):
+    """A decoder that reads and writes a paged KV cache, which the caller owns."""
+
+    config: DecoderConfig
+    device: torch.device
+    dtype: torch.dtype
+    """Of activations, and of the KV cache unless that is told otherwise."""
+    product_dtype: torch.dtype
+    """What the inputs and weights of matrix products are rounded to: ``dtype``, or bfloat16 where that is float32."""
+    kv_bytes_per_block: int
+    """Bytes of one KV block over all layers, in the model's dtype."""
+    compiled: CompiledDecoder | None
+    """The same model for compiled code; None where its passes have to be run from Python."""
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """[vocabulary, hidden] of its tokens, in its dtype, before any scaling."""
+        ...
+
+    @property
+    def head(self) -> Linear:
+        """[R, hidden] after the final norm → [R, vocabulary], before any capping."""
+        ...
+
+    def kv_shapes(self, num_blocks: int) -> tuple[Shape, Shape]:
+        """Shapes of the key and of the value cache of one layer; their dtype is the model's, or bfloat16."""
+        ...
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None = None) -> torch.Tensor:
+        """Runs all rows of the batch and writes their KV.
+
+        Args:
+            batch: the rows; token ids within the vocabulary, positions below ``config.max_position``.
+            kv: key and value cache of every layer.
+            taps: hidden states to keep at the rows' slots.
+
+        Returns:
+            [R, hidden] after the final norm, in the model's dtype.
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [r, hidden] → logits [r, vocabulary], float32."""
+        ...
+
+    def move_kv(self, kv: Sequence[KV], source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies the KV of all layers from the slots ``source`` [n] to ``target`` [n], int64 on the model's device; all
+        is read before anything is written."""
+        ...
+
+    def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
+        """The same pass, with its logits, so many times, as those of a draft follow each other: to see what they take.
+
+        Args:
+            batch, kv: see ``forward``.
+        """
+        ...
+
+
+class Decoder(Model):
+    """A decoder-only Transformer on paged KV, whatever runs its passes."""
 
     compiled: CompiledDecoder | None = None
 
@@ -87,22 +149,6 @@ class Decoder(ABC):
     def head(self) -> Linear:
         """See ``Model``."""
         return self.weights.head
-
-    @abstractmethod
-    def forward(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None = None) -> torch.Tensor:
-        """See ``Model``."""
-
-    @abstractmethod
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See ``Model``."""
-
-    @abstractmethod
-    def move_kv(self, kv: Sequence[KV], source: torch.Tensor, target: torch.Tensor) -> None:
-        """See ``Model``."""
-
-    @abstractmethod
-    def repeat(self, batch: ForwardBatch, kv: Sequence[KV], passes: int) -> None:
-        """See ``Model``."""
 
     @abstractmethod
     def first_layers(self, count: int) -> Decoder:
@@ -258,7 +304,7 @@ class OpsDecoder(Decoder):
 def ops_for(device: torch.device) -> Ops:
     """The fastest operations for a device."""
     if device.type != "cuda":
-        return TorchOps()
+        return Ops()
     from .cuda_ops import CudaOps  # needs Triton
 
     return CudaOps()

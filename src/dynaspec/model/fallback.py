@@ -167,14 +167,14 @@ def load_fallback(
     dtype: torch.dtype,
     product_dtype: torch.dtype,
     max_model_len: int | None,
-    special: dict[str, Any],
+    end_tokens: tuple[int, ...],
     trust_remote_code: bool,
 ) -> FallbackModel:
     """Loads any decoder whose attention goes through Transformers' attention interface.
 
     Args:
         dtype, product_dtype: see ``Model``.
-        special: the fields of DecoderConfig that name special tokens.
+        end_tokens: see ``DecoderConfig.eos_token_ids``.
 
     Raises:
         CheckpointError: Transformers cannot load it, or it cannot be driven with paged KV.
@@ -183,7 +183,7 @@ def load_fallback(
     inner = _load(directory, device, dtype, trust_remote_code)
     try:
         spec = _probe_spec(inner)
-        config = _describe(inner.config, spec, length(inner.config.max_position_embeddings, max_model_len), special)
+        config = _describe(inner.config, spec, length(inner.config.max_position_embeddings, max_model_len), end_tokens)
         tokens = torch.randint(config.vocab_size, (_PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             expected = inner(tokens[None].to(device), use_cache=False).logits[0].float()
@@ -286,9 +286,8 @@ def _probe_logits(model: FallbackModel, tokens: torch.Tensor) -> torch.Tensor:
     return torch.cat(found)
 
 
-def _describe(hf: Any, spec: AttentionSpec, max_position: int, special: dict[str, Any]) -> DecoderConfig:
+def _describe(hf: Any, spec: AttentionSpec, max_position: int, end_tokens: tuple[int, ...]) -> DecoderConfig:
     return DecoderConfig(
-        family=hf.model_type,
         num_layers=hf.num_hidden_layers,
         hidden_size=hf.hidden_size,
         vocab_size=hf.vocab_size,
@@ -300,7 +299,7 @@ def _describe(hf: Any, spec: AttentionSpec, max_position: int, special: dict[str
         attention_scale=spec.scale,
         attention_softcap=spec.softcap,
         tied_embeddings=bool(getattr(hf, "tie_word_embeddings", False)),
-        **special,
+        eos_token_ids=end_tokens,
     )
 
 

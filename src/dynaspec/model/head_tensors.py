@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from dynaspec.contract.errors import CheckpointError
-from dynaspec.model.weights import Checkpoint
+
+from .weights import Checkpoint
 
 PICKLED = "pytorch_model.bin"
 """Where a head's tensors are if there are no *.safetensors."""
@@ -115,7 +117,7 @@ def open_tensors(directory: Path, what: str, files: Sequence[str] = ()) -> HeadT
     if name is not None and not name.endswith(".safetensors"):
         return HeadTensors(directory / name, what, _unpickled(directory / name))
     checkpoint = Checkpoint(directory, None if name is None else [name])
-    read = {one: _reader(checkpoint, one) for one in checkpoint.names}
+    read = {one: partial(checkpoint.tensor, one) for one in checkpoint.names}
     return HeadTensors(checkpoint.where, what, read)
 
 
@@ -135,10 +137,6 @@ def _own_name(name: str) -> str:
     if not name.startswith(_BARE):
         name = name.removeprefix("model.")
     return name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
-
-
-def _reader(checkpoint: Checkpoint, name: str) -> Callable[[], torch.Tensor]:
-    return lambda: checkpoint.tensor(name)
 
 
 def _unpickled(path: Path) -> dict[str, Callable[[], torch.Tensor]]:

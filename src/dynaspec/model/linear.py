@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from dynaspec.contract.errors import ConfigError
 
 Quantization = Literal["int8", "int4"]
-"""What the weights of linear layers become: see ``kernels.int8`` and ``kernels.int4``."""
+"""What the weights of linear layers become: see ``kernels.integer_blocks``."""
 
 
 class Linear(Protocol):

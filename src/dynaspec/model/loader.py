@@ -13,11 +13,10 @@ from dynaspec.contract.errors import CheckpointError, ConfigError
 
 from .attention import attention_backend
 from .attention.base import AttentionSpec
-from .base import Model
 from .config import DecoderConfig
-from .decoder import Decoder, OpsDecoder, Weights, ops_for
+from .decoder import Decoder, Model, OpsDecoder, Weights, ops_for
 from .families import FAMILIES, Family
-from .families.common import UnsupportedVariantError, special_tokens
+from .families.common import UnsupportedVariantError, end_tokens
 from .generation_config import read_generation_config
 from .linear import Quantization, check_quantization
 from .quantised_checkpoints import METHOD, CompressedCheckpoint, is_compressed, quantised_with
@@ -92,9 +91,8 @@ def load_model(
         from .fallback import load_fallback
 
         logger.warning("%s runs on Transformers' own modelling code, which is slower: %s", name, reason)
-        special = special_tokens(hf)
-        special["eos_token_ids"] = _end_tokens(special["eos_token_ids"], directory)
-        return load_fallback(directory, hf, target, wanted, products, max_model_len, special, trust_remote_code)
+        ends = _end_tokens(end_tokens(hf), directory)
+        return load_fallback(directory, hf, target, wanted, products, max_model_len, ends, trust_remote_code)
     config = replace(config, eos_token_ids=_end_tokens(config.eos_token_ids, directory))
     checkpoint = CompressedCheckpoint(directory) if compressed else Checkpoint(directory)
     return _load_decoder(checkpoint, FAMILIES[name], config, target, wanted, products, quantization)

@@ -1,9 +1,8 @@
-"""The elementwise and row-wise operations of a decoder, and PyTorch's for any device."""
+"""The elementwise and row-wise operations of a decoder, in PyTorch for any device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -44,54 +43,30 @@ class RopeTable:
         return [RopeTable.build(rope, config.max_position, device) for rope in ropes if rope is not None]
 
 
-class Ops(Protocol):
-    """What a decoder does beside its products and its attention. Shapes: x, delta [R, width], contiguous."""
+class Ops:
+    """What a decoder does beside its products and its attention, in plain PyTorch: any device and dtype.
 
-    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """Adds ``delta`` to ``x`` in place; returns the norm of the sum."""
-        ...
-
-    def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
-        """cap · tanh(x / cap) of x [R, width]; may overwrite its input."""
-        ...
+    Shapes: x, delta [R, width], contiguous.
+    """
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         """The norm of every row of x [R, width]."""
-        ...
-
-    def head_norm(self, x: torch.Tensor, norm: Norm) -> None:
-        """RMS norm of every head of x [R, heads, head_dim], in place."""
-        ...
-
-    def rotate(self, x: torch.Tensor, positions: torch.Tensor, table: RopeTable) -> None:
-        """Rotary embedding of x [R, heads, head_dim], in place."""
-        ...
-
-    def activate(self, kind: MlpKind, up: torch.Tensor) -> torch.Tensor:
-        """[R, 2 width] (gate, then up) → [R, width] for gated kinds, otherwise [R, width] → [R, width].
-
-        May overwrite its input.
-        """
-        ...
-
-
-class TorchOps:
-    """Plain PyTorch: any device and dtype."""
-
-    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         wide = x.to(norm.weight.dtype)
         if norm.bias is not None:
             return F.layer_norm(wide, norm.weight.shape, norm.weight, norm.bias, norm.eps).to(x.dtype)
         return F.rms_norm(wide, norm.weight.shape, norm.weight, norm.eps).to(x.dtype)
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """Adds ``delta`` to ``x`` in place; returns the norm of the sum."""
         x += delta
         return self.norm(x, norm)
 
     def head_norm(self, x: torch.Tensor, norm: Norm) -> None:
+        """RMS norm of every head of x [R, heads, head_dim], in place."""
         x.copy_(self.norm(x, norm))
 
     def rotate(self, x: torch.Tensor, positions: torch.Tensor, table: RopeTable) -> None:
+        """Rotary embedding of x [R, heads, head_dim], in place."""
         cos, sin = table.cos[positions][:, None, :], table.sin[positions][:, None, :]
         half = cos.shape[-1]
         rotated = x[..., : 2 * half]
@@ -104,6 +79,10 @@ class TorchOps:
         second.copy_(turned[1])
 
     def activate(self, kind: MlpKind, up: torch.Tensor) -> torch.Tensor:
+        """[R, 2 width] (gate, then up) → [R, width] for gated kinds, otherwise [R, width] → [R, width].
+
+        May overwrite its input.
+        """
         if kind == "gated_silu":
             gate, up = up.chunk(2, -1)
             return F.silu(gate) * up
@@ -115,4 +94,5 @@ class TorchOps:
         return F.gelu(up, approximate="tanh" if kind == "gelu_tanh" else "none")
 
     def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        """cap · tanh(x / cap) of x [R, width]; may overwrite its input."""
         return cap * torch.tanh(x / cap)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .kernels import gemm, int4, int8
+from .kernels import gemm
+from .kernels.integer_blocks import INT4_BLOCK, pack_int4, pack_int8
 from .kernels.team import team_size
 from .kernels.tiles import PANEL
 
@@ -21,18 +22,17 @@ class PackedLinear:
     ) -> None:
         """
         Args:
-            weight: [out, in] float32; or blocks [out, groups, bytes] of ``kernels.int8`` or ``kernels.int4``, which
-                have other sizes.
+            weight: [out, in] float32; or blocks [out, groups, bytes] of ``kernels.integer_blocks``.
             bias: [out]
             arithmetic: of a weight that is not blocks, see ``kernels.gemm``; with all but ``FLOAT32`` it is rounded to
                 bfloat16.
         """
         self.width = weight.shape[0]
         self.arithmetic = arithmetic
-        if weight.dtype == torch.uint8 and weight.shape[2] == int4.BLOCK:
-            self.packed, self.form = int4.pack(weight.numpy()), gemm.INT4
+        if weight.dtype == torch.uint8 and weight.shape[2] == INT4_BLOCK:
+            self.packed, self.form = pack_int4(weight.numpy()), gemm.INT4
         elif weight.dtype == torch.uint8:
-            self.packed, self.form = int8.pack(weight.numpy()), gemm.INT8
+            self.packed, self.form = pack_int8(weight.numpy()), gemm.INT8
         else:
             kept = weight if arithmetic == gemm.FLOAT32 else weight.bfloat16().float()
             self.packed, self.form = gemm.pack(kept.numpy(), arithmetic)

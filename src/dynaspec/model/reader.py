@@ -111,9 +111,9 @@ class Reader:
     def _quantised(self, weight: torch.Tensor, name: str, form: Quantization | None) -> torch.Tensor:
         if form is None or weight.dtype == torch.uint8:
             return weight
-        from .kernels import int4, int8  # only where they are used: compiled for CPU
+        from .kernels.integer_blocks import quantise_int4, quantise_int8  # only where they are used: compiled for CPU
 
-        quantise = {"int8": int8.quantise, "int4": int4.quantise}[form]
+        quantise = {"int8": quantise_int8, "int4": quantise_int4}[form]
         try:
             return torch.from_numpy(quantise(weight.numpy()))
         except ValueError as error:

@@ -20,7 +20,7 @@ from dynaspec.memory import zeros
 from .batch import BLOCK_SIZE
 
 _TOUCHED = 1 << 26
-"""Bytes whose pages are mapped at once, for the reason that ``kv.arena`` gives: states are a fraction of keys and
+"""Bytes whose pages are mapped at once, for the reason that ``kv.blocks`` gives: states are a fraction of keys and
 values."""
 
 

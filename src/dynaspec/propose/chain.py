@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dynaspec.compiled import copy_row, kernel
 from dynaspec.contract.proposer import Ints
-from dynaspec.kv.arena import Arena
+from dynaspec.kv.blocks import Arena
 from dynaspec.kv.rows import fill_rows
 from dynaspec.model.compiled import NO_TAPS, Addresses, CacheAddresses, CompiledDecoder
 from dynaspec.model.kernels.decode import PassRows, decode, logits

@@ -20,8 +20,8 @@ from dynaspec.contract.step import LOGIT_RANGE, StopRule
 from dynaspec.sampling import ops
 from dynaspec.sampling.cpu import leaders
 from dynaspec.sampling.draw import draw
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.rng import Purpose
-from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 
 from .ngram import gather_signal

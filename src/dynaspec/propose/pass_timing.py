@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from dynaspec.contract.costs import Curve, PassCosts
-from dynaspec.kv.arena import Arena
+from dynaspec.kv.blocks import Arena
 from dynaspec.model.attention.base import KV
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.config import DecoderConfig

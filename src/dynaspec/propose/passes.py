@@ -19,7 +19,7 @@ from dynaspec.kv.blocks import BlockTables
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.model.state_heads.base import StateHeads
 from dynaspec.sampling import ops
-from dynaspec.sampling.rows import Rows
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.state import SamplerState
 
 from .drafter import Drafter

@@ -17,12 +17,10 @@ from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import Proposer
 from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.resolve import DEFAULT_LOOKBEHIND, UPPER_BOUND_POLICIES
-from dynaspec.kv.arena import Arena
-from dynaspec.kv.blocks import BlockTables
+from dynaspec.kv.blocks import Arena, BlockTables
 from dynaspec.model.attention.base import Shape
-from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.decoder import Decoder
+from dynaspec.model.decoder import Decoder, Model
 from dynaspec.model.decoder_heads import load_head
 from dynaspec.model.quantization import Quantization
 from dynaspec.model.state_heads.base import StateHeads

@@ -1,4 +1,4 @@
-"""The row kernels of ``cpu`` and ``truncate`` in torch operations, for any device."""
+"""The row kernels of ``cpu`` in torch operations, for any device."""
 
 from __future__ import annotations
 

@@ -5,6 +5,10 @@ Compiled by numba, one thread, no GIL.
 exp and log are written out here. A library's vectorised and scalar versions differ in the last bit, and which of
 them an element meets depends on where in memory its row lies; these give the same bits for a row alone as in any
 batch. No reduction is reordered by the compiler (no ``fastmath``).
+
+The tail is cut in linear time. Top-k and top-p both keep the beginning of one order: larger scores first, equal scores
+by lower id. Where it ends is found by radix selection on the scores' bits, eleven or ten at a time, instead of by
+sorting.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.compiled import inlined, kernel
+from dynaspec.compiled import inlined, kernel, subroutine
 
 from .rng import Int64, UInt64, nth
 
@@ -32,6 +36,10 @@ _MANTISSA = 2**52 - 1
 _ONE_BITS = 1023 << 52
 _INF_BITS = 0x7FF << 52
 _WORD, _ALL = 32, np.int32(-1)
+_DIGITS = ((21, 11), (10, 11), (0, 10))
+"""(shift, width) in bits, from the top, of the digits that scores are selected by."""
+_BINS = 2**11
+_TOP_BIT = 2**31
 
 
 @inlined
@@ -99,7 +107,7 @@ def exponential(bits: np.uint64) -> float:
 
 
 @inlined
-def ordered(x: np.float32) -> np.int32:
+def _ordered(x: np.float32) -> np.int32:
     """An integer that orders as the float does; −0 and +0 are one."""
     bits = np.float32(x + np.float32(0.0)).view(np.int32)
     return bits if bits >= 0 else bits ^ np.int32(0x7FFFFFFF)
@@ -110,13 +118,13 @@ def _maximum(row: Float32) -> float:
     """The largest value. Integer comparison, which the compiler may vectorise."""
     top = np.int32(-(2**31))
     for i in range(row.size):
-        top = max(top, ordered(row[i]))
+        top = max(top, _ordered(row[i]))
     bits = top if top >= 0 else top ^ np.int32(0x7FFFFFFF)
     return np.float64(np.int32(bits).view(np.float32))
 
 
 @inlined
-def total(values: Float64) -> float:
+def _total(values: Float64) -> float:
     """Sum in a fixed order of eights."""
     result = 0.0
     whole = values.size - values.size % 8
@@ -130,7 +138,7 @@ def total(values: Float64) -> float:
 
 
 @inlined
-def weigh(row: Float32, out: Float64) -> None:
+def _weigh(row: Float32, out: Float64) -> None:
     """out = exp(row − max(row)); 0 where the row is −inf, also if all of it is."""
     top = _maximum(row)
     for i in range(row.size):
@@ -149,8 +157,8 @@ def softmax(scores: Float32, index: Int64, out: Float32) -> None:
     """
     weights = np.empty(scores.shape[1], np.float64)
     for r in range(index.size):
-        weigh(scores[index[r]], weights)
-        mass = total(weights)
+        _weigh(scores[index[r]], weights)
+        mass = _total(weights)
         scale = 1.0 / mass if mass > 0.0 else 0.0
         row = out[r]
         for i in range(row.size):
@@ -168,8 +176,8 @@ def probability(scores: Float32, tokens: Int64, out: Float32) -> None:
     """
     weights = np.empty(scores.shape[1], np.float64)
     for r in range(tokens.size):
-        weigh(scores[r], weights)
-        mass = total(weights)
+        _weigh(scores[r], weights)
+        mass = _total(weights)
         known = mass > 0.0 and not np.isnan(scores[r, tokens[r]])
         out[r] = np.float32(weights[tokens[r]] / mass) if known else np.nan
 
@@ -235,7 +243,7 @@ def excess(p: Float32, rows: Int64, scale: Float64, q: Float32, request: Int64, 
                 lanes[lane] += np.float64(max(times * row[i + lane] - other[i + lane], np.float32(0.0)))
         for i in range(whole, row.size):
             lanes[0] += np.float64(max(times * row[i] - other[i], np.float32(0.0)))
-        out[r] = total(lanes)
+        out[r] = _total(lanes)
 
 
 @kernel
@@ -358,3 +366,108 @@ def empty(scores: Float32, index: Int64, out: npt.NDArray[np.bool_]) -> None:
         while i < row.size and not row[i] > -np.inf:
             i += 1
         out[r] = i == row.size
+
+
+@kernel
+def truncate(scores: Float32, index: Int64, temperature: Float32, min_p: Float64, top_k: Int64, top_p: Float64) -> None:
+    """Divides rows by their temperature, then sets to −inf what min-p, top-k and top-p exclude, in that order.
+
+    Top-p's mass is that of what the others left, and a token stays while the mass before it is < top_p.
+
+    Args:
+        scores: [R, V], changed in place
+        index: [r] rows to change
+        temperature: [r], > 0
+        min_p: [r], 0 = all
+        top_k: [r], 0 = all
+        top_p: [r], 1 = all
+    """
+    vocab = scores.shape[1]
+    weights = np.empty(vocab, np.float64)
+    scratch = (np.empty(vocab, np.int64), np.empty(vocab, np.float64))
+    for r in range(index.size):
+        row = scores[index[r]]
+        for i in range(vocab):
+            row[i] = row[i] / temperature[r]
+        if min_p[r] > 0.0:
+            _drop_unlikely(row, min_p[r])
+        if 0 < top_k[r] < vocab:
+            weights[:] = 0.0
+            _keep_first(row, weights, 0.0, top_k[r], math.inf, scratch)
+        if top_p[r] < 1.0:
+            _weigh(row, weights)
+            mass = _total(weights)
+            # All tokens lighter than this weigh less than 1 − top_p together, so the end lies above them.
+            floor = 0.5 * (1.0 - top_p[r]) * mass / vocab
+            _keep_first(row, weights, floor, vocab, top_p[r] * mass, scratch)
+
+
+@subroutine
+def _drop_unlikely(row: Float32, min_p: float) -> None:
+    limit = np.float64(row.max()) + math.log(min_p)
+    for i in range(row.size):
+        if np.float64(row[i]) < limit:
+            row[i] = -np.inf
+
+
+@subroutine
+def _keep_first(
+    row: Float32, weights: Float64, floor: float, most: int, mass: float, scratch: tuple[Int64, Float64]
+) -> None:
+    """Keeps the first ``most`` tokens, and of those each with less than ``mass`` before it.
+
+    Tokens lighter than ``floor`` are known to lie behind.
+    """
+    orders, masses = scratch
+    count = 0
+    for i in range(row.size):
+        orders[count], masses[count] = _ordered(row[i]), weights[i]
+        count += weights[i] >= floor
+    last, ties = _last_kept(orders[:count], masses[:count], most, mass)
+    for i in range(row.size):
+        order = _ordered(row[i])
+        if order == last and ties > 0:
+            ties -= 1
+        elif order <= last:
+            row[i] = -np.inf
+
+
+@subroutine
+def _last_kept(orders: Int64, masses: Float64, most: int, mass: float) -> tuple[int, int]:
+    """(order of the last token kept, how many of exactly this order are kept); uses up its arguments."""
+    counts = np.empty(_BINS, np.int64)
+    sums = np.empty(_BINS, np.float64)
+    size, prefix, digit = orders.size, 0, 0
+    for shift, width in _DIGITS:
+        counts[:] = 0
+        sums[:] = 0.0
+        mask = (1 << width) - 1
+        for i in range(size):
+            digit = ((orders[i] + _TOP_BIT) >> shift) & mask
+            counts[digit] += 1
+            sums[digit] += masses[i]
+        digit, most, mass = _last_digit(counts, sums, most, mass)
+        prefix = (prefix << width) | digit
+        members = 0
+        for i in range(size):
+            orders[members], masses[members] = orders[i], masses[i]
+            members += ((orders[i] + _TOP_BIT) >> shift) & mask == digit
+        size = members
+    ties = 0
+    while ties < size and ties < most and ties * masses[0] < mass:
+        ties += 1
+    return prefix - _TOP_BIT, ties
+
+
+@subroutine
+def _last_digit(counts: Int64, sums: Float64, most: int, mass: float) -> tuple[int, int, float]:
+    """(digit, from the top, in which ``most`` tokens or ``mass`` is reached; what of both is left for it)."""
+    last, left, left_mass = 0, most, mass
+    for digit in range(counts.size - 1, -1, -1):
+        if counts[digit] > 0:
+            last, left, left_mass = digit, most, mass
+            most -= counts[digit]
+            mass -= sums[digit]
+            if most <= 0 or mass <= 0.0:
+                break
+    return last, left, left_mass

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 
 from . import ops
+from .ops import Rows
 from .rng import Int64, Purpose
-from .rows import Rows
 from .state import SamplerState
 
 Float32 = npt.NDArray[np.float32]

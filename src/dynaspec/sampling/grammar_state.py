@@ -11,8 +11,8 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from .grammar import Bits, DeadEnd, Grammar, fault_of
+from .ops import Rows
 from .rng import Int64
-from .rows import Rows
 
 
 @dataclass(frozen=True, slots=True)

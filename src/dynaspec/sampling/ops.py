@@ -1,4 +1,4 @@
-"""Row operations by device: numba on CPU, torch elsewhere.
+"""Rows of scores, and operations on them by device: numba on CPU, torch elsewhere.
 
 Row numbers live on the host. Drawn tokens stay where the scores are until ``to_host``, so that on CUDA a drafter's
 next pass need not wait for them.
@@ -6,13 +6,37 @@ next pass need not wait for them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from . import accelerator, cpu
 from .rng import Int64, UInt64
-from .truncate import truncate as truncate_on_cpu
+
+
+@dataclass(slots=True)
+class Rows:
+    """The logits rows of one model pass that are to be sampled from. R rows, B requests, drafts up to K tokens."""
+
+    lanes: Int64
+    """[R] lane (persistent table row of a running request) of each logits row."""
+    request: Int64
+    """[R] index into the first axis of ``drafts``."""
+    depth: Int64
+    """[R] number of drafted tokens x_1 … x_depth that the row has seen beyond the committed output."""
+    drafts: Int64
+    """[B, K] drafted tokens, zero-padded."""
+
+    def take(self, index: Int64) -> Rows:
+        """Some of the rows, with the same drafts."""
+        return Rows(self.lanes[index], self.request[index], self.depth[index], self.drafts)
+
+    def drafted(self, row: int) -> list[int]:
+        """x_1 … x_depth of a row."""
+        depth = int(self.depth[row])
+        return self.drafts[self.request[row], :depth].tolist() if depth else []
 
 
 def argmax(scores: torch.Tensor) -> torch.Tensor:
@@ -106,7 +130,7 @@ def truncate(
 ) -> None:
     """Temperature, min-p, top-k and top-p of the rows ``index`` [r] of scores [R, V], in place."""
     if _on_cpu(scores):
-        truncate_on_cpu(scores.numpy(), index, temperature, min_p, top_k, top_p)
+        cpu.truncate(scores.numpy(), index, temperature, min_p, top_k, top_p)
         return
     columns = (to_device(column, scores) for column in (temperature, min_p, top_k, top_p))
     scores[to_device(index, scores)] = accelerator.truncate(take(scores, index), *columns)

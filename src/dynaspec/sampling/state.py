@@ -19,8 +19,8 @@ from dynaspec.contract.sampling_params import SamplingParams
 from . import ops
 from .grammar import Grammar
 from .grammar_state import GrammarState, LaneGrammars
+from .ops import Rows
 from .rng import Int64, Purpose, UInt64, request_key, row_keys
-from .rows import Rows
 from .rules import LOWEST_TEMPERATURE, Needs, Rules
 
 Float32 = npt.NDArray[np.float32]

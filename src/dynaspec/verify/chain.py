@@ -40,8 +40,8 @@ from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import Drafts
 from dynaspec.sampling import ops
 from dynaspec.sampling.draw import draw
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.rng import Purpose, uniforms
-from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 
 Bools = npt.NDArray[np.bool_]

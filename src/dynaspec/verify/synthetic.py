@@ -17,8 +17,8 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.proposer import Drafts
 from dynaspec.sampling import ops
 from dynaspec.sampling.draw import draw
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.rng import Purpose, uniforms
-from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 
 from .chain import Accepted, emit, first_failures, padded

@@ -18,8 +18,8 @@ from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import Ints
 from dynaspec.sampling import ops
 from dynaspec.sampling.draw import draw
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.rng import Purpose
-from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 
 from .chain import Accepted

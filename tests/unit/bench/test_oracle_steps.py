@@ -38,9 +38,9 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import LOGIT_RANGE, StopRule
-from dynaspec.kv.arena import Arena
-from dynaspec.model.base import Model
+from dynaspec.kv.blocks import Arena
 from dynaspec.model.batch import BLOCK_SIZE
+from dynaspec.model.decoder import Model
 from dynaspec.model.loader import load_model
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.propose.drafter import DraftModel

@@ -22,8 +22,7 @@ from dynaspec.contract.step import DraftView, Limits, SpecPlan, StepOutcome, Ste
 from dynaspec.engine.loop import Loop, OverlappedLoop, SerialLoop
 from dynaspec.engine.step import Step
 from dynaspec.engine.target import TargetVerifier
-from dynaspec.kv.arena import Arena
-from dynaspec.kv.blocks import BlockPool, BlockTables
+from dynaspec.kv.blocks import Arena, BlockPool, BlockTables
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.model.config import DecoderConfig
 from dynaspec.model.taps import Taps
@@ -34,9 +33,8 @@ from dynaspec.propose.guard import FaultBarrier, NoProposer, TargetPassTimer
 from dynaspec.propose.ngram import NgramProposer
 from dynaspec.propose.router import Router
 from dynaspec.sampling.state import SamplerState
-from dynaspec.schedule.lanes import Lanes
 from dynaspec.schedule.request import Request
-from dynaspec.schedule.scheduler import Scheduler
+from dynaspec.schedule.scheduler import Lanes, Scheduler
 
 BLOCK = 16
 VOCAB = 32
@@ -62,7 +60,7 @@ class Read:
 
 
 class FakeModel:
-    """Satisfies ``model.base.Model``.
+    """Satisfies ``model.decoder.Model``.
 
     Args:
         order: how many tokens the next one depends on; None = all.
@@ -75,7 +73,7 @@ class FakeModel:
     compiled = None
 
     def __init__(self, *, order: int | None = None, deviates: float = 0.0, vocab: int = VOCAB) -> None:
-        self.config = DecoderConfig("fake", 1, 1, vocab, 1, 1, 1, 1, 4096)
+        self.config = DecoderConfig(1, 1, vocab, 1, 1, 1, 1, 4096)
         self.reads: list[list[Read]] = []
         """Sequences of each pass."""
         self.rows: list[int] = []

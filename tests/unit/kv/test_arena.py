@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dynaspec.contract.errors import CapacityError
-from dynaspec.kv.arena import Arena, blocks_within
+from dynaspec.kv.blocks import Arena, blocks_within
 
 
 @pytest.mark.parametrize(("memory", "needed", "blocks"), [(1000, 99, 10), (1099, 99, 10), (1000, 7, 7), (100, 9, 1)])
@@ -31,16 +31,16 @@ def test_an_arena_has_zeroed_keys_and_values_for_every_layer() -> None:
 
 _MAPPED = """
 import os, sys, torch
-import dynaspec.kv.arena as arenas
+import dynaspec.kv.blocks as blocks
 from dynaspec.model.taps import Taps
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 for touched in (128, 32):
-    arenas._TOUCHED = touched << 20
+    blocks._TOUCHED = touched << 20
     before = resident()
-    arena = arenas.Arena.allocate(1, ((4096, 4096), (4096, 4096)), torch.float32, torch.device("cpu"))
+    arena = blocks.Arena.allocate(1, ((4096, 4096), (4096, 4096)), torch.float32, torch.device("cpu"))
     print((resident() - before) / 2**20)
     del arena
 before = resident()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
-from dynaspec.model.base import Model
+from dynaspec.model.decoder import Model
 from dynaspec.model.loader import load_model
 from parity.paging import in_passes
 
@@ -34,7 +34,7 @@ def test_describes_itself(checkpoint: Path) -> None:
     config = model.config
     assert (config.num_layers, config.hidden_size, config.vocab_size) == (2, 32, 50)
     assert (config.num_heads, config.num_kv_heads, config.head_dim, config.max_position) == (2, 1, 16, 64)
-    assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
+    assert config.eos_token_ids == (2,)
     assert (model.device, model.dtype) == (torch.device("cpu"), torch.float32)
     assert model.kv_bytes_per_block == 2 * 2 * 16 * 16 * 4
     keys, values = model.kv_shapes(5)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from dynaspec.kv.arena import Arena
-from dynaspec.model.base import Model
+from dynaspec.kv.blocks import Arena
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.cpu_decoder import CpuDecoder
+from dynaspec.model.decoder import Model
 from dynaspec.model.loader import load_model
 from support.checkpoints import FAMILIES, VOCAB, random_model, save
 from support.head_passes import rows

@@ -8,17 +8,16 @@ import pytest
 import torch
 
 from dynaspec.model.config import MlpKind, RopeConfig
-from dynaspec.model.kernels import elementwise, rope
-from dynaspec.model.kernels import norm as norms
-from dynaspec.model.ops import Norm, Ops, RopeTable, TorchOps
+from dynaspec.model.kernels import row_ops
+from dynaspec.model.ops import Norm, Ops, RopeTable
 
 CPU = torch.device("cpu")
 ACTIVATIONS: dict[MlpKind, int] = {
-    "gated_silu": elementwise.SILU,
-    "gated_gelu_tanh": elementwise.GELU_TANH,
-    "relu": elementwise.RELU,
-    "gelu": elementwise.GELU,
-    "gelu_tanh": elementwise.GELU_TANH,
+    "gated_silu": row_ops.SILU,
+    "gated_gelu_tanh": row_ops.GELU_TANH,
+    "relu": row_ops.RELU,
+    "gelu": row_ops.GELU,
+    "gelu_tanh": row_ops.GELU_TANH,
 }
 WIDTHS = [16, 48, 52, 7]
 KINDS: list[MlpKind] = ["gated_silu", "gated_gelu_tanh", "relu", "gelu", "gelu_tanh"]
@@ -31,36 +30,36 @@ class KernelOps:
         out = torch.empty_like(x)
         flat, added, target = (tensor.numpy().reshape(-1) for tensor in (x, delta, out))
         if norm.bias is None:
-            norms.add_rms_norm(flat, added, norm.weight.numpy(), norm.eps, target)
+            row_ops.add_rms_norm(flat, added, norm.weight.numpy(), norm.eps, target)
         else:
-            norms.add_layer_norm(flat, added, norm.weight.numpy(), norm.bias.numpy(), norm.eps, target)
+            row_ops.add_layer_norm(flat, added, norm.weight.numpy(), norm.bias.numpy(), norm.eps, target)
         return out
 
     def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
-        elementwise.softcap(x.numpy().reshape(-1), cap)
+        row_ops.softcap(x.numpy().reshape(-1), cap)
         return x
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         out = torch.empty_like(x)
         flat, target = x.numpy().reshape(-1), out.numpy().reshape(-1)
         if norm.bias is None:
-            norms.rms_norm(flat, norm.weight.numpy(), norm.eps, target)
+            row_ops.rms_norm(flat, norm.weight.numpy(), norm.eps, target)
         else:
-            norms.layer_norm(flat, norm.weight.numpy(), norm.bias.numpy(), norm.eps, target)
+            row_ops.layer_norm(flat, norm.weight.numpy(), norm.bias.numpy(), norm.eps, target)
         return out
 
     def head_norm(self, x: torch.Tensor, norm: Norm) -> None:
-        norms.head_rms_norm(x.numpy(), norm.weight.numpy(), norm.eps)
+        row_ops.head_rms_norm(x.numpy(), norm.weight.numpy(), norm.eps)
 
     def rotate(self, x: torch.Tensor, positions: torch.Tensor, table: RopeTable) -> None:
-        rope.rotate(x.numpy(), positions.numpy(), table.cos.numpy(), table.sin.numpy(), table.interleaved)
+        row_ops.rotate(x.numpy(), positions.numpy(), table.cos.numpy(), table.sin.numpy(), table.interleaved)
 
     def activate(self, kind: MlpKind, up: torch.Tensor) -> torch.Tensor:
         if not kind.startswith("gated"):
-            elementwise.activate(up.numpy().reshape(-1), ACTIVATIONS[kind])
+            row_ops.activate(up.numpy().reshape(-1), ACTIVATIONS[kind])
             return up
         out = torch.empty(up.shape[0], up.shape[1] // 2)
-        elementwise.gated(up.numpy(), out.numpy(), ACTIVATIONS[kind])
+        row_ops.gated(up.numpy(), out.numpy(), ACTIVATIONS[kind])
         return out
 
 
@@ -70,7 +69,7 @@ Run = Callable[[Ops, torch.Tensor], torch.Tensor]
 def check(run: Run, x: torch.Tensor, tolerance: float = 2e-6) -> None:
     """``run`` gives PyTorch's values, and each row the same bits alone as together."""
     together = run(KernelOps(), x.clone())
-    torch.testing.assert_close(together, run(TorchOps(), x.clone()), rtol=1e-5, atol=tolerance)
+    torch.testing.assert_close(together, run(Ops(), x.clone()), rtol=1e-5, atol=tolerance)
     for row in range(len(x)):
         assert torch.equal(run(KernelOps(), x[row : row + 1].clone())[0], together[row])
 
@@ -123,7 +122,7 @@ def test_rotate(interleaved: bool, rotated: int) -> None:
     x = torch.randn(3, 4, 12)
     ours, theirs = x.clone(), x.clone()
     KernelOps().rotate(ours[:, :3], positions, table)
-    TorchOps().rotate(theirs[:, :3], positions, table)
+    Ops().rotate(theirs[:, :3], positions, table)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     assert torch.equal(ours[:, 3], x[:, 3])
     assert torch.equal(ours[..., rotated:], x[..., rotated:])

@@ -11,10 +11,9 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
-from dynaspec.model.base import Model
-from dynaspec.model.decoder import Decoder, Weights
+from dynaspec.model.decoder import Decoder, Model, Weights
 from dynaspec.model.gguf.file import GgufFile
-from dynaspec.model.kernels import gemm, int4, int8
+from dynaspec.model.kernels import gemm, integer_blocks
 from dynaspec.model.linear import check_quantization
 from dynaspec.model.loader import load_model
 from dynaspec.model.packed import PackedLinear
@@ -53,7 +52,7 @@ def assert_int8_of(found: Model, widened: Model) -> None:
         assert (one.form, other.form) == (gemm.INT8, gemm.FLOAT)
         meant = unpacked(other)
         np.testing.assert_array_equal(unpacked(one)[:, : meant.shape[1]], meant)
-        np.testing.assert_array_equal(one.packed, int8.pack(int8.quantise(meant)))
+        np.testing.assert_array_equal(one.packed, integer_blocks.pack_int8(integer_blocks.quantise_int8(meant)))
         np.testing.assert_array_equal(one.bias, other.bias)
     assert_near(logits(found, 5, 11), logits(widened, 5, 11))
 
@@ -107,13 +106,13 @@ def test_a_gguf_file_in_q8_0_loses_nothing(tied: bool, tmp_path: Path) -> None:
 
 def test_blocks_of_a_gguf_file_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = files.write(tmp_path / "model.gguf", files.random_model("LlamaConfig"))
-    monkeypatch.delattr(int8, "quantise")  # nothing is quantised a second time
+    monkeypatch.delattr(integer_blocks, "quantise_int8")  # nothing is quantised a second time
     found = weights_of(load_model(str(path), quantization="int8"))
     file = GgufFile(path)
     for layer, number in zip(found.layers, range(2), strict=True):
         raw = file.data(file.tensors[f"blk.{number}.ffn_down.weight"]).reshape(64, -1, 34)
         assert isinstance(layer.down, PackedLinear)
-        np.testing.assert_array_equal(layer.down.packed, int8.pack(raw.copy()))
+        np.testing.assert_array_equal(layer.down.packed, integer_blocks.pack_int8(raw.copy()))
 
 
 @pytest.mark.parametrize("kind", [Kind.Q5_1, Kind.F16])
@@ -123,8 +122,8 @@ def test_other_kinds_are_quantised_from_the_very_numbers_that_they_stand_for(kin
     found = weights_of(load_model(str(path), quantization="int8"))
     for layer, values in zip(found.layers, theirs.model.layers, strict=True):
         assert isinstance(layer.down, PackedLinear)
-        blocks = int8.quantise(values.mlp.down_proj.weight.detach().numpy())
-        np.testing.assert_array_equal(layer.down.packed, int8.pack(blocks))
+        blocks = integer_blocks.quantise_int8(values.mlp.down_proj.weight.detach().numpy())
+        np.testing.assert_array_equal(layer.down.packed, integer_blocks.pack_int8(blocks))
 
 
 def test_int8_needs_the_compiled_path(tmp_path: Path) -> None:
@@ -224,14 +223,16 @@ def test_int4_blocks_of_a_gguf_file_are_taken_as_they_are(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = files.write(tmp_path / "model.gguf", files.random_model("LlamaConfig"), kind, dtype=torch.float32)
-    monkeypatch.setattr(int4, "quantise", lambda weight: pytest.fail("a matrix is quantised a second time"))
+    monkeypatch.setattr(
+        integer_blocks, "quantise_int4", lambda weight: pytest.fail("a matrix is quantised a second time")
+    )
     found = load_model(str(path), quantization="int4")
     file = GgufFile(path)
     for layer, number in zip(weights_of(found).layers, range(2), strict=True):
         raw = file.data(file.tensors[f"blk.{number}.ffn_down.weight"]).reshape(64, 3, -1).copy()
-        blocks = raw if kind == Kind.Q4_1 else int4.from_symmetric(raw)
+        blocks = raw if kind == Kind.Q4_1 else integer_blocks.from_symmetric(raw)
         assert isinstance(layer.down, PackedLinear)
-        np.testing.assert_array_equal(layer.down.packed, int4.pack(blocks))
+        np.testing.assert_array_equal(layer.down.packed, integer_blocks.pack_int4(blocks))
     widened = load_model(str(path), dtype="float32")
     assert_near(logits(found, 5, 11), logits(widened, 5, 11))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynaspec.kv.arena import Arena
+from dynaspec.kv.blocks import Arena
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.taps import Taps
 from dynaspec.propose import pass_timing

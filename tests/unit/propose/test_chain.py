@@ -11,8 +11,8 @@ import torch
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import StopRule
-from dynaspec.kv.arena import Arena
-from dynaspec.model.base import Model
+from dynaspec.kv.blocks import Arena
+from dynaspec.model.decoder import Model
 from dynaspec.model.loader import load_model
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.propose.drafter import DraftModel

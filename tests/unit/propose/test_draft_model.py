@@ -10,7 +10,7 @@ import torch
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import LOGIT_RANGE, StopRule
-from dynaspec.kv.arena import Arena
+from dynaspec.kv.blocks import Arena
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.propose.drafter import DraftModel
 from dynaspec.propose.guard import FaultBarrier, TargetPassTimer

@@ -12,9 +12,9 @@ from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import SpecPlan, StopRule, TreeRule
 from dynaspec.contract.tree import TokenTree
-from dynaspec.kv.arena import Arena
-from dynaspec.model.base import Model
+from dynaspec.kv.blocks import Arena
 from dynaspec.model.batch import ForwardBatch
+from dynaspec.model.decoder import Model
 from dynaspec.propose.growth import add_nodes, as_drafts, grow, next_parents
 from unit.propose.batches import batch, plan, target
 from unit.propose.test_chain import SIZES, Desk, model

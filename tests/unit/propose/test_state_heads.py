@@ -13,9 +13,9 @@ from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import StopRule
-from dynaspec.kv.arena import Arena
-from dynaspec.model.base import Model
+from dynaspec.kv.blocks import Arena
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.decoder import Model
 from dynaspec.model.loader import load_model
 from dynaspec.model.state_heads.medusa import load_medusa
 from dynaspec.model.state_heads.mlp_speculator import load_mlp_speculator

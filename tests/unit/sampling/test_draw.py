@@ -7,8 +7,8 @@ import torch
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.sampling import accelerator, ops
 from dynaspec.sampling.draw import draw
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.rng import Purpose
-from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 
 VOCAB = 50

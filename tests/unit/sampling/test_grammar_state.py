@@ -12,7 +12,7 @@ import torch
 from dynaspec.contract.sampling_params import SamplingParams, StructuredOutputsParams
 from dynaspec.sampling.grammar import DeadEnd, Grammar, GrammarCompiler
 from dynaspec.sampling.grammar_state import Allowed, GrammarState
-from dynaspec.sampling.rows import Rows
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.state import SamplerState
 from support.letters import letters_grammar
 from unit.engine.texts import ByteTokenizer

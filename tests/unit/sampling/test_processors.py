@@ -8,8 +8,8 @@ import torch
 
 from dynaspec.contract.errors import IntegrityError, RequestError
 from dynaspec.contract.sampling_params import SamplingParams
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.rng import Purpose
-from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 from unit.sampling.oracle import process_row
 

@@ -10,9 +10,8 @@ from dynaspec.contract.step import SpecPlan, TreeRule
 from dynaspec.kv.blocks import BlockPool, BlockTables
 from dynaspec.sampling.grammar import DeadEnd
 from dynaspec.schedule.batch import Committed, StepBatch, StepResult
-from dynaspec.schedule.lanes import Lanes
 from dynaspec.schedule.request import Request
-from dynaspec.schedule.scheduler import Scheduler
+from dynaspec.schedule.scheduler import Lanes, Scheduler
 
 TOKEN = 3
 """What every row of these scenarios gives."""

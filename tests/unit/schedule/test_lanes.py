@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dynaspec.schedule.lanes import Lanes
+from dynaspec.schedule.scheduler import Lanes
 from unit.engine.fakes import request
 
 

@@ -6,7 +6,7 @@ import torch
 
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
-from dynaspec.sampling.rows import Rows
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.state import SamplerState
 from dynaspec.verify.chain import Accepted, BlockVerification, accept_chain
 from unit.verify.test_chain import GREEDY, UNSEEDED, VOCAB, chains, formed_state, one_hot, state_of

@@ -7,8 +7,8 @@ import torch
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams, StructuredOutputsParams
 from dynaspec.sampling.draw import draw
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.rng import Purpose
-from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 from dynaspec.verify.chain import accept_chain, residual
 from support.letters import letters_grammar

@@ -10,8 +10,8 @@ from dynaspec.contract.errors import ConfigError
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.sampling.draw import draw
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.rng import Purpose
-from dynaspec.sampling.rows import Rows
 from dynaspec.sampling.state import SamplerState
 from dynaspec.verify.chain import Accepted
 from dynaspec.verify.synthetic import SyntheticAcceptance

@@ -8,8 +8,8 @@ import torch
 
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.sampling.draw import draw
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.rng import Purpose
-from dynaspec.sampling.rows import Rows
 from dynaspec.verify.tree import DraftTrees, accept_tree, walk
 from unit.verify.test_chain import GREEDY, UNSEEDED, VOCAB, state_of
 

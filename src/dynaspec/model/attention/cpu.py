@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 
 from dynaspec.model.batch import BLOCK_SIZE, NO_ANCESTORS, ForwardBatch
-from dynaspec.model.kernels import kv_pages
 from dynaspec.model.kernels import paged_attention as kernels
 from dynaspec.model.kernels.attention_work import plan_work
 from dynaspec.model.kernels.simd import LANES
@@ -50,7 +49,7 @@ class CpuAttention:
     """Bitwise the same result for a row, whatever else is in the pass and however it is split over threads.
 
     K blocks are [kv heads, head_dim rounded up to 2, 16] and V blocks [kv heads, 16, head_dim rounded up to 16], see
-    ``kv_pages``.
+    ``paged_attention``.
     """
 
     def __init__(self, spec: AttentionSpec, threads: int) -> None:
@@ -64,7 +63,7 @@ class CpuAttention:
 
     def move(self, kv: KV, source: torch.Tensor, target: torch.Tensor) -> None:
         """See ``AttentionBackend.move``."""
-        kv_pages.move_kv(*_arrays(kv), source.numpy(), target.numpy())
+        kernels.move_kv(*_arrays(kv), source.numpy(), target.numpy())
 
     def prepare(self, batch: ForwardBatch) -> CpuMeta:
         spec = self.spec
@@ -90,7 +89,7 @@ class CpuAttention:
         """See ``AttentionBackend.attend``."""
         spec = self.spec
         k_cache, v_cache = _arrays(kv)
-        kv_pages.write_kv(k.numpy(), v.numpy(), k_cache, v_cache, meta.slots.numpy())
+        kernels.write_kv(k.numpy(), v.numpy(), k_cache, v_cache, meta.slots.numpy())
         out = np.empty((q.shape[0], spec.num_heads * spec.head_dim), np.float32)
         settings = spec.scale, spec.softcap or 0.0, window or 0, spec.hidden_keys
         kernels.attend(q.numpy(), k_cache, v_cache, out, *meta.work, *settings)

@@ -92,7 +92,7 @@ class CudaAttention:
     ) -> None:
         self.spec = spec
         self._device = device
-        self._attention, self._kv_write = _load_kernels()
+        self._kernels = _load_kernels()
         self._processors = processors or torch.cuda.get_device_properties(device).multi_processor_count
         self._group = spec.num_heads // spec.num_kv_heads
         self._padded_dim = max(16, _power_of_two(spec.head_dim))
@@ -173,7 +173,7 @@ class CudaAttention:
 
     def _write(self, k: torch.Tensor, v: torch.Tensor, kv: KV, meta: CudaMeta) -> None:
         width = self.spec.num_kv_heads * self.spec.head_dim
-        self._kv_write.write_kv[(len(meta.slots), -(-width // COPY_TILE))](
+        self._kernels.write_kv[(len(meta.slots), -(-width // COPY_TILE))](
             *kv,
             k,
             v,
@@ -213,7 +213,7 @@ class CudaAttention:
             "TILE_M": launch.tile_m,
             "SPLITS": launch.splits,
         }
-        self._attention.attend_paged[cells[:3]](
+        self._kernels.attend_paged[cells[:3]](
             out,
             partial,
             partial_lse,
@@ -245,7 +245,7 @@ class CudaAttention:
         )
         if split:
             grid = (cells[0], heads, launch.tile_m // self._group * self._group)
-            self._attention.merge_splits[grid](
+            self._kernels.merge_splits[grid](
                 out, partial, partial_lse, launch.tiles, meta.query_start, **shape, num_warps=4
             )
 
@@ -259,14 +259,14 @@ class _Plan:
     splits: int
 
 
-def _load_kernels() -> tuple[Any, Any]:
+def _load_kernels() -> Any:
     try:
-        from dynaspec.model.kernels import triton_attention, triton_kv_write
+        from dynaspec.model.kernels import triton_attention
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
         raise ConfigError("attention on CUDA needs the package triton, which is not installed") from error
-    return triton_attention, triton_kv_write
+    return triton_attention
 
 
 def _tile_table(query_start: Int32, members: npt.NDArray[np.intp], rows: Int32, rows_per_tile: int) -> Int32:

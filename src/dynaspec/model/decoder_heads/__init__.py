@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dynaspec.model.base import Model
+from dynaspec.model.decoder import Model
 from dynaspec.model.linear import Quantization, check_quantization
 
 from .eagle import load_eagle

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from dynaspec.contract.errors import CheckpointError
-from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
+from dynaspec.model.decoder import Model
 from dynaspec.model.families.common import UnsupportedVariantError
 from dynaspec.model.families.llama import shape
 
@@ -65,7 +65,7 @@ def llama_decoder(path: Path, keys: Mapping[str, Any], *, qkv_bias: bool) -> Dec
             raise CheckpointError(f"{path}: {key} is {values.get(key)!r}; expected a whole number above 0")
     if not isinstance(values["rms_norm_eps"], float | int):
         raise CheckpointError(f"{path}: rms_norm_eps is {values['rms_norm_eps']!r}; expected a number")
-    llama = SimpleNamespace(**values | {"model_type": "llama", "tie_word_embeddings": False})
+    llama = SimpleNamespace(**values | {"tie_word_embeddings": False})
     try:
         return DecoderConfig(**shape(llama, None), qkv_bias=qkv_bias)
     except (UnsupportedVariantError, AttributeError, KeyError, TypeError, ValueError) as error:

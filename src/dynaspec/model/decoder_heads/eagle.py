@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynaspec.contract.errors import CheckpointError
-from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.decoder import Layer
+from dynaspec.model.decoder import Layer, Model
 from dynaspec.model.families.llama import projections
 from dynaspec.model.head_tensors import PICKLED, decoder_head_tensors
 from dynaspec.model.linear import Quantization
@@ -30,16 +29,7 @@ _VLLMS = "EagleLlamaForCausalLM"
 def load_eagle(
     path_or_id: str, target: Model, *, revision: str | None = None, quantization: Quantization | None = None
 ) -> Head:
-    """Loads a head in the target's dtype, on its device.
-
-    Args:
-        path_or_id: a directory or a repository of the Hugging Face hub.
-        target: whose hidden states it reads, and whose embedding and output layer it uses.
-        quantization: see ``load_model``; of the head's own matrices.
-
-    Raises:
-        CheckpointError: the checkpoint is missing, incomplete, corrupt, or made for another target.
-    """
+    """See ``load_head``: a head of EAGLE-1 or EAGLE-2."""
     directory = find_checkpoint(path_or_id, revision, [PICKLED])
     path = directory / "config.json"
     raw = read_json(path)

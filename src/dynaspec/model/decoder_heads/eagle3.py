@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from dynaspec.contract.errors import CheckpointError
-from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.decoder import Layer
+from dynaspec.model.decoder import Layer, Model
 from dynaspec.model.families.llama import projections
 from dynaspec.model.head_tensors import PICKLED, HeadTensors, decoder_head_tensors
 from dynaspec.model.linear import Linear, Quantization
@@ -41,16 +40,7 @@ _FIXED = {
 def load_eagle3(
     path_or_id: str, target: Model, *, revision: str | None = None, quantization: Quantization | None = None
 ) -> Head:
-    """Loads a head in the target's dtype, on its device.
-
-    Args:
-        path_or_id: a directory or a repository of the Hugging Face hub, in any layout of ``docs/eagle3.md``.
-        target: whose hidden states it reads; embedding and head are shared where the checkpoint has none.
-        quantization: see ``load_model``; of the head's own matrices.
-
-    Raises:
-        CheckpointError: the checkpoint is missing, incomplete, corrupt, quantised, or made for another target.
-    """
+    """See ``load_head``: a head of EAGLE-3."""
     directory = find_checkpoint(path_or_id, revision, [PICKLED])
     path = directory / "config.json"
     raw = read_json(path)

@@ -21,10 +21,9 @@ import torch.nn.functional as F
 
 from dynaspec.model.attention import attention_backend
 from dynaspec.model.attention.base import KV, AttentionSpec, Shape, bytes_per_block
-from dynaspec.model.base import Model
 from dynaspec.model.batch import ForwardBatch
 from dynaspec.model.compiled import CacheAddresses
-from dynaspec.model.decoder import Layer, OpsStack, ops_for
+from dynaspec.model.decoder import Layer, Model, OpsStack, ops_for
 from dynaspec.model.linear import Linear
 from dynaspec.model.ops import Norm, Ops
 
@@ -178,8 +177,8 @@ def kernels() -> Any:
 def _compile(config: HeadConfig, weights: HeadWeights, spec: AttentionSpec) -> CompiledHead:
     """The head that these weights are of, for compiled code."""
     from dynaspec.model.cpu_decoder import compile_decoder, matrix_row, norm_row
+    from dynaspec.model.kernels.decode import MATRIX
     from dynaspec.model.kernels.decoder_heads import CompiledHead
-    from dynaspec.model.kernels.layers import MATRIX
 
     none = (0,) * MATRIX
     ends = weights.embedding, weights.head, weights.final_norm

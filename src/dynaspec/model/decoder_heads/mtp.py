@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
-from dynaspec.model.base import Model
 from dynaspec.model.config import DecoderConfig
-from dynaspec.model.decoder import Layer
+from dynaspec.model.decoder import Model
 from dynaspec.model.families.common import UnsupportedVariantError
-from dynaspec.model.families.llama import projections
+from dynaspec.model.families.llama import layer
 from dynaspec.model.families.qwen import qwen2_config, qwen3_config
 from dynaspec.model.head_tensors import decoder_head_tensors
 from dynaspec.model.linear import Quantization
@@ -73,14 +72,7 @@ def load_mtp(
     width = decoder.hidden_size
     weights = HeadWeights(
         embedding=target.embedding,
-        layers=(
-            Layer(
-                attention_norm=reader.norm(f"{_PREFIX}.input_layernorm"),
-                mlp_norm=reader.norm(f"{_PREFIX}.post_attention_layernorm"),
-                window=decoder.window(0),
-                **projections(reader, decoder, _PREFIX),
-            ),
-        ),
+        layers=(layer(reader, decoder, _PREFIX, 0),),
         head=target.head,
         hidden_norm=reader.norm(f"{_PREFIX}.hidden_layernorm"),
         embedding_norm=reader.norm(f"{_PREFIX}.token_layernorm"),

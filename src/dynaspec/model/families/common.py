@@ -58,14 +58,9 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def special_tokens(hf: Any) -> dict[str, Any]:
-    """The fields of DecoderConfig that name special tokens."""
-    bos = token_ids(getattr(hf, "bos_token_id", None))
-    return {
-        "eos_token_ids": token_ids(getattr(hf, "eos_token_id", None)),
-        "bos_token_id": bos[0] if bos else None,
-        "pad_token_id": getattr(hf, "pad_token_id", None),
-    }
+def end_tokens(hf: Any) -> tuple[int, ...]:
+    """The end-of-sequence tokens that a config names."""
+    return token_ids(getattr(hf, "eos_token_id", None))
 
 
 def windows_by_type(hf: Any) -> tuple[int | None, ...]:

@@ -17,35 +17,29 @@ from .llama import assemble, projections, shape
 
 
 def gemma2_config(hf: Any, max_model_len: int | None) -> DecoderConfig:
-    return DecoderConfig(
-        **shape(hf, max_model_len),
-        norm="rms_plus_one",
-        qkv_bias=bool(hf.attention_bias),
-        out_bias=bool(hf.attention_bias),
-        windows=windows_by_type(hf),
-        attention_scale=hf.query_pre_attn_scalar**-0.5,
-        attention_softcap=hf.attn_logit_softcapping,
-        logits_softcap=hf.final_logit_softcapping,
-        embedding_scale=hf.hidden_size**0.5,
-    )
+    return DecoderConfig(**_fields(hf, max_model_len), attention_softcap=hf.attn_logit_softcapping)
 
 
 def gemma3_config(hf: Any, max_model_len: int | None) -> DecoderConfig:
     require(not hf.use_bidirectional_attention, "attention to what follows (use_bidirectional_attention)")
     require(hf.attn_logit_softcapping is None, "soft caps of attention scores")
-    fields = shape(hf, max_model_len, "full_attention")
-    return DecoderConfig(
-        **fields,
-        local_rope=rope(hf, fields["head_dim"], fields["max_position"], layer_type="sliding_attention"),
-        norm="rms_plus_one",
-        qk_norm=True,
-        qkv_bias=bool(hf.attention_bias),
-        out_bias=bool(hf.attention_bias),
-        windows=windows_by_type(hf),
-        attention_scale=hf.query_pre_attn_scalar**-0.5,
-        logits_softcap=hf.final_logit_softcapping,
-        embedding_scale=hf.hidden_size**0.5,
-    )
+    fields = _fields(hf, max_model_len, "full_attention")
+    local = rope(hf, fields["head_dim"], fields["max_position"], layer_type="sliding_attention")
+    return DecoderConfig(**fields, local_rope=local, qk_norm=True)
+
+
+def _fields(hf: Any, max_model_len: int | None, layer_type: str | None = None) -> dict[str, Any]:
+    """The fields that mean the same in both; ``layer_type``: see ``shape``."""
+    return {
+        **shape(hf, max_model_len, layer_type),
+        "norm": "rms_plus_one",
+        "qkv_bias": bool(hf.attention_bias),
+        "out_bias": bool(hf.attention_bias),
+        "windows": windows_by_type(hf),
+        "attention_scale": hf.query_pre_attn_scalar**-0.5,
+        "logits_softcap": hf.final_logit_softcapping,
+        "embedding_scale": hf.hidden_size**0.5,
+    }
 
 
 def weights(reader: Reader, config: DecoderConfig) -> Weights:

@@ -9,14 +9,13 @@ from dynaspec.model.decoder import Layer, Weights
 from dynaspec.model.linear import Linear
 from dynaspec.model.reader import Reader
 
-from .common import activation, length, require, special_tokens
+from .common import activation, end_tokens, length, require
 
 
 def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
     require(not hf.scale_attn_by_inverse_layer_idx, "attention scaled by layer (scale_attn_by_inverse_layer_idx)")
     require(not hf.add_cross_attention, "cross attention")
     return DecoderConfig(
-        family=hf.model_type,
         num_layers=hf.n_layer,
         hidden_size=hf.n_embd,
         vocab_size=hf.vocab_size,
@@ -34,7 +33,7 @@ def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
         mlp_bias=True,
         attention_scale=None if hf.scale_attn_weights else 1.0,
         tied_embeddings=bool(hf.tie_word_embeddings),
-        **special_tokens(hf),
+        eos_token_ids=end_tokens(hf),
     )
 
 

@@ -11,14 +11,13 @@ from dynaspec.model.decoder import Layer, Weights
 from dynaspec.model.linear import Linear
 from dynaspec.model.reader import Reader
 
-from .common import activation, length, rope, special_tokens
+from .common import activation, end_tokens, length, rope
 
 
 def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
     head_dim = hf.hidden_size // hf.num_attention_heads
     max_position = length(hf.max_position_embeddings, max_model_len)
     return DecoderConfig(
-        family=hf.model_type,
         num_layers=hf.num_hidden_layers,
         hidden_size=hf.hidden_size,
         vocab_size=hf.vocab_size,
@@ -36,7 +35,7 @@ def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
         out_bias=bool(hf.attention_bias),
         mlp_bias=True,
         tied_embeddings=bool(hf.tie_word_embeddings),
-        **special_tokens(hf),
+        eos_token_ids=end_tokens(hf),
     )
 
 

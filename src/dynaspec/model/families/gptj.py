@@ -15,7 +15,7 @@ from dynaspec.model.decoder import Layer, Weights
 from dynaspec.model.linear import Linear
 from dynaspec.model.reader import Reader
 
-from .common import activation, length, special_tokens
+from .common import activation, end_tokens, length
 
 _SHARDS = 4
 
@@ -24,7 +24,6 @@ def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
     head_dim = hf.n_embd // hf.n_head
     rotated = hf.rotary_dim or head_dim
     return DecoderConfig(
-        family=hf.model_type,
         num_layers=hf.n_layer,
         hidden_size=hf.n_embd,
         vocab_size=hf.vocab_size,
@@ -41,7 +40,7 @@ def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
         mlp_bias=True,
         head_bias=True,
         tied_embeddings=bool(hf.tie_word_embeddings),
-        **special_tokens(hf),
+        eos_token_ids=end_tokens(hf),
     )
 
 

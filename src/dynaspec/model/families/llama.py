@@ -8,7 +8,7 @@ from dynaspec.model.config import DecoderConfig
 from dynaspec.model.decoder import Layer, Weights
 from dynaspec.model.reader import Reader
 
-from .common import activation, length, rope, special_tokens, windows_everywhere
+from .common import activation, end_tokens, length, rope, windows_everywhere
 
 
 def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
@@ -27,7 +27,6 @@ def shape(hf: Any, max_model_len: int | None, layer_type: str | None = None) -> 
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     max_position = length(hf.max_position_embeddings, max_model_len)
     return {
-        "family": hf.model_type,
         "num_layers": hf.num_hidden_layers,
         "hidden_size": hf.hidden_size,
         "vocab_size": hf.vocab_size,
@@ -40,12 +39,12 @@ def shape(hf: Any, max_model_len: int | None, layer_type: str | None = None) -> 
         "mlp": activation(getattr(hf, "hidden_activation", None) or hf.hidden_act, gated=True),
         "rope": rope(hf, head_dim, max_position, layer_type=layer_type),
         "tied_embeddings": bool(hf.tie_word_embeddings),
-        **special_tokens(hf),
+        "eos_token_ids": end_tokens(hf),
     }
 
 
 def weights(reader: Reader, config: DecoderConfig) -> Weights:
-    layers = (layer(reader, config, index) for index in range(config.num_layers))
+    layers = (layer(reader, config, f"model.layers.{index}", index) for index in range(config.num_layers))
     return assemble(reader, config, tuple(layers))
 
 
@@ -56,8 +55,8 @@ def assemble(reader: Reader, config: DecoderConfig, layers: tuple[Layer, ...]) -
     return Weights(embedding, None, layers, reader.norm("model.norm"), head)
 
 
-def layer(reader: Reader, config: DecoderConfig, index: int) -> Layer:
-    prefix = f"model.layers.{index}"
+def layer(reader: Reader, config: DecoderConfig, prefix: str, index: int) -> Layer:
+    """One decoder layer, whose tensors' names begin with ``prefix``."""
     return Layer(
         attention_norm=reader.norm(f"{prefix}.input_layernorm"),
         mlp_norm=reader.norm(f"{prefix}.post_attention_layernorm"),

@@ -8,7 +8,7 @@ from dynaspec.model.config import DecoderConfig
 from dynaspec.model.decoder import Layer, Weights
 from dynaspec.model.reader import Reader
 
-from .common import activation, length, require, special_tokens
+from .common import activation, end_tokens, length, require
 
 _OFFSET = 2
 """The first rows of the position embedding belong to padding."""
@@ -20,7 +20,6 @@ def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
     require(hf.layer_norm_elementwise_affine, "norms without weights (layer_norm_elementwise_affine=false)")
     require(not hf._remove_final_layer_norm, "no final norm (_remove_final_layer_norm=true)")
     return DecoderConfig(
-        family=hf.model_type,
         num_layers=hf.num_hidden_layers,
         hidden_size=hf.hidden_size,
         vocab_size=hf.vocab_size,
@@ -37,7 +36,7 @@ def config(hf: Any, max_model_len: int | None) -> DecoderConfig:
         out_bias=bool(hf.enable_bias),
         mlp_bias=bool(hf.enable_bias),
         tied_embeddings=bool(hf.tie_word_embeddings),
-        **special_tokens(hf),
+        eos_token_ids=end_tokens(hf),
     )
 
 

@@ -108,7 +108,7 @@ class GgufCheckpoint:
         _, size = GGML_QUANT_SIZES[stored.kind]
         found = self._file.data(stored).reshape(stored.shape[0], -1, size).copy()
         if stored.kind == Kind.Q4_0:
-            from dynaspec.model.kernels.int4 import from_symmetric  # only where it is used: compiles for CPU
+            from dynaspec.model.kernels.integer_blocks import from_symmetric  # only where it is used: compiles for CPU
 
             try:
                 found = from_symmetric(found)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from dynaspec.compiled import njit
 
 from .functions import exp, tanh
-from .kv_pages import Floats, Int64, Kept
 from .simd import (
     HAS_AVX512,
     LANES,
@@ -37,7 +36,11 @@ from .simd import (
     store,
 )
 
+Floats = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Kept = npt.NDArray[Any]
+"""Of a cache: float32, or bfloat16 as uint16."""
 
 TILE = 4
 """Query vectors worked on at a time."""

@@ -12,9 +12,21 @@ from dynaspec.compiled import copy_row, njit
 from dynaspec.model.compiled import Addresses, CompiledDecoder
 from dynaspec.model.decoder_heads.config import FIRST_POSITION
 
-from .decode import FINAL_NORM, HEAD, PassRows, attention_of
-from .layers import ATTENTION_NORM, MATRIX, NORM, add_norm, after_norm, norm, product, run
-from .norm import add_rows
+from .decode import (
+    ATTENTION_NORM,
+    FINAL_NORM,
+    HEAD,
+    MATRIX,
+    NORM,
+    PassRows,
+    add_norm,
+    after_norm,
+    attention_of,
+    norm,
+    product,
+    run_layers,
+)
+from .row_ops import add_rows
 
 Floats = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -95,7 +107,7 @@ def head_pass(head: CompiledHead, caches: Addresses, blocks: int, rows: PassRows
     delta = np.empty_like(x)
     after_norm(model, x, h, delta, first, caches[0], blocks, work)
     further, no_taps, nowhere = np.arange(1, model.layers.shape[0]), np.empty((0, 0), np.float32), np.empty(0, np.int64)
-    run(model, x, delta, further, no_taps, nowhere, caches, blocks, work)
+    run_layers(model, x, delta, further, no_taps, nowhere, caches, blocks, work)
     if head.norm_output:
         out: Floats = np.empty_like(x)
         add_norm(x, delta, model.ends, FINAL_NORM, model.final_eps, out, model.threads)

@@ -46,7 +46,7 @@ from .tiles import (
 )
 
 FLOAT, BFLOAT, PAIRS, INT8, INT4 = range(5)
-"""How weights are held, see ``pack``, ``int8`` and ``int4``."""
+"""How weights are held, see ``pack`` and ``integer_blocks``."""
 FLOAT32, ROUNDED, DOT, TILES = range(4)
 """How those that are not quantised are multiplied, see the module."""
 _TILE_ROWS = 14 if HAS_AVX512 else 6
@@ -203,7 +203,7 @@ def multiply(x: Floats, weights: Words, form: int, arithmetic: int, bias: Floats
 
     Args:
         x: [rows, in].
-        weights: what ``pack``, ``int8.pack`` or ``int4.pack`` made of the weight [out, in].
+        weights: what ``pack``, ``pack_int8`` or ``pack_int4`` made of the weight [out, in].
         form: how it is held; of weights that are not quantised, ``PAIRS`` with ``DOT`` and ``TILES``, the others with
             the rest.
         arithmetic: of weights that are not quantised; ``TILES`` and ``DOT`` only where the processor has them.

@@ -13,7 +13,7 @@ products of four bytes, which want one factor without a sign, they are used. Els
 twos in 16 bits, which hold those of a whole group if one factor has few bits: an int4 weight has; an input that meets
 int8 weights is split into two digits, see ``DIGITS``.
 
-``int8`` and ``int4`` make the weights: in NumPy, as that is once for a model, and compiling takes longer.
+``integer_blocks`` makes the weights: in NumPy, as that is once for a model, and compiling takes longer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -64,8 +63,6 @@ output."""
 INT4_WORDS = (2 * 2 * PANEL) // 4 + GROUP // 2 * PANEL // 4
 """32-bit words of a panel's group of int4 weights: float16 scales, then float16 minimums of the outputs, then for each
 8 inputs a word an output: the low halves of its bytes are the first 4, the high ones the others."""
-_ROUNDED_AT_ONCE = 1 << 17
-"""Weights that are quantised at a time: few enough that what is computed of them stays in the cache."""
 _I8, _I16 = ir.IntType(8), ir.IntType(16)
 _BYTES, _SHORTS = ir.VectorType(_I8, 4 * LANES), ir.VectorType(_I16, 2 * LANES)
 _SATURATING_ADD = "llvm.sadd.sat.v32i16"
@@ -346,29 +343,3 @@ def quantise_share(thread: int, threads: int, x: Floats, signed: bool, out: Floa
 def x_width(depth: int, signed: bool) -> int:
     """Words of a row of inputs as ``quantise_share`` leaves it."""
     return (depth + GROUP - 1) // GROUP * ((DIGITS if signed else 1) * QUADS + 2)
-
-
-def in_groups(weight: Floats, repeat_last: bool = False) -> Iterator[tuple[slice, Floats]]:
-    """A weight [out, in] some rows at a time: which they are, and they themselves as [rows, groups, 32].
-
-    A group that is not full ends in zeros, or in its first number where the ends of groups count (``repeat_last``).
-    """
-    rows, depth = weight.shape
-    groups = -(-depth // GROUP)
-    at_once = max(1, _ROUNDED_AT_ONCE // (groups * GROUP))
-    for first in range(0, rows, at_once):
-        some = slice(first, min(first + at_once, rows))
-        whole = np.zeros((some.stop - first, groups * GROUP), np.float32)
-        whole[:, :depth] = weight[some]
-        if repeat_last:
-            whole[:, depth:] = whole[:, -GROUP, None]
-        yield some, whole.reshape(len(whole), groups, GROUP)
-
-
-def by_panel(words: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """[out, groups, n] → [panels, groups, n, 32]: a panel's outputs side by side, with zeros where there are none."""
-    panels = -(-len(words) // PANEL)
-    if len(words) < panels * PANEL:
-        padding = np.zeros((panels * PANEL - len(words), *words.shape[1:]), words.dtype)
-        words = np.concatenate([words, padding])
-    return np.ascontiguousarray(words.reshape(panels, PANEL, *words.shape[1:]).transpose(0, 2, 3, 1))

@@ -9,9 +9,8 @@ import numpy.typing as npt
 
 from dynaspec.compiled import njit
 
-from .elementwise import GELU, SILU, activate
-from .layers import MATRIX, NORM, norm, product
-from .norm import add_rows
+from .decode import MATRIX, NORM, norm, product
+from .row_ops import GELU, SILU, activate, add_rows
 
 Floats = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -24,7 +23,7 @@ class CompiledMedusa(NamedTuple):
     """Medusa heads; whoever keeps it keeps those, too: it has the addresses of their weights."""
 
     blocks: Int64
-    """[heads, layers, MATRIX] see ``layers.product``."""
+    """[heads, layers, MATRIX] see ``decode.product``."""
     outputs: Int64
     """[heads, MATRIX]"""
     threads: int

@@ -1,4 +1,5 @@
-"""Paged multi-row attention in Triton: few query rows against a long context, or a prefill chunk.
+"""Paged multi-row attention in Triton: few query rows against a long context, or a prefill chunk. Before it
+the keys and values of a pass are scattered into the paged cache.
 
 The M dimension of a tile holds the query heads that share a KV head, for several rows, so that K and V are
 loaded once for all of them (tiles as in FlashAttention-2, 2307.08691). With few rows the keys are split over
@@ -211,3 +212,35 @@ def merge_splits(
     merged = tl.sum(shares * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
     out_at = (row.to(tl.int64) * HEADS_KV * GROUP + head_kv * GROUP + m % GROUP) * HEAD_DIM
     tl.store(out + out_at + d, merged.to(out.dtype.element_ty), mask=real_d)
+
+
+@triton.jit
+def write_kv(
+    k_cache,  # [blocks, BLOCK, kv heads, head dim], slots contiguous
+    v_cache,
+    k,  # [R, kv heads, head dim], strided but for the last dimension
+    v,
+    slots,  # [R] int32; −1 = nowhere
+    k_row,  # strides of k and v, in elements
+    k_head,
+    v_row,
+    v_head,
+    HEADS_KV: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Scatters a pass's keys and values into the paged cache.
+
+    Grid (R, ⌈HEADS_KV · HEAD_DIM / TILE⌉): one row's share of one slot, K and V.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    if slot < 0:
+        return
+    cell = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    real = cell < HEADS_KV * HEAD_DIM
+    head = cell // HEAD_DIM
+    d = cell % HEAD_DIM
+    at = slot * (HEADS_KV * HEAD_DIM) + cell
+    tl.store(k_cache + at, tl.load(k + row * k_row + head * k_head + d, mask=real), mask=real)
+    tl.store(v_cache + at, tl.load(v + row * v_row + head * v_head + d, mask=real), mask=real)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynaspec.model.base import Model
+from dynaspec.model.decoder import Model
 from dynaspec.model.head_tensors import HeadTensors
 from dynaspec.model.linear import Quantization, check_quantization
 from dynaspec.model.reader import Reader

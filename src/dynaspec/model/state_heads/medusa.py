@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from dynaspec.contract.errors import CheckpointError
-from dynaspec.model.base import Model
+from dynaspec.model.decoder import Model
 from dynaspec.model.head_tensors import PICKLED, HeadTensors, open_tensors
 from dynaspec.model.linear import Linear, Quantization
 from dynaspec.model.reader import Reader
@@ -191,7 +191,7 @@ def _output(
 
 def _compile(weights: MedusaWeights) -> CompiledMedusa:
     from dynaspec.model.cpu_decoder import matrix_row
-    from dynaspec.model.kernels.layers import MATRIX
+    from dynaspec.model.kernels.decode import MATRIX
     from dynaspec.model.kernels.state_heads import CompiledMedusa
     from dynaspec.model.kernels.team import team_size
 

@@ -22,8 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from dynaspec.contract.errors import CheckpointError
-from dynaspec.model.base import Model
-from dynaspec.model.decoder import ops_for
+from dynaspec.model.decoder import Model, ops_for
 from dynaspec.model.head_tensors import PICKLED, HeadTensors, open_tensors
 from dynaspec.model.linear import Linear, Quantization
 from dynaspec.model.ops import Norm, Ops

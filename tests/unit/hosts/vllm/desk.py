@@ -20,6 +20,7 @@ from dynaspec.kv.arena import Arena
 from dynaspec.kv.blocks import BlockPool, BlockTables
 from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.decoder import Model
 from dynaspec.model.loader import load_model
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.propose.drafter import DraftModel

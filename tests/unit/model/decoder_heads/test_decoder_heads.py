@@ -17,15 +17,14 @@ from dynaspec.contract.errors import CheckpointError
 from dynaspec.contract.proposer import Drafts
 from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.control.checkpoint import checkpoint_method
-from dynaspec.kv.arena import Arena
+from dynaspec.kv.blocks import Arena
 from dynaspec.model.attention.reference import ReferenceAttention
-from dynaspec.model.base import Model
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
-from dynaspec.model.decoder import OpsStack
+from dynaspec.model.decoder import Model, OpsStack
 from dynaspec.model.decoder_heads import load_head
 from dynaspec.model.decoder_heads.eagle3 import load_eagle3, read_config
 from dynaspec.model.loader import load_model
-from dynaspec.model.ops import TorchOps
+from dynaspec.model.ops import Ops
 from dynaspec.model.taps import Taps
 from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.propose.drafter import DecoderHeadDrafter
@@ -73,7 +72,7 @@ def test_single_operations_compute_the_same(layout: Layout, model: Model, tmp_pa
     whole = logits_of(head, states, TEXT, CHAIN, len(TEXT))
     head.compiled = None
     head._attention = ReferenceAttention(head._attention.spec, torch.device("cpu"))
-    head._stack = OpsStack(head.config, head._weights.layers, head._attention, TorchOps(), torch.device("cpu"))
+    head._stack = OpsStack(head.config, head._weights.layers, head._attention, Ops(), torch.device("cpu"))
     single = logits_of(head, states, TEXT, CHAIN, 7)
     torch.testing.assert_close(single, whole, rtol=1e-4, atol=1e-4)
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dynaspec.contract.errors import CheckpointError, ConfigError
-from dynaspec.model.base import Model
+from dynaspec.model.decoder import Model
 from dynaspec.model.decoder_heads import load_head
 from dynaspec.model.kernels import gemm
 from dynaspec.model.linear import Linear

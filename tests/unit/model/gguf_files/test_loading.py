@@ -13,10 +13,9 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from dynaspec.contract.errors import CheckpointError
-from dynaspec.model.base import Model
-from dynaspec.model.decoder import Decoder
+from dynaspec.model.decoder import Decoder, Model
 from dynaspec.model.gguf.file import KINDS
-from dynaspec.model.gguf.transformers import transformers_model
+from dynaspec.model.gguf.transformers import transformers_config, transformers_model
 from dynaspec.model.kernels import gemm
 from dynaspec.model.loader import load_model
 from parity.paging import in_passes
@@ -156,9 +155,11 @@ def test_describes_itself(tmp_path: Path) -> None:
 
     path = files.write(tmp_path / "model.gguf", files.random_model("LlamaConfig"), edit=edit)
     config = load_model(str(path)).config
-    assert (config.family, config.num_layers, config.hidden_size, config.vocab_size) == ("llama", 2, 64, 311)
+    assert (config.num_layers, config.hidden_size, config.vocab_size) == (2, 64, 311)
     assert (config.num_heads, config.num_kv_heads, config.head_dim, config.max_position) == (4, 2, 32, 96)
-    assert (config.bos_token_id, config.eos_token_ids) == (1, (2, 5, 7))  # 8 is text that looks like the end of a turn
+    assert config.eos_token_ids == (2, 5, 7)  # 8 is text that looks like the end of a turn
+    theirs = transformers_config(path)
+    assert (theirs.model_type, theirs.bos_token_id) == ("llama", 1)
     assert load_model(str(path), max_model_len=20).config.max_position == 20
 
 

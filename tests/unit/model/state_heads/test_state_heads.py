@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from dynaspec.contract.errors import CheckpointError
 from dynaspec.control.checkpoint import checkpoint_method
-from dynaspec.model.base import Model
+from dynaspec.model.decoder import Model
 from dynaspec.model.loader import load_model
 from dynaspec.model.state_heads.base import StateHeads
 from dynaspec.model.state_heads.medusa import load_medusa

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from dynaspec import LLM, SamplingParams
 from dynaspec.cli.train import app
-from dynaspec.model.base import Model
+from dynaspec.model.decoder import Model
 from dynaspec.model.decoder_heads import load_head
 from dynaspec.model.loader import load_model
 from dynaspec.model.state_heads.base import StateHeads
