@@ -214,6 +214,11 @@ class ResultFiles(IndexDataCacheFile):  # type: ignore[misc]
     would then be loaded as the other. Here an entry may only be lost, and is compiled again.
     """
 
+    def __init__(self, folder: str, name: str, stamp: str) -> None:
+        super().__init__(folder, name, stamp)
+        # Compared before the rest is read, which may name types that other sources had and these have not.
+        self._version = f"{numba.__version__} {stamp}"
+
     def save(self, key: Any, data: Any) -> None:
         overloads = self._load_index()
         overloads[key] = name = self._data_name(int(sha256(repr(key).encode()).hexdigest()[:12], 16))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -212,6 +213,17 @@ def test_results_kept_at_the_same_moment_are_never_taken_for_each_other(tmp_path
     assert [files.load(key) for key in ("first", "second")] == [None, "of second"]
     files.save("first", "of first")
     assert [files.load(key) for key in ("first", "second")] == ["of first", "of second"]
+
+
+def test_what_other_sources_kept_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade may have moved a type that their functions took as an argument."""
+    module = ModuleType("dynaspec_moved")
+    module.Taken = type("Taken", (), {"__module__": module.__name__})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    compiled.ResultFiles(str(tmp_path), "function", "before").save(module.Taken, "result")
+    assert compiled.ResultFiles(str(tmp_path), "function", "before").load(module.Taken) == "result"
+    monkeypatch.delitem(sys.modules, module.__name__)
+    assert compiled.ResultFiles(str(tmp_path), "function", "after").load("other") is None
 
 
 def test_every_kernel_uses_this_cache() -> None:

@@ -25,6 +25,7 @@ from dynaspec.control.estimate.settings import AutoSettings
 from dynaspec.kv.blocks import Arena
 from dynaspec.kv.rows import ragged_rows
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
+from dynaspec.model.decoder import Model
 from dynaspec.propose.drawing import ahead_on_device
 from dynaspec.propose.ngram import gather_signal
 from dynaspec.sampling import ops

@@ -19,9 +19,9 @@ import torch
 from dynaspec.contract.methods import METHODS
 from dynaspec.contract.proposer import Ints
 from dynaspec.contract.step import ProposerTraits
-from dynaspec.kv.arena import Arena
-from dynaspec.model.base import Model
+from dynaspec.kv.blocks import Arena
 from dynaspec.model.batch import ForwardBatch
+from dynaspec.model.decoder import Model
 from dynaspec.model.decoder_heads.head import Head, TimedHead
 from dynaspec.model.taps import Taps
 

@@ -22,7 +22,7 @@ from dynaspec.model.attention.base import Shape
 from dynaspec.model.config import DecoderConfig
 from dynaspec.model.decoder import Decoder, Model
 from dynaspec.model.decoder_heads import load_head
-from dynaspec.model.quantization import Quantization
+from dynaspec.model.linear import Quantization
 from dynaspec.model.state_heads.base import StateHeads
 from dynaspec.model.state_heads.medusa import load_medusa
 from dynaspec.model.state_heads.mlp_speculator import load_mlp_speculator

@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dynaspec.observe.family import Family, NumberFamily, counter, gauge
+from dynaspec.observe.families import Family, NumberFamily, counter, gauge
 
 from .errors import ApiError, bad_request, not_found, overloaded, shutting_down
 from .logs import FIELDS, describe

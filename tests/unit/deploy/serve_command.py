@@ -28,6 +28,15 @@ def command(*path: str) -> click.Command:
     return found
 
 
+def context(*path: str, arguments: Sequence[str]) -> click.Context:
+    """A command's, with its arguments read, as within ``dynaspec``; nothing is run.
+
+    A command keeps the help option of the first context that it has, and tests share commands.
+    """
+    settings: dict[str, Any] = app.info.context_settings or {}
+    return command(*path).make_context(" ".join(path), list(arguments), **settings)
+
+
 def flags(*path: str) -> set[str]:
     """Options as they are written, ``--no-…`` too."""
     return {flag for option in command(*path).params for flag in (*option.opts, *option.secondary_opts)} - {
@@ -41,9 +50,7 @@ def parsed(arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         click.UsageError, ConfigError: it does not understand them.
     """
-    return {
-        name: value for name, value in command("serve").make_context("serve", list(arguments)).params.items() if value
-    }
+    return {name: value for name, value in context("serve", arguments=arguments).params.items() if value}
 
 
 def blocks(text: str, language: str) -> list[str]:

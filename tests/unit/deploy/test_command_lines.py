@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unit.deploy.serve_command import DOCS, ROOT, command, shell_commands
+from unit.deploy.serve_command import DOCS, ROOT, command, context, shell_commands
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), ROOT / "deploy/README.md"]
 _ENDS = frozenset({"|", ">", "2>", "2>&1", "&&", "&", ";"})
@@ -40,7 +40,7 @@ def fault(words: Sequence[str]) -> str | None:
     if rest and hasattr(command(*path), "commands") and not rest[0].startswith("-"):
         return f"no such command: {rest[0]}"
     try:
-        command(*path).make_context(" ".join(path), rest)
+        context(*path, arguments=rest)
     except Exception as error:  # typer brings a click of its own
         kind = type(error).__name__
         return None if kind == "Exit" else f"{kind}: {getattr(error, 'message', error)}"

@@ -14,7 +14,7 @@ from dynaspec.contract.sampling_params import SamplingParams
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule, TreeRule
 from dynaspec.propose.guard import FaultBarrier, TargetPassTimer, nonsense
 from dynaspec.propose.router import Router, merge, view_columns
-from dynaspec.sampling.rows import Rows
+from dynaspec.sampling.ops import Rows
 from dynaspec.sampling.state import SamplerState
 from dynaspec.verify.chain import accept_chain
 from unit.propose.batches import batch, offered, plan, target

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 
 from dynaspec.contract.errors import DynaspecError
 from dynaspec.observe.counts import SpecCounts
-from dynaspec.observe.snapshot import EngineSnapshot, LiveRequest
+from dynaspec.observe.stats import EngineSnapshot, LiveRequest
 from dynaspec.server.app import create_app
 from dynaspec.server.config import ServerConfig
 from dynaspec.server.middleware import Admission

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dynaspec.observe.families import ENGINE_FAMILIES, HEALTH
-from dynaspec.observe.family import Family, HistogramFamily
+from dynaspec.observe.families import ENGINE_FAMILIES, HEALTH, Family, HistogramFamily
 from dynaspec.server.middleware import ADMISSION_FAMILIES, HTTP_FAMILIES
 
 ROOT = Path(__file__).parents[3]

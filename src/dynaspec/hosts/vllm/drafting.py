@@ -20,24 +20,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynaspec.contract.controller import Controller
 from dynaspec.contract.costs import PassCosts
 from dynaspec.contract.proposer import Ints, NewText, Offers
-from dynaspec.contract.step import Limits, Needs, ProposerTraits, SpecPlan, StepView
+from dynaspec.contract.step import Controller, Limits, Needs, ProposerTraits, SpecPlan, StepView
 from dynaspec.control.registry import build_controller
-from dynaspec.kv.arena import Arena, blocks_within
-from dynaspec.kv.blocks import BlockPool, BlockTables
+from dynaspec.kv.blocks import Arena, BlockPool, BlockTables, blocks_within
 from dynaspec.model.batch import BLOCK_SIZE
 from dynaspec.model.loader import load_model
 from dynaspec.observe.decision_log import DecisionLog, header_of, logged
 from dynaspec.observe.stats import SpecStats
 from dynaspec.propose.guard import FaultBarrier, TargetPassTimer
-from dynaspec.propose.offers import view_columns
 from dynaspec.propose.pass_timing import measure_costs
 from dynaspec.propose.registry import Source, Weights, build_proposers, load_drafter
-from dynaspec.propose.router import Part, Router
+from dynaspec.propose.router import Part, Router, draft_view, view_columns
 from dynaspec.propose.warm_up import load_kernels
-from dynaspec.propose.watermark import draft_view
 from dynaspec.sampling.state import SamplerState
 
 from .settings import DrafterSettings, told_in

@@ -92,8 +92,8 @@ DIGITS = 1 if _VNNI else 2
 group, in each of 16 words two sums of 16, are 16 · 8 · 255 at most."""
 TILE_ROWS = ((4, 3), (6, 6))
 """Rows worked on at a time, at most, without AVX-512's registers and with them, of one digit and of two. What is in
-registers: their integers, two weights and their like; of one digit with AVX-512's also their sums, which were stored and
-loaded with every group otherwise."""
+registers: their integers, two weights and their like; of one digit with AVX-512's also their sums, which were stored
+and loaded with every group otherwise."""
 
 
 def _call(builder: Any, name: str, result: Any, args: Vectors, size: int) -> Any:

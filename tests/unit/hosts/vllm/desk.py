@@ -16,9 +16,7 @@ from dynaspec.control.config import SpeculativeConfig
 from dynaspec.control.registry import build_controller
 from dynaspec.hosts.vllm.drafting import Drafting, limits_of
 from dynaspec.hosts.vllm.texts import Texts
-from dynaspec.kv.arena import Arena
-from dynaspec.kv.blocks import BlockPool, BlockTables
-from dynaspec.model.base import Model
+from dynaspec.kv.blocks import Arena, BlockPool, BlockTables
 from dynaspec.model.batch import BLOCK_SIZE, ForwardBatch
 from dynaspec.model.decoder import Model
 from dynaspec.model.loader import load_model
