@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,14 @@ from dynaspec.model.kernels.team import team_size, together
 Int64 = npt.NDArray[np.int64]
 
 needs_threads = pytest.mark.skipif(team_size(2) < 2, reason="one core, or no futex")
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    """In a process whose team is its own."""
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @njit("void(i8, i8, i8[::1], i8)", nogil=True)
@@ -51,6 +60,49 @@ def test_several_callers_at_once() -> None:
         assert all(done == [300] * 5 + [5] for done in callers.map(call, range(2000)))
 
 
+_libc = ctypes.CDLL(None)
+_thread, _sleep = _libc.pthread_self, _libc.usleep
+_thread.restype, _thread.argtypes = ctypes.c_size_t, ()
+_sleep.restype, _sleep.argtypes = ctypes.c_int, (ctypes.c_uint,)
+
+
+@njit("void(i8, i8, i8[::1], i8)", nogil=True)
+def _note(share: int, shares: int, done_by: Int64, late_us: int) -> None:
+    """Two milliseconds for the caller, whose thread stands behind those of the shares."""
+    done_by[share] = _thread()
+    _sleep(2000 if done_by[share] == done_by[-1] else late_us)
+
+
+@njit("b1(i8[::1], i8)", nogil=True)
+def _is_helped(done_by: Int64, late_us: int) -> bool:
+    """Whether a helper has done a share of two; it takes so long."""
+    done_by[-1] = _thread()
+    together(_note, 2, (done_by, late_us))
+    return bool(done_by[0] != done_by[1])
+
+
+DISPLACED = """
+import time
+import numpy as np
+from dynaspec.model.kernels.team import team_size
+from unit.model.test_team import _is_helped
+done_by, end = np.zeros(3, np.int64), time.monotonic() + 60
+team_size(2)
+while not _is_helped(done_by, 50_000) and time.monotonic() < end:
+    pass
+alone = not _is_helped(done_by, 0)
+while not _is_helped(done_by, 0) and time.monotonic() < end:
+    pass
+print(alone, time.monotonic() < end)
+"""
+
+
+@needs_threads
+def test_the_only_helper_is_left_out_for_a_while_when_it_is_late() -> None:
+    """Its core has other work then."""
+    assert run(DISPLACED).stdout == "True True\n"
+
+
 ABSENT = """
 import numpy as np
 from dynaspec.model.kernels import team
@@ -82,8 +134,5 @@ print(done.tolist() if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 e
 @needs_threads
 @pytest.mark.parametrize(("script", "times"), [(ABSENT, 10), (FORKED, 20)], ids=["not running", "after a fork"])
 def test_helpers_that_are_not_there(script: str, times: int) -> None:
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run(script)
     assert done.stdout.split("\n")[0] == str([times] * 8 + [8]), done.stderr

@@ -10,6 +10,9 @@ Work comes in shares that whoever is free takes. A thread that is not running ta
 threads of a process share one set of helpers; who finds them taken does all shares alone. What is computed does not
 hang on who computes it.
 
+A helper may be displaced in the middle of a share, for some milliseconds. Where it is the only one, its core has other
+work, and the caller is faster alone: for 10 ms, and for twice as long each time that it happens again.
+
 The state is memory of 64-bit words, one a cache line, that helpers and callers change by atomic operations only:
 ``_WORD`` holds the task's number, the next share and their number, so that taking a share and seeing that the task is
 still the same are one operation; what the task is may then be read, as it cannot end before the share has.
@@ -36,15 +39,19 @@ from dynaspec.cores import usable_cores
 _POINTER, _I32, _I64 = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)
 _LINE = 64
 """Bytes of a cache line."""
-_WORD, _DONE, _SHARE, _TASK, _BUSY, _HELPERS, _ASLEEP, _WAITING = range(0, 8 * _LINE, _LINE)
+_WORD, _DONE, _SHARE, _TASK, _BUSY, _HELPERS, _ASLEEP, _WAITING, _UNTIL, _PAUSE = range(0, 10 * _LINE, _LINE)
 """Bytes into the state: see the module; shares done; address of the function and of its arguments; somebody uses the
-helpers; how many there are; how many sleep; the caller sleeps."""
+helpers; how many there are; how many sleep; the caller sleeps; until when callers do without a helper, in nanoseconds;
+and for how long they last did, 0 = it has not been displaced."""
 _NUMBER, _NEXT = 32, 16
 """Bits of ``_WORD`` from which the task's number and the next share begin; below is how many shares there are."""
 _MOST = (1 << _NEXT) - 1
 _LOOKS = 4000
 """Pauses that a helper looks for a task before it sleeps, and the caller for the last share: 100 to 200 µs, more than
 what lies between two products of a pass."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 10_000_000, 320_000_000
+"""Nanoseconds that callers do without a helper that was displaced. Trying it takes some milliseconds where its core is
+still busy: one or two per cent of the longest."""
 _WAIT, _WAKE, _EVERYBODY = 128, 129, 1 << 30
 """Private operations of Linux's futex."""
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
@@ -54,7 +61,7 @@ def _new_state() -> ctypes.c_void_p:
     """Its address. No plain number, which would count as a constant of the kernels: each process has another one."""
     allocate = ctypes.CDLL(None).calloc
     allocate.restype, allocate.argtypes = ctypes.c_size_t, (ctypes.c_size_t, ctypes.c_size_t)
-    address = allocate(9, _LINE)  # never freed: helpers look at it until the process has ended
+    address = allocate(11, _LINE)  # never freed: helpers look at it until the process has ended
     return ctypes.c_void_p(address + -address % _LINE)
 
 
@@ -150,6 +157,21 @@ def _futex(typingctx: Any, address: Any, operation: Any, value: Any) -> Any:
 
 
 @intrinsic
+def _now(typingctx: Any) -> Any:
+    """Nanoseconds of the monotonic clock."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kind = ir.FunctionType(_I32, [_I32, _I64.as_pointer()])
+        clock = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
+        time = cgutils.alloca_once(builder, ir.ArrayType(_I64, 2))
+        seconds, rest = (cgutils.gep_inbounds(builder, time, 0, place) for place in (0, 1))
+        builder.call(clock, [_I32(1), seconds])
+        return builder.add(builder.mul(builder.load(seconds), _I64(10**9)), builder.load(rest))
+
+    return types.int64(), generate
+
+
+@intrinsic
 def _call(typingctx: Any, share: Any, task: Any, number: Any) -> Any:
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         function = ir.FunctionType(ir.VoidType(), [_POINTER, _I64]).as_pointer()
@@ -188,13 +210,31 @@ def _help() -> None:
             looks = 0
 
 
+@njit(nogil=True)
+def _do_without(team: int) -> None:
+    """The helper has been displaced: callers do without it for a while, longer if it has only just been tried again."""
+    now, pause = _now(), _load(team + _PAUSE)
+    again = pause and now - _load(team + _UNTIL) < pause
+    pause = min(2 * pause, _LONGEST_PAUSE) if again else _FIRST_PAUSE
+    _store(team + _PAUSE, pause)
+    _store(team + _UNTIL, now + pause)
+
+
+@njit(nogil=True)
+def _takes_part(team: int) -> bool:
+    """Whether there are helpers, and not a single one that has been displaced a moment ago."""
+    helpers = _load(team + _HELPERS)
+    return helpers > 1 or (helpers == 1 and (not _load(team + _PAUSE) or _now() >= _load(team + _UNTIL)))
+
+
 def _run(share: int, task: int, shares: int) -> None:
     """All shares of a task, which have been done when it returns."""
     team = _team()
-    if not _load(team + _HELPERS) or not _replace(team + _BUSY, 0, 1):
+    if not _takes_part(team) or not _replace(team + _BUSY, 0, 1):
         for number in range(shares):
             _call(share, task, number)
         return
+    began = _now()
     _store(team + _SHARE, share)
     _store(team + _TASK, task)
     _store(team + _DONE, 0)
@@ -207,16 +247,19 @@ def _run(share: int, task: int, shares: int) -> None:
         if _take(team, word):
             _add(team + _DONE, 1)
         word = _load(team + _WORD)
-    looks, done = 0, _load(team + _DONE)
+    looks, done, awake = 0, _load(team + _DONE), 0
     while done < shares:
         if looks < _LOOKS:
             looks += 1
             _relax()
         else:
+            awake = awake or _now() - began
             _store(team + _WAITING, 1)
             _futex(team + _DONE, _WAIT, done)
             _store(team + _WAITING, 0)
         done = _load(team + _DONE)
+    if awake and _now() - began > 2 * awake:
+        _do_without(team)
     _store(team + _BUSY, 0)
 
 
@@ -250,7 +293,7 @@ def _forget() -> None:
     """A process that was forked has no helpers; its caller's are the other one's."""
     global _started, _lock
     _started, _lock = 0, threading.Lock()
-    ctypes.memset(_state, 0, 8 * _LINE)
+    ctypes.memset(_state, 0, 10 * _LINE)
 
 
 os.register_at_fork(after_in_child=_forget)
