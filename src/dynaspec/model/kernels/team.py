@@ -10,8 +10,9 @@ Work comes in shares that whoever is free takes. A thread that is not running ta
 threads of a process share one set of helpers; who finds them taken does all shares alone. What is computed does not
 hang on who computes it.
 
-A helper may be displaced in the middle of a share, for some milliseconds. Where it is the only one, its core has other
-work, and the caller is faster alone: for 10 ms, and for twice as long each time that it happens again.
+A helper may be displaced in the middle of a share, for some milliseconds. Where it is the only one, callers then do
+without it: for 10 ms at first, and for twice as long whenever it is displaced again as soon as it is back. Where there
+are more, work is split for all of them, and one less would leave a share to be done when all others are.
 
 The state is memory of 64-bit words, one a cache line, that helpers and callers change by atomic operations only:
 ``_WORD`` holds the task's number, the next share and their number, so that taking a share and seeing that the task is
