@@ -51,8 +51,8 @@ _LOOKS = 4000
 """Pauses that a helper looks for a task before it sleeps, and the caller for the last share: 100 to 200 µs, more than
 what lies between two products of a pass."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 10_000_000, 320_000_000
-"""Nanoseconds that callers do without a helper that was displaced. Trying it takes some milliseconds where its core is
-still busy: one or two per cent of the longest."""
+"""Nanoseconds that callers do without a helper that was displaced. Trying it again takes what the operating system lets
+another process run in one go, some milliseconds; the longest pause makes that a small share."""
 _WAIT, _WAKE, _EVERYBODY = 128, 129, 1 << 30
 """Private operations of Linux's futex."""
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
@@ -212,13 +212,14 @@ def _help() -> None:
 
 
 @njit(nogil=True)
-def _do_without(team: int) -> None:
-    """The helper has been displaced: callers do without it for a while, longer if it has only just been tried again."""
-    now, pause = _now(), _load(team + _PAUSE)
-    again = pause and now - _load(team + _UNTIL) < pause
+def _do_without(team: int, began: int) -> None:
+    """The helper has been displaced in a task that ``began`` then: callers do without it for a while, longer if it had
+    only just been tried again."""
+    pause = _load(team + _PAUSE)
+    again = pause and began - _load(team + _UNTIL) < pause
     pause = min(2 * pause, _LONGEST_PAUSE) if again else _FIRST_PAUSE
     _store(team + _PAUSE, pause)
-    _store(team + _UNTIL, now + pause)
+    _store(team + _UNTIL, _now() + pause)
 
 
 @njit(nogil=True)
@@ -260,7 +261,7 @@ def _run(share: int, task: int, shares: int) -> None:
             _store(team + _WAITING, 0)
         done = _load(team + _DONE)
     if awake and _now() - began > 2 * awake:
-        _do_without(team)
+        _do_without(team, began)
     _store(team + _BUSY, 0)
 
 
