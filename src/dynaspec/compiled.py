@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numba
+import numpy as np
 from numba import types
 from numba.core.caching import (
     CompileResultCacheImpl,
@@ -161,6 +162,15 @@ def copy_row(source: Any, target: Any) -> None:
     which takes longer to compile than most kernels."""
     for i in range(source.size):
         target[i] = source[i]
+
+
+@subroutine
+def rows_at(states: Any, places: Any) -> Any:
+    """[r, width] rows of ``states`` [R, width], float32; for kernels."""
+    rows = np.empty((places.size, states.shape[1]), np.float32)
+    for i in range(places.size):
+        copy_row(states[places[i]], rows[i])
+    return rows
 
 
 class _InTree(InTreeCacheLocator):  # type: ignore[misc]

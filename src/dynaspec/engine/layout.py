@@ -38,7 +38,9 @@ class PassLayout:
     sampled: Rows
     """The rows that give tokens: all of decoding requests, the last of chunks that complete."""
     sampled_at: Ints
-    """[sampled rows] their places in the pass."""
+    """[sampled rows] their places among the rows that are read."""
+    kv_only: Int32
+    """[S] see ``ForwardBatch``: of chunks, all rows whose output nobody asked for; empty without chunks."""
     drafts: Drafts
     """Drafts with a row of length 0 for each completing chunk."""
     trees: DraftTrees | None = None
@@ -55,7 +57,12 @@ class PassLayout:
             context_lens=self.starts.astype(np.int32),
             block_tables=self.rows.block_tables,
             ancestors=self.ancestors,
+            kv_only=self.kv_only if self.kv_only.size else None,
         )
+
+    def first_read(self, run: int) -> int:
+        """The place of a run's first row among those that are read."""
+        return int(self.rows.query_start[run] - self.kv_only[:run].sum())
 
 
 def lay_out(batch: StepBatch, drafts: Drafts, lens: Ints, block_size: int) -> PassLayout:
@@ -67,7 +74,7 @@ def lay_out(batch: StepBatch, drafts: Drafts, lens: Ints, block_size: int) -> Pa
     Writes the drafts behind the committed tokens of their lanes, where nothing is defined, so that one gather reads
     committed and drafted tokens alike.
     """
-    lanes, starts, rows, tokens, decode_rows, sampled_at, sampled, padded, padded_lens = fill_layout(
+    lanes, starts, rows, tokens, decode_rows, sampled_at, kv_only, sampled, padded, padded_lens = fill_layout(
         batch.tokens,
         batch.block_tables,
         block_size,
@@ -85,6 +92,7 @@ def lay_out(batch: StepBatch, drafts: Drafts, lens: Ints, block_size: int) -> Pa
         decode_rows=decode_rows,
         sampled=Rows(*sampled, padded),
         sampled_at=sampled_at,
+        kv_only=kv_only,
         drafts=replace(drafts, tokens=padded, lens=padded_lens),
     )
     if drafts.parents is not None:
@@ -140,12 +148,18 @@ def grow_rows(
     return roots, ancestors, own, paths
 
 
-_NO_CHUNKS: Ints = np.zeros((0, 4), np.int64)
+_NO_CHUNKS: Ints = np.zeros((0, 5), np.int64)
 
 
 def _columns(chunks: list[Chunk]) -> Ints:
-    """[chunks, 4] lane, start, count, whether it completes."""
-    return np.array([(c.lane, c.start, c.count, c.completes) for c in chunks], np.int64) if chunks else _NO_CHUNKS
+    """[chunks, 5] lane, start, count, whether it completes, rows that are read."""
+    if not chunks:
+        return _NO_CHUNKS
+    columns = [
+        (c.lane, c.start, c.count, c.completes, c.completes if c.request.params.prompt_logprobs is None else c.count)
+        for c in chunks
+    ]
+    return np.array(columns, np.int64)
 
 
 @kernel
@@ -165,6 +179,7 @@ def fill_layout(
     Ints,
     int,
     Ints,
+    Int32,
     tuple[Ints, Ints, Ints],
     Ints,
     Ints,
@@ -192,11 +207,12 @@ def fill_layout(
         lanes[requests + c], starts[requests + c], counts[requests + c] = chunks[c, 0], chunks[c, 1], chunks[c, 2]
         completing += chunks[c, 3]
     rows = fill_rows(tables, block_size, lanes, starts, counts)
-    query_start, tokens = rows[0], tokens_at(texts, rows[1], rows[2])
+    tokens = tokens_at(texts, rows[1], rows[2])
     size = decode_rows + completing
     sampled_at, lane = np.empty(size, np.int64), np.empty(size, np.int64)
     request, depth = np.empty(size, np.int64), np.empty(size, np.int64)
     padded, padded_lens = np.zeros((requests + completing, width), np.int64), np.zeros(requests + completing, np.int64)
+    kv_only = np.zeros(runs if chunks.shape[0] else 0, np.int32)
     n = 0
     for r in range(requests):
         copy_row(drafts[r], padded[r])
@@ -204,10 +220,12 @@ def fill_layout(
         for j in range(lens[r] + 1):
             sampled_at[n], lane[n], request[n], depth[n] = n, decoding[r], r, j
             n += 1
-    owner = requests
+    owner, read = requests, decode_rows
     for c in range(chunks.shape[0]):
+        kv_only[requests + c] = chunks[c, 2] - chunks[c, 4]
+        read += chunks[c, 4]
         if chunks[c, 3]:
-            sampled_at[n], lane[n] = query_start[requests + c + 1] - 1, chunks[c, 0]
+            sampled_at[n], lane[n] = read - 1, chunks[c, 0]
             request[n], depth[n] = owner, 0
             n, owner = n + 1, owner + 1
     return (
@@ -217,6 +235,7 @@ def fill_layout(
         tokens,
         decode_rows,
         sampled_at,
+        kv_only,
         (lane, request, depth),
         padded,
         padded_lens,

@@ -191,7 +191,7 @@ def _collect_logprobs(
     """Adds to ``result`` what requests asked for; costs nothing when nobody did.
 
     Args:
-        hidden: [rows of the pass, hidden]
+        hidden: [rows that are read, hidden]
         logits: [sampled rows, V] raw; None if the pass has no sampled rows.
         path: [B, depth] accepted nodes, where drafts are trees.
     """
@@ -199,7 +199,7 @@ def _collect_logprobs(
         _collect_output(batch, layout, logits, result, path)
     for c, chunk in enumerate(batch.chunks):
         if chunk.request.params.prompt_logprobs is not None:
-            first = int(layout.rows.query_start[len(batch.requests) + c])
+            first = layout.first_read(len(batch.requests) + c)
             _collect_prompt(chunk, model, hidden[first : first + chunk.count], result)
 
 

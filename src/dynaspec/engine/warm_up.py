@@ -21,7 +21,7 @@ def load_kernels() -> None:
     are verified."""
     zero, one, root = np.zeros(1, np.int64), np.ones(1, np.int64), np.full((1, 1), -1)
     text, table = np.zeros((1, 2), np.int32), np.zeros((1, 1), np.int32)
-    fill_layout(text, table, 2, zero, one, root, zero, np.zeros((0, 4), np.int64))
+    fill_layout(text, table, 2, zero, one, root, zero, np.zeros((0, 5), np.int64))
     scores, half = torch.zeros(1, 2), np.full(1, 0.5)
     ops.truncate(scores, zero, half.astype(np.float32), half, one, half)
     ops.keep_set(scores, zero, table)

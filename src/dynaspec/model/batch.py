@@ -16,6 +16,8 @@ Int64 = npt.NDArray[np.int64]
 
 NO_ANCESTORS: Int64 = np.empty(0, np.int64)
 """``ForwardBatch.ancestors`` without trees, for compiled code."""
+NO_KV_ONLY: Int32 = np.empty(0, np.int32)
+"""``ForwardBatch.kv_only`` where every row is read, for compiled code."""
 
 
 @dataclass(slots=True)
@@ -47,6 +49,9 @@ class ForwardBatch:
     """[S, max blocks]"""
     ancestors: Int64 | None = None
     """[R] bit sets, or −1; None = −1 throughout."""
+    kv_only: Int32 | None = None
+    """[S] rows at the beginning of each sequence that are there for their KV: nobody reads what comes out of them, and
+    no pass returns it. Only of plain text, whose positions are its KV entries'. None = none."""
 
     @property
     def rows(self) -> int:
@@ -55,3 +60,11 @@ class ForwardBatch:
     @property
     def sequences(self) -> int:
         return int(self.context_lens.shape[0])
+
+    def read(self, states: torch.Tensor) -> torch.Tensor:
+        """Those of all rows' states [R, …] that are not there for their KV only."""
+        if self.kv_only is None:
+            return states
+        places = np.arange(self.rows) - np.repeat(self.query_start[:-1], np.diff(self.query_start))
+        read = np.flatnonzero(places >= np.repeat(self.kv_only, np.diff(self.query_start)))
+        return states[torch.from_numpy(read).to(states.device)]

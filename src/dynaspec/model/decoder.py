@@ -93,7 +93,7 @@ class Model(Protocol):
             taps: hidden states to keep at the rows' slots.
 
         Returns:
-            [R, hidden] after the final norm, in the model's dtype.
+            [R, hidden] after the final norm, in the model's dtype, without the rows of ``batch.kv_only``.
         """
         ...
 
@@ -252,12 +252,12 @@ class OpsDecoder(Decoder):
 
     def forward(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None = None) -> torch.Tensor:
         """See ``Model``."""
-        return self.run(batch.tokens, self.attention.prepare(batch), kv, taps)
+        return batch.read(self.run(batch.tokens, self.attention.prepare(batch), kv, taps))
 
     def run(
         self, tokens: torch.Tensor, meta: AttentionMeta, kv: Sequence[KV], taps: Taps | None = None
     ) -> torch.Tensor:
-        """``forward`` without its host work: reads nothing but tensors, so that a device can record it."""
+        """``forward`` of all rows without its host work: reads nothing but tensors, so that a device can record it."""
         x = self._embed(tokens, meta.positions)
         delta, first, layers = torch.zeros_like(x), 0, self.config.num_layers
         inner = () if taps is None else sorted(state for state in taps.states if state < layers)

@@ -281,6 +281,11 @@ class AutoregressiveProposer:
             for lane, before in zip(lanes[apart].tolist(), start[apart].tolist(), strict=True):
                 self._marks.spoil(lane, before // self._tables.block_size)
             leave_out(rows, start, apart, self._tables.block_size)
+        more = rows.slots.size > index.size  # else it is one row each
+        kv_only = None
+        if more and not apart.any():
+            kv_only = np.diff(rows.query_start) - 1
+            kv_only[index.size :] += 1
         hidden = self._drafter.read(
             ForwardBatch(
                 tokens=torch.from_numpy(tokens).to(self._drafter.device),
@@ -289,11 +294,12 @@ class AutoregressiveProposer:
                 query_start=rows.query_start,
                 context_lens=start,
                 block_tables=rows.block_tables,
+                kv_only=kv_only,
             ),
             slots_before(batch.block_tables, self._tables.block_size, rows.lanes, rows.positions),
         )
         redone = self._marks.ingest(lanes[~apart], end[~apart])
-        if rows.slots.size > index.size:  # else it is one row each
+        if more and kv_only is None:
             last = torch.from_numpy(rows.query_start[1 : index.size + 1].astype(np.int64) - 1)
             hidden = hidden[last.to(hidden.device)]
         return hidden, int(rows.slots.size), redone

@@ -15,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.compiled import copy_row, kernel
+from dynaspec.compiled import copy_row, kernel, rows_at
 from dynaspec.contract.proposer import Ints
 from dynaspec.kv.blocks import Arena
 from dynaspec.kv.rows import fill_rows
+from dynaspec.model.batch import NO_KV_ONLY
 from dynaspec.model.compiled import NO_TAPS, Addresses, CacheAddresses, CompiledDecoder
 from dynaspec.model.kernels.decode import PassRows, decode, logits
 from dynaspec.model.kernels.decoder_heads import CompiledHead, fuse, head_logits, head_pass
@@ -27,7 +28,7 @@ from .drawing import Choices, take_first
 from .growth import Growth, add_best, largest, next_parents, parent_rows
 from .own_vocabulary import SharedVocabulary
 from .warm_up import no_growth, nobody
-from .watermark import columns_of, rows_at, slots_before, unread_rows
+from .watermark import all_but_last, columns_of, slots_before, unread_rows
 
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -115,13 +116,11 @@ def _read(
     """A pass over what ``unread_rows`` gave: what is left after each request's last token [A, hidden]; its rows."""
     _, context, _, tokens, (query_start, row_lanes, positions, slots, block_tables) = unread
     no_taps, nowhere = np.empty((0, 0), np.float32), np.empty(0, np.int64)
-    rows = PassRows(tokens, query_start, context, block_tables, slots, positions, nowhere)
+    rows = PassRows(tokens, query_start, context, block_tables, slots, positions, nowhere, all_but_last(query_start))
     if head is None:
-        every = decode(model, no_taps, nowhere, caches, blocks, rows)
-    else:
-        before = rows_at(states, slots_before(tables, block_size, row_lanes, positions))
-        every = head_pass(head, caches, blocks, rows, fuse(head, before))
-    return rows_at(every, query_start[1:] - 1), slots.size
+        return decode(model, no_taps, nowhere, caches, blocks, rows), slots.size
+    before = rows_at(states, slots_before(tables, block_size, row_lanes, positions))
+    return head_pass(head, caches, blocks, rows, fuse(head, before)), slots.size
 
 
 @kernel
@@ -176,7 +175,7 @@ def draft_tree(
         )
         query_start, _, positions, slots, block_tables = fields
         context = growth.lengths[places].astype(np.int32)
-        rows = PassRows(row_tokens, query_start, context, block_tables, slots, positions, ancestors)
+        rows = PassRows(row_tokens, query_start, context, block_tables, slots, positions, ancestors, NO_KV_ONLY)
         if head is None:
             every = decode(model, no_taps, nowhere, caches, blocks, rows)
         else:
@@ -243,7 +242,9 @@ def draft_chain(
         query_start, _, positions, slots, block_tables = fill_rows(
             tables, block_size, lanes[running], start, np.ones_like(start)
         )
-        rows = PassRows(tokens, query_start, start.astype(np.int32), block_tables, slots, positions, nowhere)
+        rows = PassRows(
+            tokens, query_start, start.astype(np.int32), block_tables, slots, positions, nowhere, NO_KV_ONLY
+        )
         if head is None:
             hidden = decode(model, no_taps, nowhere, caches, blocks, rows)
         else:

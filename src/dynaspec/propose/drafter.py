@@ -62,7 +62,7 @@ class Drafter(Protocol):
     """For timing its passes."""
 
     def read(self, rows: ForwardBatch, before: Ints) -> torch.Tensor:
-        """A pass over committed tokens → [R, hidden].
+        """A pass over committed tokens → [R, hidden] without ``rows.kv_only``.
 
         Args:
             before: [R] KV slots of the tokens before each.

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynaspec.compiled import kernel
+from dynaspec.compiled import kernel, rows_at
 from dynaspec.contract.proposer import DecodeBatch, Drafts, Ints, ProposerNeeds
 from dynaspec.contract.step import ProposerTraits, SpecPlan, StopRule, TreeRule
 from dynaspec.kv.blocks import BlockTables
@@ -36,7 +36,7 @@ from .growth import NOTHING, Growth, add_best, as_drafts, grow, next_parents, ro
 from .guard import Stateless, no_drafts
 from .passes import DraftPasses, draft_passes, grow_by_heads, rule_of
 from .warm_up import no_growth, nobody
-from .watermark import rows_at, slots_before
+from .watermark import slots_before
 
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dynaspec.compiled import copy_row, kernel
+from dynaspec.compiled import kernel
 from dynaspec.contract.proposer import DecodeBatch, Ints
 from dynaspec.kv.blocks import BlockTables
 from dynaspec.kv.rows import RaggedRows, fill_rows, tokens_at
@@ -75,12 +75,13 @@ def slots_before(tables: Int32, block_size: int, lanes: Ints, positions: Ints) -
 
 
 @kernel
-def rows_at(states: Floats, places: npt.NDArray[np.signedinteger]) -> Floats:
-    """[r, …] rows of ``states``."""
-    rows = np.empty((places.size, states.shape[1]), np.float32)
-    for i in range(places.size):
-        copy_row(states[places[i]], rows[i])
-    return rows
+def all_but_last(query_start: Int32) -> Int32:
+    """[S] rows of each sequence but the last, see ``ForwardBatch.kv_only``; empty where each has one row."""
+    sequences = query_start.size - 1
+    before = np.empty(sequences if query_start[sequences] > sequences else 0, np.int32)
+    for s in range(before.size):
+        before[s] = query_start[s + 1] - query_start[s] - 1
+    return before
 
 
 @kernel

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -51,7 +53,8 @@ def test_all_decoding_rows_are_sampled_and_the_last_of_completing_chunks() -> No
     batch = step([5, 3], [(2, 4, 3, False), (3, 0, 2, True)])
     proposed = drafts([91, 92], [])
     layout = lay_out(batch, proposed, proposed.lens, BLOCK)
-    assert layout.sampled_at.tolist() == [0, 1, 2, 3, 8]
+    assert layout.kv_only.tolist() == [0, 0, 3, 1]
+    assert layout.sampled_at.tolist() == [0, 1, 2, 3, 4]
     assert layout.sampled.lanes.tolist() == [0, 0, 0, 1, 3]
     assert layout.sampled.request.tolist() == [0, 0, 0, 1, 2]
     assert layout.sampled.depth.tolist() == [0, 1, 2, 0, 0]
@@ -71,4 +74,13 @@ def test_prefill_alone() -> None:
     layout = lay_out(step([], [(1, 0, 3, False)]), drafts(width=0), np.zeros(0, dtype=np.int64), BLOCK)
     assert (layout.decode_rows, layout.sampled_at.size) == (0, 0)
     layout = lay_out(step([], [(1, 0, 3, True)]), drafts(width=0), np.zeros(0, dtype=np.int64), BLOCK)
-    assert (layout.sampled_at.tolist(), layout.sampled.depth.tolist()) == ([2], [0])
+    assert (layout.sampled_at.tolist(), layout.sampled.depth.tolist()) == ([0], [0])
+
+
+def test_all_rows_of_a_prompt_are_read_where_their_log_probabilities_are_wanted() -> None:
+    batch = step([5], [(1, 0, 3, False), (2, 0, 4, True), (3, 0, 2, True)])
+    batch.chunks[1] = replace(batch.chunks[1], request=request("logprobs", [1], prompt_logprobs=1))
+    layout = lay_out(batch, drafts([91]), np.array([1]), BLOCK)
+    assert layout.kv_only.tolist() == [0, 3, 0, 1]
+    assert layout.sampled_at.tolist() == [0, 1, 5, 6]
+    assert [layout.first_read(run) for run in range(4)] == [0, 2, 2, 6]

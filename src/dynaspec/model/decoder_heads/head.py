@@ -110,7 +110,7 @@ class Head:
             hidden: [R, hidden] the state before each: from ``fuse``, or what a pass has returned.
 
         Returns:
-            [R, hidden]
+            [R, hidden] without the rows of ``batch.kv_only``
         """
         if self.compiled is not None:
             caches, blocks = self._caches.of(kv), kv[0][0].shape[0]
@@ -133,8 +133,8 @@ class Head:
             delta, done = torch.zeros_like(x), 0
         delta = self._stack.run(x, delta, range(done, len(layers)), kv, meta)
         if self.settings.norm_output and weights.final_norm is not None:
-            return self._ops.add_norm(x, delta, weights.final_norm)
-        return x + delta
+            return batch.read(self._ops.add_norm(x, delta, weights.final_norm))
+        return batch.read(x + delta)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """What a pass has returned [r, hidden] → logits [r, draft vocabulary], float32."""

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from numba import carray, types
 from numba.extending import intrinsic, overload
 
-from dynaspec.compiled import copy_row, njit
-from dynaspec.model.batch import NO_ANCESTORS
+from dynaspec.compiled import copy_row, njit, rows_at
+from dynaspec.model.batch import NO_ANCESTORS, NO_KV_ONLY
 
 from .attention_work import plan_work
 from .gemm import multiply, panel_words
@@ -78,13 +78,15 @@ class PassRows(NamedTuple):
     positions: Int64
     ancestors: Int64
     """Empty = −1 throughout."""
+    kv_only: Int32
+    """Empty = none."""
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> PassRows:
         """The rows of a batch on CPU."""
         ancestors = NO_ANCESTORS if batch.ancestors is None else batch.ancestors
         columns = batch.query_start, batch.context_lens, batch.block_tables, batch.slots, batch.positions
-        return cls(batch.tokens.numpy(), *columns, ancestors)
+        return cls(batch.tokens.numpy(), *columns, ancestors, NO_KV_ONLY if batch.kv_only is None else batch.kv_only)
 
 
 class PassWork(NamedTuple):
@@ -279,41 +281,51 @@ def _after_attention(model: CompiledDecoder, x: Floats, h: Floats, attended: Flo
 
 
 @njit(cache=True, nogil=True, apart=True)
-def after_norm(
+def _write_kv(
+    model: CompiledDecoder, h: Floats, layer: Int64, caches: Addresses, blocks: int, positions: Int64, slots: Int64
+) -> Floats:
+    """[R, query heads + 2 kv heads, head_dim] of a layer's normed input ``h``; writes the keys and values."""
+    query_heads, kv_heads, head_dim = model.heads
+    qkv: Floats = product(h, layer, QKV, model.threads).reshape(h.shape[0], query_heads + 2 * kv_heads, head_dim)
+    k_cache, v_cache = _caches(model, caches, blocks)
+    arguments = (
+        qkv, query_heads, layer, model.eps, positions, model.cos, model.sin, model.interleaved, k_cache, v_cache, slots,
+    )  # fmt: skip
+    if model.threads == 1 or qkv.size < ROW_WORK:
+        _qkv_share(0, 1, *arguments)
+    else:
+        together(_qkv_share, model.threads, arguments)
+    return qkv
+
+
+@njit(cache=True, nogil=True, apart=True)
+def _after_kv(
     model: CompiledDecoder,
     x: Floats,
     h: Floats,
+    qkv: Floats,
     delta: Floats,
     layer: Int64,
     caches: Addresses,
     blocks: int,
     work: PassWork,
 ) -> None:
-    """One layer from its attention's normed input on.
+    """One layer from its attention on, see ``run_layers``.
 
     Args:
-        x: [R, hidden] in and out, see ``run_layers``.
-        h: [R, in] what queries, keys and values are computed from; overwritten where as wide as ``x``.
+        x: [R, hidden] in and out.
+        h: [R, in] the layer's normed input; overwritten where as wide as ``x``.
+        qkv: [R, …] what ``_write_kv`` made of that.
         delta: [R, hidden] out: what the layer wants to add.
         layer: its row of ``model.layers``.
         caches: [2] addresses of its key and its value cache.
     """
-    query_heads, kv_heads, head_dim = model.heads
+    query_heads, _, head_dim = model.heads
     rows = x.shape[0]
     attended = np.empty((rows, query_heads * head_dim), np.float32)
-    qkv = product(h, layer, QKV, model.threads).reshape(rows, query_heads + 2 * kv_heads, head_dim)
     k_cache, v_cache = _caches(model, caches, blocks)
-    arguments = (
-        qkv, query_heads, layer, model.eps, work.positions, model.cos, model.sin, model.interleaved, k_cache, v_cache,
-        work.slots,
-    )  # fmt: skip
-    if model.threads == 1 or qkv.size < ROW_WORK:
-        _qkv_share(0, 1, *arguments)
-    else:
-        together(_qkv_share, model.threads, arguments)
-    q = qkv[:, :query_heads]
     settings = model.scale, model.softcap, layer[WINDOW], layer[HIDDEN_KEYS]
-    attend(q, k_cache, v_cache, attended, *work[:], *settings)  # [:]: numba joins plain tuples only
+    attend(qkv[:, :query_heads], k_cache, v_cache, attended, *work[:], *settings)  # [:]: numba joins plain tuples only
     parts = max(1, (rows + _ROWS_AT_ONCE // 2) // _ROWS_AT_ONCE)
     for part in range(parts):
         first, end = rows * part // parts, rows * (part + 1) // parts
@@ -321,54 +333,102 @@ def after_norm(
         copy_row(wanted.reshape(-1), delta[first:end].reshape(-1))
 
 
+@njit(cache=True, nogil=True)
+def _places_read(rows: PassRows) -> Int64:
+    """The rows that are not there for their KV only."""
+    places, n = np.empty(rows.slots.size, np.int64), 0
+    for s in range(rows.kv_only.size):
+        for row in range(rows.query_start[s] + rows.kv_only[s], rows.query_start[s + 1]):
+            places[n] = row
+            n += 1
+    return places[:n]
+
+
+@njit(cache=True, nogil=True)
+def _at(numbers: Int64, places: Int64) -> Int64:
+    """Some of the numbers [R], if there are any."""
+    found = np.empty(places.size if numbers.size else 0, np.int64)
+    for i in range(found.size):
+        found[i] = numbers[places[i]]
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _rows_read(rows: PassRows, places: Int64) -> PassRows:
+    """A pass of those rows alone, in whose context the others are."""
+    start, context = np.zeros_like(rows.query_start), rows.context_lens.copy()
+    for s in range(context.size):
+        start[s + 1] = start[s] + rows.query_start[s + 1] - rows.query_start[s] - rows.kv_only[s]
+        context[s] += rows.kv_only[s]
+    return PassRows(
+        _at(rows.tokens, places), start, context, rows.block_tables, _at(rows.slots, places),
+        _at(rows.positions, places), _at(rows.ancestors, places), rows.kv_only[:0],
+    )  # fmt: skip
+
+
 @njit(cache=True, nogil=True, apart=True)
 def run_layers(
     model: CompiledDecoder,
     x: Floats,
-    delta: Floats,
-    layers: Int64,
+    h: Floats,
     taps: Floats,
     tapped: Int64,
     caches: Addresses,
     blocks: int,
-    work: PassWork,
-) -> None:
-    """Some layers, one after the other.
+    rows: PassRows,
+) -> tuple[Floats, Floats]:
+    """All layers, one after the other. Rows that are there for their KV only leave the last one when that is written.
 
     Args:
-        x: [R, hidden] in and out: the sum that all layers add to.
-        delta: [R, hidden] in and out: what the layer before wants to add, which is done together with the next norm.
-        layers: their numbers.
+        x: [R, hidden] the sum that all layers add to; overwritten.
+        h: [R, in] the first layer's normed input; overwritten.
         taps, tapped: see ``taps.Taps``: what enters layer i is kept from column ``tapped[i]`` on; −1 = it is not. Empty
             = nothing is.
         caches: [layers, 2] addresses of the key and the value cache.
         blocks: KV blocks.
+
+    Returns:
+        [R, hidden] the sum before the last layer, and what that wants to add, without the rows of ``rows.kv_only``.
     """
-    h = np.empty_like(x)
-    for index in layers:
+    work, delta = attention_of(model, rows), np.empty_like(x)
+    for index in range(model.layers.shape[0]):
         layer = model.layers[index]
-        add_norm(x, delta, layer, ATTENTION_NORM, model.eps, h, model.threads)
+        if index == 1:
+            h = np.empty_like(x)  # the first layer's may be wider, or x itself
+        if index:
+            add_norm(x, delta, layer, ATTENTION_NORM, model.eps, h, model.threads)
         if tapped.size and tapped[index] >= 0:
-            _keep(x, tapped[index], taps, work.slots)
-        after_norm(model, x, h, delta, layer, caches[index], blocks, work)
+            _keep(x, tapped[index], taps, rows.slots)
+        qkv = _write_kv(model, h, layer, caches[index], blocks, rows.positions, rows.slots)
+        if rows.kv_only.size and index + 1 == model.layers.shape[0]:
+            places = _places_read(rows)
+            x, h, delta = rows_at(x, places), rows_at(h, places), np.empty((places.size, x.shape[1]), np.float32)
+            if not places.size:
+                return x, delta
+            qkv = rows_at(qkv.reshape(len(qkv), -1), places).reshape(places.size, *qkv.shape[1:])
+            work = attention_of(model, _rows_read(rows, places))
+        _after_kv(model, x, h, qkv, delta, layer, caches[index], blocks, work)
+    return x, delta
 
 
 @njit(cache=True, nogil=True)
 def attention_of(model: CompiledDecoder, rows: PassRows) -> PassWork:
     """The work of attention in a pass."""
-    _, start, context, tables, slots, positions, ancestors = rows
     heads, kv_heads, _ = model.heads
+    start, context, slots, positions, ancestors = (
+        rows.query_start, rows.context_lens, rows.slots, rows.positions, rows.ancestors
+    )  # fmt: skip
     units, chains, bounds, kept = plan_work(
         start, context, slots, positions, ancestors, heads, kv_heads, model.threads, model.attention_work
     )
-    return PassWork(units, bounds, kept, start, context, tables, slots, positions, ancestors, chains)
+    return PassWork(units, bounds, kept, start, context, rows.block_tables, slots, positions, ancestors, chains)
 
 
 @njit(cache=True, nogil=True, apart=True)
 def decode(
     model: CompiledDecoder, taps: Floats, tapped: Int64, caches: Addresses, blocks: int, rows: PassRows
 ) -> Floats:
-    """[R, hidden] after the final norm; writes the rows' KV.
+    """[R, hidden] after the final norm, without the rows of ``rows.kv_only``; writes the rows' KV.
 
     Args:
         taps, tapped: see ``run_layers``; the last two of ``tapped`` are those of the sum of all layers, before and
@@ -386,16 +446,22 @@ def decode(
             placed = model.position_embedding[positions[row]]
             for i in range(width):
                 x[row, i] += placed[i]
-    delta = np.zeros_like(x)
-    layers = np.arange(model.layers.shape[0])
-    run_layers(model, x, delta, layers, taps, tapped, caches, blocks, attention_of(model, rows))
-    hidden = np.empty_like(x)
+    h = np.empty_like(x)
+    add_norm(x, np.zeros_like(x), model.layers[0], ATTENTION_NORM, model.eps, h, model.threads)
+    computed = rows
+    if tapped.size and max(tapped[-2], tapped[-1]) >= 0:  # somebody keeps what comes out, of every row
+        start, context, ancestors = rows.query_start, rows.context_lens, rows.ancestors
+        computed = PassRows(tokens, start, context, rows.block_tables, slots, positions, ancestors, rows.kv_only[:0])
+    x, delta = run_layers(model, x, h, taps, tapped, caches, blocks, computed)
+    hidden: Floats = np.empty_like(x)
     add_norm(x, delta, model.ends, FINAL_NORM, model.final_eps, hidden, model.threads)
     if tapped.size:
         if tapped[-2] >= 0:
             _keep(x, tapped[-2], taps, slots)
         if tapped[-1] >= 0:
             _keep(hidden, tapped[-1], taps, slots)
+    if computed.kv_only.size < rows.kv_only.size:
+        hidden = rows_at(hidden, _places_read(rows))
     return hidden
 
 

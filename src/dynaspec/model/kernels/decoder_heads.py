@@ -20,8 +20,6 @@ from .decode import (
     NORM,
     PassRows,
     add_norm,
-    after_norm,
-    attention_of,
     norm,
     product,
     run_layers,
@@ -70,7 +68,7 @@ def fuse(head: CompiledHead, states: Floats) -> Floats:
 
 @njit(cache=True, nogil=True, apart=True)
 def head_pass(head: CompiledHead, caches: Addresses, blocks: int, rows: PassRows, hidden: Floats) -> Floats:
-    """[R, hidden] the next states; writes the rows' KV.
+    """[R, hidden] the next states, without those of the rows ``rows.kv_only``; writes the rows' KV.
 
     Args:
         caches: see ``compiled.CacheAddresses``; of so many ``blocks``.
@@ -94,7 +92,7 @@ def head_pass(head: CompiledHead, caches: Addresses, blocks: int, rows: PassRows
     for row in range(size):
         copy_row(left[row], both[row, :width])
         copy_row(right[row], both[row, width:])
-    first, work = model.layers[0], attention_of(model, rows)
+    first = model.layers[0]
     x: Floats
     if entrance[PROJECTION]:
         x = product(both, entrance, PROJECTION, model.threads)
@@ -104,10 +102,8 @@ def head_pass(head: CompiledHead, caches: Addresses, blocks: int, rows: PassRows
             norm(x, first, ATTENTION_NORM, model.eps, h)
     else:
         x, h = normed.copy() if head.norm_before_residual else hidden.copy(), both
-    delta = np.empty_like(x)
-    after_norm(model, x, h, delta, first, caches[0], blocks, work)
-    further, no_taps, nowhere = np.arange(1, model.layers.shape[0]), np.empty((0, 0), np.float32), np.empty(0, np.int64)
-    run_layers(model, x, delta, further, no_taps, nowhere, caches, blocks, work)
+    no_taps, nowhere = np.empty((0, 0), np.float32), np.empty(0, np.int64)
+    x, delta = run_layers(model, x, h, no_taps, nowhere, caches, blocks, rows)
     if head.norm_output:
         out: Floats = np.empty_like(x)
         add_norm(x, delta, model.ends, FINAL_NORM, model.final_eps, out, model.threads)

@@ -30,7 +30,7 @@ from dynaspec.propose.autoregressive import AutoregressiveProposer
 from dynaspec.propose.drafter import DecoderHeadDrafter
 from dynaspec.sampling.state import SamplerState
 from support.decoder_heads import LAYOUTS, Layout, config_of, random_tensors, reference, write
-from support.head_passes import logits_of, states_of
+from support.head_passes import logits_of, rows, states_of
 from unit.model import tiny
 from unit.propose.batches import batch, block_tables, plan, target
 
@@ -75,6 +75,23 @@ def test_single_operations_compute_the_same(layout: Layout, model: Model, tmp_pa
     head._stack = OpsStack(head.config, head._weights.layers, head._attention, Ops(), torch.device("cpu"))
     single = logits_of(head, states, TEXT, CHAIN, 7)
     torch.testing.assert_close(single, whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "single operations"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_rows_for_their_kv_only(layout: Layout, compiled: bool, model: Model, tmp_path: Path) -> None:
+    head = load_head(layout.method, str(write(layout, tmp_path)), model)
+    if not compiled:
+        head.compiled = None
+    states = states_of(model, TEXT, layout.shape.states)[:-1]
+    batch, found = rows(TEXT[1:], 1, 3), []
+    for kv_only in (0, 33):
+        kv = Arena.allocate(head.config.num_layers, head.kv_shapes(3), torch.float32, torch.device("cpu")).layers
+        some = replace(batch, kv_only=np.array([kv_only], np.int32))
+        found.append((head.forward(some, head.fuse(states.clone()), kv), kv))
+    (whole, all_kv), (read, same_kv) = found
+    assert torch.equal(read, whole[33:])
+    assert all(torch.equal(*caches) for pair in zip(all_kv, same_kv, strict=True) for caches in zip(*pair, strict=True))
 
 
 class Desk:
