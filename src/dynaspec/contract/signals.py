@@ -11,7 +11,6 @@ import numpy.typing as npt
 from .step import LOGIT_RANGE
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 def logits(confidence: Floats) -> Floats:

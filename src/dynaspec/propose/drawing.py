@@ -28,7 +28,6 @@ from .ngram import gather_signal
 from .stopping import CompiledRule, apply_rule, compiled_rule, stop_mask
 
 Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 _NO_RULE = StopRule(below=(0.0,))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
 from dynaspec.contract.costs import drafting_before, drafting_in, drafting_of, runs_model
 from dynaspec.contract.signals import signal_of
@@ -17,7 +16,6 @@ from dynaspec.control.estimate.costs import MeasuredStep, StepCosts
 from ..estimate.acceptance import AcceptanceModel, LaterChoices, LookupModel, RequestSlots
 from .explore import PLAIN, Choice, Explorer, Prediction
 
-Floats = npt.NDArray[np.float64]
 _REFUSED = frozenset(("rejected", "invalid"))
 Offers = tuple[tuple[tuple[int, int], ...] | None, ...]
 

@@ -33,7 +33,6 @@ _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
 _VEC = ir.VectorType(_F32, LANES)
 _INTS = ir.VectorType(_I32, LANES)
-_MASK = ir.VectorType(ir.IntType(1), LANES)
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]
