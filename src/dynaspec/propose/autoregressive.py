@@ -283,7 +283,7 @@ class AutoregressiveProposer:
             leave_out(rows, start, apart, self._tables.block_size)
         more = rows.slots.size > index.size  # else it is one row each
         kv_only = None
-        if more and not apart.any():
+        if more and not apart.any():  # what is read apart has other positions than KV entries
             kv_only = np.diff(rows.query_start) - 1
             kv_only[index.size :] += 1
         hidden = self._drafter.read(

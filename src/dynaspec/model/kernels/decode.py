@@ -262,7 +262,7 @@ def _qkv_share(
 @njit(cache=True, nogil=True, apart=True)
 def _after_attention(model: CompiledDecoder, x: Floats, h: Floats, attended: Floats, layer: Int64) -> Floats:
     """[R, hidden] what the layer wants to add, of some rows: here they have nothing to do with each other. See
-    ``after_norm``."""
+    ``_after_kv``."""
     out = product(attended, layer, OUT, model.threads)
     if model.parallel or not layer[MLP_NORM]:
         if layer[MLP_NORM]:
