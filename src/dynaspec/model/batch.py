@@ -50,8 +50,9 @@ class ForwardBatch:
     ancestors: Int64 | None = None
     """[R] bit sets, or −1; None = −1 throughout."""
     kv_only: Int32 | None = None
-    """[S] rows at the beginning of each sequence that are there for their KV: nobody reads what comes out of them, and
-    no pass returns it. Only of plain text, whose positions are its KV entries'. None = none."""
+    """[S] how many rows at the beginning of each sequence are there for their KV only, as those of a prompt but its
+    last: nobody reads what comes out of them, and no pass returns it. They are plain text, whose positions are those of
+    its KV entries. None = none."""
 
     @property
     def rows(self) -> int:
@@ -61,10 +62,10 @@ class ForwardBatch:
     def sequences(self) -> int:
         return int(self.context_lens.shape[0])
 
-    def read(self, states: torch.Tensor) -> torch.Tensor:
-        """Those of all rows' states [R, …] that are not there for their KV only."""
+    def without_kv_only(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What comes out of all rows [R, …], without those of ``kv_only``."""
         if self.kv_only is None:
-            return states
+            return hidden
         places = np.arange(self.rows) - np.repeat(self.query_start[:-1], np.diff(self.query_start))
         read = np.flatnonzero(places >= np.repeat(self.kv_only, np.diff(self.query_start)))
-        return states[torch.from_numpy(read).to(states.device)]
+        return hidden[torch.from_numpy(read).to(hidden.device)]

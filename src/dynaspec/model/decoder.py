@@ -252,7 +252,7 @@ class OpsDecoder(Decoder):
 
     def forward(self, batch: ForwardBatch, kv: Sequence[KV], taps: Taps | None = None) -> torch.Tensor:
         """See ``Model``."""
-        return batch.read(self.run(batch.tokens, self.attention.prepare(batch), kv, taps))
+        return batch.without_kv_only(self.run(batch.tokens, self.attention.prepare(batch), kv, taps))
 
     def run(
         self, tokens: torch.Tensor, meta: AttentionMeta, kv: Sequence[KV], taps: Taps | None = None

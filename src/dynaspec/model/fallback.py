@@ -87,7 +87,7 @@ class FallbackModel:
         hidden: torch.Tensor = out.last_hidden_state[0]
         if taps is not None:
             taps.keep(self.config.num_layers + 1, hidden, running.meta.slots)
-        return batch.read(hidden)
+        return batch.without_kv_only(hidden)
 
     def move_kv(self, kv: Sequence[KV], source: torch.Tensor, target: torch.Tensor) -> None:
         """See ``Model``."""

@@ -108,7 +108,7 @@ class FakeModel:
                 text[-1], places[-1] = int(batch.tokens[first]), batch.positions[first]
             self.reads[-1].append(Read(context, text.tolist(), bool(written[first])))
             hidden[first:last] = self._hash(text, places)[context:]
-        return batch.read(torch.from_numpy(hidden.astype(np.float32))[:, None])
+        return batch.without_kv_only(torch.from_numpy(hidden.astype(np.float32))[:, None])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         state = hidden[:, 0].numpy().astype(np.uint64)

@@ -133,8 +133,8 @@ class Head:
             delta, done = torch.zeros_like(x), 0
         delta = self._stack.run(x, delta, range(done, len(layers)), kv, meta)
         if self.settings.norm_output and weights.final_norm is not None:
-            return batch.read(self._ops.add_norm(x, delta, weights.final_norm))
-        return batch.read(x + delta)
+            return batch.without_kv_only(self._ops.add_norm(x, delta, weights.final_norm))
+        return batch.without_kv_only(x + delta)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """What a pass has returned [r, hidden] → logits [r, draft vocabulary], float32."""
